@@ -23,6 +23,7 @@ ReplanningError                  catch this to catch all of them
 │   ├── JournalCorrupt           records are missing or unreadable
 │   └── RecordNotSerializable    a record holds what JSON cannot express; trying again does not help
 ├── OutputError                  a task's output is too large or cannot be stored
+├── UnexpectedOutput             a task's output is not what was expected of it
 ├── TaskHeld                     raised by work: a person must decide before it goes on
 ├── NotAccepted                  a judge did not accept the output of a task
 ├── BudgetExceeded               a reservation does not fit the budget
@@ -80,6 +81,7 @@ __all__ = [
     "StoreError",
     "ToolError",
     "TransientError",
+    "UnexpectedOutput",
     "UnknownAttempt",
     "UnknownQuestion",
     "UnknownRun",
@@ -321,6 +323,20 @@ class OutputError(ReplanningError):
         super().__init__(message)
         if in_doubt:
             self.in_doubt = True
+
+
+class UnexpectedOutput(ReplanningError):
+    """The output of a task is not what was expected of it. Work may raise it, too.
+
+    Attributes:
+        output: the output.
+        not_done: whether it says that nothing was changed, so that the call may be repeated.
+    """
+
+    def __init__(self, message: str, output: object = None, *, not_done: bool = False) -> None:
+        super().__init__(message)
+        self.output = output
+        self.not_done = not_done
 
 
 class TaskHeld(ReplanningError):

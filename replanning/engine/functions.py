@@ -23,7 +23,7 @@ import anyio.to_thread
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from replanning.errors import PlanError, Problem
+from replanning.errors import PlanError, Problem, UnexpectedOutput
 from replanning.plan.document import Plan
 from replanning.plan.json_values import copy_json
 from replanning.plan.messages import validation_problems
@@ -61,7 +61,9 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         function: the function. One that is not async is executed in a thread, which a cancellation
             does not stop. A parameter annotated as `TaskContext` receives the context of the task.
         fields: fields of its `ToolSpec`, such as `capability`, `effect`, `idempotent` and `retry`;
-            they override the signature and the docstring.
+            they override the signature and the docstring. `expect` may also be a function, async or
+            not, that is given each output: it returns None or True if that is as expected, and
+            False or a text, the reason, if it is not.
 
     Attributes:
         spec: its description.
@@ -103,6 +105,9 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         named = {
             name: parameter for name, parameter in self._parameters() if name not in self._contexts
         }
+        self._expects: Callable[[Any], object] | None = None
+        if callable(fields.get("expect")):
+            self._expects = fields.pop("expect")
         described: dict[str, object] = {
             "name": getattr(function, "__name__", type(function).__name__),
             "kind": _KIND,
@@ -204,6 +209,22 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
             work = partial(function, *positional, **values)
             (result,) = await anyio.to_thread.run_sync(lambda: (work(),), abandon_on_cancel=True)
         return await result if inspect.isawaitable(result) else result
+
+    async def verify(self, output: object) -> None:
+        """Ask the function that was given as `expect`, if any, about an output.
+
+        Raises:
+            UnexpectedOutput: the output is not as expected.
+        """
+        if self._expects is None:
+            return
+        verdict = self._expects(output)
+        if inspect.isawaitable(verdict):
+            verdict = await verdict
+        if verdict is None or verdict is True:
+            return
+        reason = verdict or f"the output of {self.spec.name!r} is not as expected"
+        raise UnexpectedOutput(str(reason), output)
 
     def _converted(self, name: str, value: object) -> object:
         hint: Any = self._hints[name]
@@ -364,7 +385,9 @@ class FunctionTools:
                 raise LookupError(
                     f"no function was given for the tool {task.tool!r} of task {task.id!r}"
                 )
-            return await function.execute(context.arguments, context, convert=True)
+            output = await function.execute(context.arguments, context, convert=True)
+            await function.verify(output)
+            return output
 
         return work
 

@@ -10,7 +10,13 @@ from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, overload
 from pydantic_core import from_json, to_json, to_jsonable_python
 
 from replanning.engine.functions import FunctionTools, ToolFunction
-from replanning.errors import ChangeRejected, NoResult, RecordNotSerializable, StoreError
+from replanning.errors import (
+    ChangeRejected,
+    NoResult,
+    RecordNotSerializable,
+    StoreError,
+    UnexpectedOutput,
+)
 from replanning.journal.records import RunStatus
 from replanning.journal.store import to_plain_json
 from replanning.journal.values import NotStorable, encode
@@ -164,16 +170,24 @@ class Session:
             if not is_own:
                 values = _restore(context.arguments, given.objects)
             name = task.tool or tool
-            if execute is not None:
-                return await execute(name, values)
             function = self._tools.functions.get(name)
-            if function is None:
+            if execute is not None:
+                output = await execute(name, values)
+            elif function is not None:
+                output = await function.execute(values, context, convert=not is_own)
+            else:
                 raise LookupError(f"no function was given for the tool {name!r}")
-            return await function.execute(values, context, convert=not is_own)
+            if function is not None:
+                await function.verify(output)
+            return output
 
         lineage = LineageExecution(self.run, task_id, (*self._passes, *passes))
         # The work changes nothing of its task, which need not be copied.
-        return await lineage.perform(work, started=started, copied=False)
+        try:
+            return await lineage.perform(work, started=started, copied=False)
+        except UnexpectedOutput as error:
+            # No other way is left: an agent sees what its tool has said.
+            return error.output
 
     def last_call(self, key: str) -> TaskEntry | None:
         """Return the task of the call that was made last with this key; None if there is none."""
@@ -206,7 +220,7 @@ class Session:
             if function is not None:
                 # The plan may not describe the tool, or be of a run with an earlier version of it.
                 described = live.tools.get(name)
-                for field in ("effect", "idempotent", "retry", "timeout"):
+                for field in ("effect", "expect", "idempotent", "retry", "timeout"):
                     value = getattr(function.spec, field)
                     if described is None or getattr(described, field) != value:
                         stated[field] = value

@@ -34,6 +34,7 @@ from replanning.errors import (
 from replanning.integrations.kit import call_tool, missing_framework, unknown_names
 from replanning.plan.document import Plan
 from replanning.plan.json_values import as_object
+from replanning.plan.schemas import schema_problems
 from replanning.plan.tasks import Goal, McpServer, Retry, ToolSpec
 from replanning.tools.call import inherited_variables
 from replanning.tools.errors import (
@@ -41,7 +42,7 @@ from replanning.tools.errors import (
     ToolTimedOut,
     ToolUnavailable,
 )
-from replanning.tools.mcp import CLOSE_TIMEOUT, mcp_tool_spec, schema_problems
+from replanning.tools.mcp import CLOSE_TIMEOUT, mcp_tool_spec
 
 try:
     from mcp import MCPError

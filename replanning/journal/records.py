@@ -81,6 +81,7 @@ FailureKind = Literal[
     "secret",
     "unavailable",
     "output",
+    "unexpected",
     "unfinished",
     "rejected",
     "blocked",
@@ -93,7 +94,8 @@ class Failure:
 
     `kind` names the origin: the work itself (`error`), its deadline, an interruption, or the library while it
     prepared the attempt (`condition`, `arguments`, `refused` where these make a command dangerous, `secret` where a resumed
-    run lacks one, or `unavailable` for a call of what is not there) or stored its result (`output`). A judge's verdict is
+    run lacks one, or `unavailable` for a call of what is not there), stored its result (`output`) or found it not as expected
+    (`unexpected`). A judge's verdict is
     `unfinished` (the task is run again, with the message as feedback), `rejected` (an alternative is needed) or
     `blocked` (a person must act). `traceback` shows the last frames outside of this library, without secrets.
 
@@ -221,7 +223,8 @@ class AttemptFailed(_Body):
     """An attempt failed. The task is run again at `retry_at`; without one the failure is final.
 
     `exhausted` says that the task's own retries are used up, even if it is run again because the failure
-    threshold has not been reached. `trace` is the W3C trace context of the attempt, as in the next two records.
+    threshold has not been reached. `trace` is the W3C trace context of the attempt, as in the next two records. `output` is
+    one that was not as expected.
     """
 
     kind: ClassVar = "attempt-failed"
@@ -231,6 +234,7 @@ class AttemptFailed(_Body):
     retry_at: float | None = None
     exhausted: bool = False
     trace: str | None = None
+    output: JsonValue = None
 
 
 @_record_body

@@ -31,7 +31,7 @@ _CAPACITY_EPSILON: Final = 1e-9
 _MIN_COMPACTION_SIZE: Final = 256
 """Number of deadlines below which outdated ones are not removed."""
 
-COUNTED_FAILURES: Final[tuple[FailureKind, ...]] = ("error", "timeout")
+COUNTED_FAILURES: Final[tuple[FailureKind, ...]] = ("error", "timeout", "unexpected")
 """Kinds of failure that a breaker counts: those of the work itself."""
 
 
@@ -202,7 +202,7 @@ _HOST: Final = re.compile(r"\w://(?:[^/?#\s@]*@)?([^/?#\s:'\"{}]+)(?=[/?#\s:'\"]
 def failure_target(task: Task, tool: ToolSpec, failure: Failure) -> object:
     """Return what a failure says something about, so that a breaker counts failures of one cause.
 
-    A failure that may pass, or a call without an answer, is a sign that the tool is down, or rather
+    A failure that may pass, or a call without an answer or with a wrong one, is a sign that the tool is down, or rather
     the host that the call names. Any other failure, such as a page that does not exist or a record
     that is malformed, may be due to the arguments, and says nothing about calls with others.
 
@@ -214,7 +214,7 @@ def failure_target(task: Task, tool: ToolSpec, failure: Failure) -> object:
     Returns:
         The hosts, empty if the call names none; or the arguments.
     """
-    if not (failure.transient or failure.in_doubt):
+    if not (failure.transient or failure.in_doubt or failure.kind == "unexpected"):
         return task.arguments
     hosts: list[str] = []
     for text in (tool.url, tool.command, *task.arguments.values()):
@@ -376,7 +376,10 @@ class Scheduler:
         tool = self._tools.get(entry.task.tool or "")
         if tool is None or failure.kind not in COUNTED_FAILURES:
             return
-        kind = normalised_cause(failure.type, failure.message)
+        kind = failure.type
+        if failure.kind != "unexpected":
+            # What was found instead differs from output to output.
+            kind = normalised_cause(failure.type, failure.message)
         cause = kind, failure_target(entry.task, tool, failure)
         breaker = self.breakers.get(tool.name)
         if breaker is None or (breaker.cause != cause and not breaker.openings):

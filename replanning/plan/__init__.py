@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replanning.plan.tasks import Fallback, McpServer
+from replanning.plan.tasks import Expectation, Fallback, McpServer
 from replanning.plan.types import (
     AttemptId,
     JsonObject,
@@ -16,6 +16,7 @@ from replanning.plan.types import (
 
 __all__ = [
     "AttemptId",
+    "Expectation",
     "Fallback",
     "JsonObject",
     "JsonValue",

@@ -1,21 +1,26 @@
 """Conditions (`when`) of tasks, such as `context.region == "eu"`.
 
-A condition is parsed with Python's grammar and limited to names, literals, comparisons,
-and / or / not over `context.*`, `results.*` and `status.*`. No code is evaluated.
+A condition is parsed with Python's grammar, to which `matches` is added, and limited to names,
+literals, comparisons, `len(…)`, and / or / not over `context.*`, `results.*` and `status.*`. No
+code is evaluated.
 """
 
 from __future__ import annotations
 
 import ast
+import io
 import math
 import operator
 import re
+import tokenize
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, cast
 
 from pydantic import JsonValue
 
@@ -34,12 +39,15 @@ STATUSES: Final = ("DONE", "SKIPPED", "FAILED", "BLOCKED", "CANCELLED")
 """What `status.TASK` is of a task that has ended."""
 
 _ROOTS: Final = ("context", "results", "status")
+
+OUTPUT_ROOTS: Final = ("output", "text", "arguments", "context", "results", "run")
+"""What a condition on an output is over."""
+
+_VALUES: Final = ("output", "text")
+"""Roots that are one value; the others are looked up by a name."""
 _NAMED_CONSTANTS: Final = {"true": True, "false": False, "null": None}
-_GRAMMAR_SUMMARY: Final = (
-    "names, literals, comparisons, and / or / not over context.*, results.* and status.*"
-)
 _UNSUPPORTED_NODES: Final[Mapping[type[ast.expr], str]] = {
-    ast.Call: "calls",
+    ast.Call: "calls but len(…)",
     ast.BinOp: "arithmetic",
     ast.UnaryOp: "arithmetic",
     ast.IfExp: "if / else",
@@ -60,6 +68,11 @@ _COMPARISON_OPERATORS: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], bool]
 
 _ORDERINGS: Final = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
+_MATCHES: Final = "matches"
+"""Operator that compares a text with a pattern. The parser sees `@` in its place."""
+
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d.*)?\Z")
+
 
 @dataclass(frozen=True)
 class Condition:
@@ -71,8 +84,12 @@ class Condition:
     @classmethod
     # The check of a plan and every evaluation parse the same texts.
     @lru_cache(maxsize=4096)
-    def parse(cls, text: str) -> Condition:
+    def parse(cls, text: str, roots: tuple[str, ...] = _ROOTS) -> Condition:
         """Return a parsed condition.
+
+        Args:
+            text: the condition.
+            roots: what it may be over.
 
         Raises:
             ExpressionError: it is too long, too deep, or not in the language; says at which column.
@@ -86,14 +103,14 @@ class Condition:
         try:
             with warnings.catch_warnings():  # of Python, about its own language
                 warnings.simplefilter("ignore")
-                tree = ast.parse(line[start:], mode="eval").body
+                tree = ast.parse(_with_operators(line[start:]), mode="eval").body
         except SyntaxError as error:
             column = start + (error.offset or 1)
             place = f"{_name(text)}, column {column}"
-            raise ExpressionError(f"{place}: cannot be read as {_GRAMMAR_SUMMARY}") from error
+            raise ExpressionError(f"{place}: cannot be read as {_grammar(roots)}") from error
         except (ValueError, MemoryError, RecursionError) as error:
-            raise ExpressionError(f"{_name(text)} cannot be read as {_GRAMMAR_SUMMARY}") from error
-        _validate_node(tree, text, start, MAX_CONDITION_DEPTH)
+            raise ExpressionError(f"{_name(text)} cannot be read as {_grammar(roots)}") from error
+        _validate_node(tree, text, start, MAX_CONDITION_DEPTH, roots)
         return cls(text, tree)
 
     def evaluate(
@@ -113,10 +130,29 @@ class Condition:
             ExpressionError: it names a value that does not exist, or compares values that cannot
                 be compared.
         """
-        roots = {"context": context, "results": results, "status": status}
+        return self.holds({"context": context, "results": results, "status": status})
+
+    def holds(self, roots: Mapping[str, object]) -> bool:
+        """Return the truth of the condition over the values of its roots.
+
+        Raises:
+            ExpressionError: as `evaluate`.
+        """
         return bool(self._value(self._tree, roots))
 
-    def names(self, root: Literal["context", "results", "status"]) -> frozenset[str]:
+    def operands(self, roots: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+        """Yield the lookups that the condition makes, as they are written, with their values."""
+        stack: list[ast.AST] = [self._tree]
+        while stack:
+            node = stack.pop()
+            match node:
+                case ast.Attribute() | ast.Subscript() | ast.Name(id="output" | "text"):
+                    with suppress(ExpressionError):
+                        yield _shown(node), self._value(node, roots)
+                case _:
+                    stack += reversed(list(ast.iter_child_nodes(node)))
+
+    def names(self, root: str) -> frozenset[str]:
         """Return the keys of the context, or the tasks whose results or status it reads."""
         found = set()
         for node in ast.walk(self._tree):
@@ -158,12 +194,33 @@ class Condition:
                 return [self._value(item, roots) for item in items]
             case ast.Compare():
                 return self._compare(node, roots)
+            case ast.BinOp(left=left, right=right):
+                return self._matches(node, self._value(left, roots), self._value(right, roots))
+            case ast.Call(args=[argument]):
+                return self._length(node, self._value(argument, roots))
         # `_validate_node` let nothing else pass.
         lookup = cast("ast.Attribute | ast.Subscript", node)
         try:
             return json_form(self._lookup(lookup, roots))
         except ValueError as error:
-            raise ExpressionError(f"{_name(self.text)}: {ast.unparse(node)}: {error}") from None
+            raise ExpressionError(f"{_name(self.text)}: {_shown(node)}: {error}") from None
+
+    def _matches(self, node: ast.expr, text: object, pattern: object) -> bool:
+        # The output of a task that was left out is like no text.
+        if text is None:
+            return False
+        if not isinstance(text, str) or not isinstance(pattern, str):
+            types = f"{json_type_name(text)} with {json_type_name(pattern)}"
+            raise ExpressionError(f"{_name(self.text)}: {_shown(node)!r} compares {types}")
+        return matches_wildcards(text, pattern)
+
+    def _length(self, node: ast.expr, value: object) -> int:
+        if value is None:
+            return 0
+        if not isinstance(value, str | list | Mapping):
+            reason = f"{_shown(node)!r} asks for the length of {json_type_name(value)}"
+            raise ExpressionError(f"{_name(self.text)}: {reason}")
+        return len(value)
 
     def _lookup(self, node: ast.Attribute | ast.Subscript, roots: Mapping[str, object]) -> object:
         """Return the value that a lookup finds, before it takes its JSON form."""
@@ -177,7 +234,7 @@ class Condition:
         except NoResult as error:
             raise ExpressionError(f"{_name(self.text)}: {error}") from None
         except LookupError as error:
-            reason = f"{ast.unparse(node)} {error.args[0]}"
+            reason = f"{_shown(node)} {error.args[0]}"
             raise ExpressionError(f"{_name(self.text)}: {reason}") from None
 
     def _compare(self, node: ast.Compare, roots: Mapping[str, object]) -> bool:
@@ -190,14 +247,17 @@ class Condition:
                 return False
             if right is None and isinstance(operation, ast.In | ast.NotIn):
                 right = ()
+            operands = left, right
+            if type(operation) in _ORDERINGS:
+                operands = _as_times(left, right)
             try:
-                holds = _COMPARISON_OPERATORS[type(operation)](left, right)
+                holds = _COMPARISON_OPERATORS[type(operation)](*operands)
             except NoResult as error:
                 # Whether a task is among the results is unknown where its result was lost.
                 raise ExpressionError(f"{_name(self.text)}: {error}") from None
             except TypeError:
                 types = f"{json_type_name(left)} with {json_type_name(right)}"
-                reason = f"{ast.unparse(node)!r} compares {types}"
+                reason = f"{_shown(node)!r} compares {types}"
                 raise ExpressionError(f"{_name(self.text)}: {reason}") from None
             if not holds:
                 return False
@@ -206,12 +266,18 @@ class Condition:
         return True
 
 
-def _validate_node(node: ast.expr, text: str, start: int, depth: int) -> None:
+def _grammar(roots: Sequence[str]) -> str:
+    over = [root if root in _VALUES else f"{root}.*" for root in roots]
+    listed = f"{', '.join(over[:-1])} and {over[-1]}"
+    return f"names, literals, comparisons, matches, len(…), and / or / not over {listed}"
+
+
+def _validate_node(node: ast.expr, text: str, start: int, depth: int, roots: Sequence[str]) -> None:
     """Check that the language has a node and all nodes in it, within the limit of nesting."""
     if depth < 0:
         reason = f"is nested more than {MAX_CONDITION_DEPTH} deep"
     else:
-        reason = _node_problem(node)
+        reason = _node_problem(node, roots)
     if reason:
         # Python counts columns in UTF-8 bytes.
         encoded = text[start:].encode()[: node.col_offset]
@@ -219,18 +285,18 @@ def _validate_node(node: ast.expr, text: str, start: int, depth: int) -> None:
         column = start + len(before) + 1
         raise ExpressionError(f"{_name(text)}, column {column}: a condition {reason}")
     for child in _checked_children(node):
-        _validate_node(child, text, start, depth - 1)
+        _validate_node(child, text, start, depth - 1, roots)
 
 
-def _node_problem(node: ast.expr) -> str:
+def _node_problem(node: ast.expr, roots: Sequence[str]) -> str:
     """Return what is wrong with a node itself, as the end of a sentence; empty if nothing is."""
     match node:
         case ast.Compare():
-            return _comparison_problem(node)
+            return _comparison_problem(node, roots)
         case ast.Attribute(value=ast.Name(id=name)) | ast.Subscript(value=ast.Name(id=name)):
-            if name not in _ROOTS:
-                return _unknown_name_message(name)
-            if not isinstance(_literal_key(node), str):
+            if name not in roots:
+                return _unknown_name_message(name, roots)
+            if name not in _VALUES and not isinstance(_literal_key(node), str):
                 return f'looks up {name} by a name: {name}.key or {name}["key"]'
         case ast.Attribute() | ast.Subscript():
             key = _literal_key(node)
@@ -238,29 +304,36 @@ def _node_problem(node: ast.expr) -> str:
             if isinstance(key, bool) or not isinstance(key, str | int):
                 return 'looks up by a literal: ["key"] or [0]'
         case ast.Name(id=name):
-            if name in _ROOTS:
+            if name in roots and name not in _VALUES:
                 return f"names all of {name}: name one value, {name}.key"
-            if name not in _NAMED_CONSTANTS:
-                return _unknown_name_message(name)
+            if name not in _NAMED_CONSTANTS and name not in roots:
+                return _unknown_name_message(name, roots)
         case ast.Constant(value=value):
             if not _is_json_literal(value):
-                return f"has no literals such as {ast.unparse(node)}"
+                return f"has no literals such as {_shown(node)}"
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float())):
             return ""
-        case ast.BoolOp() | ast.UnaryOp(op=ast.Not()) | ast.List() | ast.Tuple():
+        case (
+            ast.BoolOp()
+            | ast.UnaryOp(op=ast.Not())
+            | ast.List()
+            | ast.Tuple()
+            | ast.BinOp(op=ast.MatMult())
+            | ast.Call(func=ast.Name(id="len"), args=[_], keywords=[])
+        ):
             return ""
         case _:
             construct = _UNSUPPORTED_NODES.get(type(node), "such construct")
-            return f"has no {construct}, only {_GRAMMAR_SUMMARY}"
+            return f"has no {construct}, only {_grammar(roots)}"
     return ""
 
 
-def _comparison_problem(node: ast.Compare) -> str:
+def _comparison_problem(node: ast.Compare, roots: Sequence[str]) -> str:
     if _is_membership(node):
         name = cast("ast.Name", node.comparators[0]).id
-        if name in _ROOTS:
+        if name in roots:
             return ""
-        return _unknown_name_message(name)
+        return _unknown_name_message(name, roots)
     for operation in node.ops:
         if type(operation) not in _COMPARISON_OPERATORS:
             return "has no `is`: use == or !="
@@ -320,16 +393,91 @@ def _checked_children(node: ast.expr) -> list[ast.expr]:
             return []
         case ast.Attribute(value=value) | ast.Subscript(value=value):
             return [value]
+        case ast.Call(args=arguments):
+            return arguments
     if _is_membership(node):
         return []
     return [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
+
+
+def _with_operators(line: str) -> str:
+    """Return a line that Python can parse: with `@` in the place of the operator `matches`.
+
+    The columns stay. `matches` is the operator between two operands, and a name elsewhere.
+
+    Raises:
+        SyntaxError: the line has an `@` of its own.
+    """
+    if _MATCHES not in line and "@" not in line:
+        return line
+    replaced = line
+    before: tokenize.TokenInfo | None = None
+    with suppress(tokenize.TokenError):  # the parser says where
+        for token in tokenize.generate_tokens(io.StringIO(line).readline):
+            column = token.start[1]
+            if token.type == tokenize.OP and token.string.startswith("@"):
+                raise SyntaxError("`@`", ("", 1, column + 1, line))
+            if token.string == _MATCHES and before is not None and _ends_operand(before):
+                rest = replaced[column + len(_MATCHES) :]
+                replaced = replaced[:column] + "@".ljust(len(_MATCHES)) + rest
+            before = token
+    return replaced
+
+
+def _ends_operand(token: tokenize.TokenInfo) -> bool:
+    if token.type == tokenize.NAME:
+        return token.string not in ("and", "or", "not", "in")
+    return token.type in (tokenize.STRING, tokenize.NUMBER) or token.string in (")", "]")
+
+
+def matches_wildcards(text: str, pattern: str) -> bool:
+    """Return whether a whole text fits a pattern, in which `*` stands for any characters.
+
+    The time is that of a search for each part of the pattern, whatever the text.
+    """
+    first, *rest = pattern.split("*")
+    if not rest:
+        return text == pattern
+    *middle, last = rest
+    if not text.startswith(first):
+        return False
+    start = len(first)
+    for part in middle:
+        found = text.find(part, start)
+        if found < 0:
+            return False
+        start = found + len(part)
+    return text.endswith(last) and len(text) - len(last) >= start
+
+
+def _as_times(left: object, right: object) -> tuple[object, object]:
+    """Return two values as times if both are texts of ISO 8601; one without a zone is of UTC."""
+    times = []
+    for value in (left, right):
+        if not isinstance(value, str) or not _TIME.match(value):
+            return left, right
+        try:
+            time = datetime.fromisoformat(value)
+        except ValueError:
+            return left, right
+        if time.tzinfo is None:
+            time = time.replace(tzinfo=UTC)
+        times.append(time)
+    return times[0], times[1]
+
+
+def _shown(node: ast.expr) -> str:
+    """Return a part of a condition as it is written."""
+    return ast.unparse(node).replace(" @ ", f" {_MATCHES} ")
 
 
 def _name(text: str) -> str:
     return f"condition {truncate(text, 81)!r}"
 
 
-def _unknown_name_message(name: str) -> str:
+def _unknown_name_message(name: str, roots: Sequence[str]) -> str:
+    if "output" in roots:
+        return f"knows no {name!r}: write output.{name}, arguments.{name}, or quote a text"
     instead = (
         f"write context.{name}, results.{name} for a task's output, status.{name} for how it "
         "ended, or quote a text"

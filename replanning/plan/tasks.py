@@ -28,10 +28,12 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from replanning.errors import PlanError, ReplanningError
+from replanning.errors import ExpressionError, PlanError, ReplanningError
+from replanning.plan.conditions import OUTPUT_ROOTS, Condition
 from replanning.plan.json_values import as_text
 from replanning.plan.messages import validation_problems
 from replanning.plan.references import fact_problem, fill_placeholders, normalise_fact, placeholders
+from replanning.plan.schemas import invalid_schema
 from replanning.plan.types import MAX_NAME_CHARS, JsonObject, TaskId
 
 # Names stand in messages, where nobody would see a blank at an end or a line break.
@@ -437,6 +439,60 @@ Effect = Literal["none", "reversible", "partly", "irreversible"]
 """What a tool or a task changes; `none` only reads."""
 
 
+class Expectation(StrictModel):
+    """What an output must satisfy. An attempt whose output does not has failed."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    json_schema: dict[str, JsonValue] | None = Field(
+        default=None, alias="schema", description="JSON Schema of the output."
+    )
+    where: Items[str] = Field(
+        default=(),
+        description="Conditions over output, text, arguments.*, context.*, results.* and run.started.",
+    )
+    errors: Items[Annotated[str, Field(min_length=1)]] = Field(
+        default=(),
+        description="Texts that say that it failed: how they begin, or with * for any characters.",
+    )
+    means: Literal["not-done"] | None = Field(
+        default=None,
+        description="What an output says that `errors` describe: not-done, nothing was changed.",
+    )
+
+    @field_validator("where")
+    @classmethod
+    def _check_conditions(cls, conditions: Sequence[str]) -> Sequence[str]:
+        for condition in conditions:
+            try:
+                Condition.parse(condition, OUTPUT_ROOTS)
+            except ExpressionError as error:
+                raise ValueError(str(error)) from None
+        return conditions
+
+    @field_validator("json_schema")
+    @classmethod
+    def _check_schema(cls, schema: dict[str, JsonValue] | None) -> dict[str, JsonValue] | None:
+        if schema is not None:
+            problem = invalid_schema(schema)
+            if problem:
+                raise ValueError(problem)
+        return schema
+
+    @model_validator(mode="after")
+    def _check_means(self) -> Self:
+        if self.means is not None and not self.errors:
+            raise ValueError("`means` says what `errors` mean, of which there are none")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _by_alias(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = serialize(self)
+        if "json_schema" in fields:
+            fields["schema"] = fields.pop("json_schema")
+        return fields
+
+
 def artifact_fact(name: str) -> str:
     """Return the fact, or pattern of facts, that a name in `needs` or `produces` stands for."""
     return f"artifact({name})"
@@ -531,6 +587,9 @@ class ToolSpec(StrictModel):
     retry: Retry | None = Field(
         default=None,
         description="How often it is tried, and after which failures, where the task does not say so.",
+    )
+    expect: Expectation | None = Field(
+        default=None, description="What its output must satisfy; otherwise the attempt has failed."
     )
 
     @property
@@ -634,6 +693,10 @@ class TaskBody(StrictModel):
     acceptance: Items[Text] = Field(
         default=(),
         description="How to see that it was done well: in words, or as a command after `$ `.",
+    )
+    expect: Expectation | None = Field(
+        default=None,
+        description="What its output must satisfy, beside what its tool expects of it.",
     )
     resources: Mapping[Name, NonNegativeFloat] = Field(
         default_factory=dict, description="Resources beyond what its tool takes."

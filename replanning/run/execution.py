@@ -6,7 +6,14 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NoResult, NotRunning
+from replanning.errors import (
+    CallFailed,
+    CallSkipped,
+    NeedsHuman,
+    NoResult,
+    NotRunning,
+    UnexpectedOutput,
+)
 from replanning.journal.values import copy_containers
 from replanning.live.entries import TaskEntry
 from replanning.live.states import TaskState
@@ -77,8 +84,8 @@ class LineageExecution:
     Attributes:
         root: the first task of the lineage.
         outputs: the outputs of tasks that succeeded.
-        error: what the tool of the first task raised last, if it failed.
-        last: what the last attempt raised, if it failed.
+        error: what the tool of the first task raised last, if it failed, or an `UnexpectedOutput`.
+        last: the same of the last attempt.
 
     Raises:
         UnknownTask: there never was such a task.
@@ -247,5 +254,8 @@ class LineageExecution:
                 attempt.output = await work(task, attempt.context)
                 self.outputs[task.id] = attempt.output
         self.last = attempt.error
+        failure = self._lifecycle.failures.last_failure(entry)
+        if self.last is None and failure is not None and failure.kind == "unexpected":
+            self.last = UnexpectedOutput(failure.message, self.outputs.get(task.id))
         if is_own_tool:
-            self.error = attempt.error
+            self.error = self.last

@@ -326,7 +326,7 @@ class Lifecycle:
         self.triggers = RunTriggers(lease.run, live, ledger, self.journal)
         self.dispatcher = Dispatcher(live, ledger, self.timer, self)
         self.journal.subscribe(self.dispatcher.on_record, WAKING_RECORDS)
-        self.outputs = OutputKeeper(live, redactor, codec, settings.max_output)
+        self.outputs = OutputKeeper(live, redactor, codec, settings.max_output, records[0].at)
         self.evaluation = Evaluation(live, ledger, store, environment.clock, self.record_error)
         self.opening = Opening(records[0].at, lease_ttl)
         self.busy = Busy(partial(self.follow_up, block_ended=True))

@@ -6,12 +6,13 @@ import asyncio  # noqa: TID251 - to recognise its futures
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from types import NoneType
 from typing import Any, Final, NamedTuple, get_type_hints
 
 from pydantic import TypeAdapter
 
-from replanning.errors import OutputError
+from replanning.errors import OutputError, UnexpectedOutput
 from replanning.journal.records import AttemptSucceeded
 from replanning.journal.values import (
     MAX_INTEGER,
@@ -26,6 +27,7 @@ from replanning.journal.values import (
 )
 from replanning.live.entries import TaskEntry, TaskOutput
 from replanning.live.plan import LivePlan
+from replanning.plan.expectations import broken_expectation
 from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import AttemptId, JsonValue, TaskId
 from replanning.run.event_loop import describe_error
@@ -77,12 +79,14 @@ class OutputKeeper:
         redactor: masks secrets.
         codec: turns outputs that are not JSON into JSON.
         max_bytes: the limit of an output as JSON.
+        started_at: when the run began, in seconds since the epoch.
     """
 
     _live: LivePlan
     _redactor: Redactor
     _codec: Codec | None
     _max_bytes: int
+    _started_at: float
     return_types: dict[str, TypeAdapter[Any]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -141,6 +145,36 @@ class OutputKeeper:
         copied: Any = copy_containers(value)
         body = AttemptSucceeded(attempt, entry.id, copied, True, reads, unstored)
         return body, replace(body, output=document, recoverable=not unstored)
+
+    def unexpected(self, entry: TaskEntry, output: object) -> UnexpectedOutput | None:
+        """Return why an output is not what its tool and its task expect; None if it is."""
+        live = self._live
+        tool = live.tool_of(entry.task)
+        expectations = []
+        if tool is not None and tool.expect is not None:
+            expectations.append(tool.expect)
+        if entry.task.expect is not None:
+            expectations.append(entry.task.expect)
+        if not expectations or isinstance(output, WithheldOutput):
+            return None
+        started = datetime.fromtimestamp(self._started_at, UTC).isoformat()
+        roots = {
+            "arguments": live.arguments(entry),
+            "context": live.context,
+            "results": live.inputs_of(entry.task),
+            "run": {"started": started},
+        }
+        return broken_expectation(expectations, output, roots)
+
+    def recorded_form(self, output: object) -> JsonValue:
+        """Return an output that is not as expected as the journal has it; None if it cannot."""
+        try:
+            encoded = encode(output, self._redactor)
+        except NotStorable:
+            return None
+        if self._size_problem(encoded):
+            return None
+        return encoded.value
 
     def _encoded(self, entry: TaskEntry, value: object) -> StoredOutput:
         """Return the stored form of an output, by the return annotation where that is needed.

@@ -27,6 +27,7 @@ from replanning.errors import (
     StoreError,
     ToolError,
     TransientError,
+    UnexpectedOutput,
 )
 from replanning.journal.records import Failure
 from replanning.live.entries import TaskEntry
@@ -36,6 +37,8 @@ from replanning.plan.tasks import (
     TaskBody,
     ToolSpec,
     allows_repetition,
+    has_no_effect,
+    is_repeatable,
     stated_retry,
 )
 from replanning.plan.types import TaskId
@@ -621,6 +624,10 @@ class FailureKeeper:
             if self.is_transient is not None:
                 is_transient = self._ask_is_transient
             failure = failure_from(error, policy.on, is_transient)
+            if isinstance(error, UnexpectedOutput):
+                # What a changing call did is unknown where its answer makes no sense.
+                in_doubt = not error.not_done and not has_no_effect(entry.task, tool)
+                failure = replace(failure, kind="unexpected", in_doubt=in_doubt)
         message = failure.message
         kind = failure.kind
         most = self.settings.judge.max_iterations
@@ -710,7 +717,8 @@ def may_repeat(task: TaskBody, tool: ToolSpec | None, failure: Failure) -> bool:
 
     Cases, of which the first that fits decides:
 
-    1. Its output cannot be kept: never, because it would be as large again.
+    1. Its output cannot be kept: never, because it would be as large again. It is not as expected
+       of a call that may have changed something: only where that is harmless.
     2. Its stated retries name failures, and not this one: not by itself.
     3. In doubt: only where that is harmless, or where retries are stated for it.
     4. Its stated retries are for every failure, or name this one: yes.
@@ -718,10 +726,12 @@ def may_repeat(task: TaskBody, tool: ToolSpec | None, failure: Failure) -> bool:
     """
     if failure.kind == "output":
         return False
+    if failure.kind == "unexpected" and failure.in_doubt:
+        return is_repeatable(task, tool)
     retry = stated_retry(task, tool)
     is_retried = False
     # What was cut off from outside, or was never begun, is no failure that somebody could name.
-    if retry is not None and failure.kind in ("error", "timeout"):
+    if retry is not None and failure.kind in ("error", "timeout", "unexpected"):
         is_retried = retry.states_attempts
         if is_retried and retry.on is not None:
             if not failure.named:

@@ -7,7 +7,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from replanning.errors import NotRunning, OutputError, StoreError, UnknownAttempt
+from replanning.errors import (
+    NotRunning,
+    OutputError,
+    StoreError,
+    UnexpectedOutput,
+    UnknownAttempt,
+)
 from replanning.journal.records import (
     AttemptFailed,
     AttemptFenced,
@@ -209,6 +215,10 @@ class RunningAttempts:
         entry = self._take_out(attempt_id, "succeeded")
         if entry is None:
             return
+        unexpected = self._outputs.unexpected(entry, output)
+        if unexpected is not None:
+            self._record_failure(attempt_id, entry, unexpected)
+            return
         try:
             body, stored = self._outputs.take(attempt_id, entry, output, must_store=must_store)
         except OutputError as error:
@@ -237,7 +247,10 @@ class RunningAttempts:
             self._record_failure(attempt_id, entry, error)
 
     def _record_failure(
-        self, attempt_id: AttemptId, entry: TaskEntry, error: BaseException | str | Failure
+        self,
+        attempt_id: AttemptId,
+        entry: TaskEntry,
+        error: BaseException | str | Failure,
     ) -> None:
         tool = self._live.tool_of(entry.task)
         failure = self._failures.take(entry, tool, error)
@@ -249,8 +262,11 @@ class RunningAttempts:
         if retry_at is not None:
             self._timer.notify_deadline(retry_at)
         trace = self._spans.attempt_trace(attempt_id)
+        output = None
+        if isinstance(error, UnexpectedOutput):
+            output = self._outputs.recorded_form(error.output)
         self._journal.append_soon(
-            AttemptFailed(attempt_id, entry.id, failure, retry_at, exhausted, trace)
+            AttemptFailed(attempt_id, entry.id, failure, retry_at, exhausted, trace, output)
         )
         self._run.follow_up()
 

@@ -20,8 +20,9 @@ from replanning.environment import Clock
 from replanning.errors import PlanError, Problem, ToolError
 from replanning.plan.document import Plan
 from replanning.plan.messages import NameSuggester, format_path
+from replanning.plan.schemas import schema_problems
 from replanning.plan.tasks import McpServer, ToolSpec
-from replanning.plan.types import JSON_TYPES, JsonObject
+from replanning.plan.types import JSON_TYPES
 from replanning.tools.call import ToolCall, find_artifacts, parse_json
 from replanning.tools.errors import (
     InvalidArguments,
@@ -42,22 +43,6 @@ MAX_SCHEMA_CHARS: Final = 16_000
 """Characters of a schema that are kept; of a larger one, the types of its parameters."""
 
 _MAX_PARAMETERS: Final = 200
-_MAX_SCHEMA_WORK: Final = 5_000_000
-"""Most work of a check: characters of arguments times keywords of the schema; above, only the server checks."""
-
-_NAMED_REFERENCE_COST: Final = 1_000
-"""Number of keywords that cost as much as resolving a reference by name instead of by path."""
-
-_UNCHECKED_KEYWORDS: Final = (
-    "pattern",
-    "patternProperties",
-    "uniqueItems",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-)
-"""Keywords that only the server checks, because their check has no bound."""
-
-_MAX_SCHEMA_ERRORS: Final = 5
 _CONTROL_CHARS: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 Redact = Callable[[str], str]
 
@@ -111,48 +96,6 @@ def mcp_tool_spec(
         return ToolSpec.model_validate(fields)
     except PlanError:
         return None
-
-
-def schema_problems(schema: JsonObject | None, arguments: JsonObject) -> list[str]:
-    """Return the problems that a schema finds in arguments; none if the schema itself is invalid."""
-    if schema is None:
-        return []
-    described = {key: value for key, value in schema.items() if key != "$schema"}
-    text = json.dumps(described)
-    # Names of further dialects lead to checks without bounds, and `additionalProperties` uses patterns, too.
-    if '"$schema"' in text or '"patternProperties"' in text:
-        return []
-    from jsonschema import validators  # takes its time, and few plans need it
-    from referencing import Registry
-
-    work_left, cost = _MAX_SCHEMA_WORK, 100 + len(json.dumps(arguments))
-
-    def bounded(keyword: str, check: Callable[..., object]) -> Callable[..., object]:
-        def check_with_bound(validator: object, value: object, *details: object) -> object:
-            nonlocal work_left
-            by_name = keyword in {"$ref", "$dynamicRef"} and not str(value).startswith("#/")
-            work_left -= cost * (_NAMED_REFERENCE_COST if by_name else 1)
-            if work_left < 0:
-                raise TimeoutError
-            return check(validator, value, *details)
-
-        return check_with_bound
-
-    try:
-        base = validators.validator_for(schema)
-        checks = {keyword: bounded(keyword, check) for keyword, check in base.VALIDATORS.items()}
-        kind = validators.extend(base, checks | dict.fromkeys(_UNCHECKED_KEYWORDS, lambda *_: None))  # type: ignore[no-untyped-call] # so its stubs have it
-        checker = kind(
-            described, registry=Registry()
-        )  # a reference may lead anywhere: nothing is fetched
-        found = list(islice(checker.iter_errors(arguments), _MAX_SCHEMA_ERRORS))
-    except Exception:  # noqa: BLE001 - the schema is somebody else's and may be anything; the server checks as well
-        return []
-    return [
-        (f"{'.'.join(map(str, error.absolute_path))}: " if error.absolute_path else "")
-        + error.message[:300]
-        for error in found
-    ]
 
 
 CLOSE_TIMEOUT: Final = 10.0

@@ -1,5 +1,6 @@
 """Conditions and references: what they read, what they refuse, and that they evaluate no code."""
 
+import re
 import sys
 import tracemalloc
 from contextlib import suppress
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from replanning.errors import ExpressionError, UnknownTask
-from replanning.plan.conditions import Condition
+from replanning.plan.conditions import Condition, matches_wildcards
 from replanning.plan.json_form import json_form, shown_form
 from replanning.plan.references import Reference, find_references, resolve_references
 from replanning.plan.types import JsonObject, JsonValue, TaskId
@@ -29,6 +30,16 @@ CONTEXT: JsonObject = {
     "a b": 1,
 }
 RESULTS: JsonObject = {"build": {"path": "dist/x.whl", "sizes": [1, 2]}, "a-b": None}
+
+
+@given(
+    st.lists(st.text("ab*", max_size=3), min_size=1, max_size=6).map("".join),
+    st.text("ab", max_size=8),
+)
+def test_wildcards(pattern, text):
+    """A pattern fits the texts that a search with a regular expression finds."""
+    expected = re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), text) is not None
+    assert matches_wildcards(text, pattern) == expected
 
 
 @pytest.mark.parametrize(
@@ -71,6 +82,18 @@ RESULTS: JsonObject = {"build": {"path": "dist/x.whl", "sizes": [1, 2]}, "a-b": 
         ("0 < context.none < 3", False),
         ("'eu' in context.none", False),
         ("'eu' not in results['a-b']", True),
+        ("len(context.list) == 2 and len(context.region) == 2", True),
+        ("len(results.build) == 2", True),
+        ("len(context.none) == 0", True),
+        ("context.region matches 'e*'", True),
+        ("context.region matches 'u*'", False),
+        ("context.none matches '*'", False),
+        ("results.build.path matches 'dist/*.whl' and not context.region matches 'us'", True),
+        ("'a matches b' matches 'a matches*'", True),
+        ("('x') matches '*x*' or context.missing", True),
+        ("'2026-03-01T10:00:00+02:00' < '2026-03-01T09:00:00Z'", True),
+        ("'2026-03-01' <= '2026-03-01T00:00' <= '2026-03-01T00:00Z'", True),
+        ("'2026-99-01' < '2026-99-02'", True),
     ],
 )
 def test_evaluate(text, expected):
@@ -88,7 +111,13 @@ def test_evaluate(text, expected):
         ("\x00", "cannot be read"),
         ("context.region == '\ud800'", "cannot be read"),
         ("(" * 300, "cannot be read"),
-        ("len(context.list)", "column 1: a condition has no calls"),
+        ("max(context.list)", "column 1: a condition has no calls but len(…)"),
+        ("len(context.list, 1)", "column 1: a condition has no calls but len(…)"),
+        ("len(context.n)", "'len(context.n)' asks for the length of a number"),
+        ("context.n matches '3'", "context.n matches '3'\" compares a number with a string"),
+        ("context.region @ 'eu'", "column 16: cannot be read"),
+        ("context.region matches", "cannot be read as names, literals, comparisons, matches"),
+        ("matches == 1", "knows no 'matches'"),
         ("context.on and exec('x')", "column 16: a condition has no calls"),
         ("context.n + 1 == 2", "has no arithmetic"),
         ("-context.n == 2", "has no arithmetic"),

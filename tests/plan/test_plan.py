@@ -239,8 +239,8 @@ REFUSED = {
 
         tasks[0].arguments: task 'a': '${HOME}' is no reference: write ${TASK.output}, ${TASK.output.name[0]} or
           ${context.name}, or $${HOME} for the text itself
-        tasks[0].when: task 'a': condition 'f(1)', column 1: a condition has no calls, only names, literals,
-          comparisons, and / or / not over context.*, results.* and status.*
+        tasks[0].when: task 'a': condition 'f(1)', column 1: a condition has no calls but len(…),
+          only names, literals, comparisons, matches, len(…), and / or / not over context.*, results.* and status.*
     """,
     "results of tasks that do not exist, in fallbacks as well": """
         tasks:

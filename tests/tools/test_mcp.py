@@ -17,6 +17,7 @@ from pydantic import JsonValue
 from replanning import Plan, PlanError, ReplanningEngine, Task
 from replanning.journal import AttemptFailed, ResourceUpdated
 from replanning.plan import JsonObject
+from replanning.plan.schemas import schema_problems
 from replanning.tools import (
     InvalidArguments,
     McpNotInstalled,
@@ -28,7 +29,6 @@ from replanning.tools import (
     ToolUnavailable,
     check_machine,
 )
-from replanning.tools.mcp import schema_problems
 from tests.support.runs import perform
 from tests.support.tools import Attempt, Pulse
 
