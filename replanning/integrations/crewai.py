@@ -1,54 +1,63 @@
 """CrewAI: `with replanned(crew, capabilities={"search": "web", "search_archive": "web"}): crew.kickoff()`.
 
-Tested with crewai 1.15.30. See docs/integrations/crewai.md for what happens with a tool that fails, and for what is lost.
+Tested with crewai 1.15.30. See docs/integrations/crewai.md for what happens with a tool or an agent that fails, and for what is
+lost.
 """
 
 from __future__ import annotations
 
 import asyncio  # noqa: TID251 # CrewAI executes the coroutines of its tools in loops of asyncio
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial, wraps
 from typing import Any, Final, TypeVar
 
 import anyio.to_thread
 from pydantic import PrivateAttr, SerializationInfo, model_serializer
 
 from replanning.engine.engine import ReplanningEngine
-from replanning.errors import CallSkipped, NeedsHuman, NotRunning, StoreError, TransientError
+from replanning.errors import (
+    CallSkipped,
+    NeedsHuman,
+    NotRunning,
+    StoreError,
+    TransientError,
+)
+from replanning.integrations.agent_plans import agent_fields
 from replanning.integrations.kit import (
     ONE_ATTEMPT,
     Capabilities,
     ReportedFailure,
+    answer_questions,
     describe_tools,
     missing_framework,
     reported_result,
     thread_run,
     tool_fields,
+    unknown_names,
 )
 from replanning.integrations.session_thread import SessionThread
-from replanning.live.states import TaskState
-from replanning.plan.tasks import Task
-from replanning.plan.types import MAX_NAME_CHARS, AttemptId, TaskId
-from replanning.run.run import PlanRun
+from replanning.plan.types import MAX_NAME_CHARS
 
 try:
     from crewai import Crew
+    from crewai import Task as CrewTask
     from crewai.events.event_bus import crewai_event_bus
     from crewai.events.types.observation_events import (
         PlanRefinementEvent,
         PlanReplanTriggeredEvent,
         PlanStepCompletedEvent,
     )
-    from crewai.events.types.task_events import TaskCompletedEvent, TaskStartedEvent
     from crewai.flow.async_feedback import HumanFeedbackPending
     from crewai.hooks.dispatch import HookAborted
+    from crewai.tasks.conditional_task import ConditionalTask
     from crewai.tools import BaseTool
     from crewai.tools.tool_failure import ToolFailure, ToolFailureReason
     from crewai.utilities.string_utils import sanitize_tool_name
+
+    from replanning.integrations.crewai_tasks import CrewPlan, CrewWork
 except ImportError as error:
     raise missing_framework(
         __name__, "CrewAI, and was tested with its version 1.15.30", error
@@ -73,7 +82,8 @@ _NOTED_FIELDS: Final = {
     "replan_reason",
 }
 
-_MAX_ID_CHARS: Final = 60
+_ORIGINAL: Final = "__original__"
+"""Key of a tool in the attributes of what takes its place."""
 
 _current: ContextVar[_Attachment | None] = ContextVar("replanning_crewai", default=None)
 """The attachment in whose block a crew runs; CrewAI copies the context to its threads, also to those of its handlers."""
@@ -87,44 +97,63 @@ def replanned(
     capabilities: Capabilities | None = None,
     objective: str = "",
     thread: str | None = None,
+    optional: Collection[str] = (),
 ) -> Iterator[CrewT]:
-    """Attach a crew, or a single agent: within the block, an engine retries or replaces calls of its tools that fail.
+    """Attach a crew, or a single agent: within the block, an engine retries or replaces what fails.
 
-    All runs of the crew in the block, also in other threads and of copies of the crew, are one session. The tasks of the
-    crew are recorded as tasks of that session, but CrewAI alone decides about them. The session is `paused` if an
-    exception leaves the block, and has failed if a task of the crew was begun but not done.
+    That are calls of tools, and tasks of the crew whose agents fail for good. All runs of the crew in the block, also in
+    other threads and of copies of the crew, are one session. It is `paused` if an exception leaves the block, and has failed
+    if a task of the crew was not done.
 
     Args:
         crew: the crew or agent; after the block it has its own tools again.
         engine: the engine; by default one with its defaults.
-        capabilities: by the name of a tool, its capability, or the fields that `replanning.tool` takes. Tools of the same
-            capability can stand in for one another.
+        capabilities: by the name of a tool, or the role of an agent, its capability, or the fields that `replanning.tool`
+            takes. Tools, and agents, of the same capability can stand in for one another.
         objective: what the crew is for; by default its name.
-        thread: an id of the work that the crew does; its last session is resumed unless it has ended.
+        thread: an id of the work that the crew does; its last session is resumed unless it has ended, and tasks that were
+            done are not done again.
+        optional: the names of tasks that the crew may go without.
 
     Raises:
         RunOwned: another process owns the session of this thread.
         StoreError: the session of this thread has another objective, or the store fails.
         TypeError: this is neither a crew nor an agent.
-        ValueError: capabilities name tools that do not exist, a field is not valid for a tool, or the crew is attached
-            already.
+        ValueError: capabilities or `optional` name what does not exist, a field is not valid for a tool, or the crew is
+            attached already.
     """
-    lists, attachment = _lists_of_tools(crew), _Attachment()
-    wrapped = [attachment.wrap(each) for each in lists]
-    stated = {
-        sanitize_tool_name(str(name)): fields for name, fields in (capabilities or {}).items()
-    }
-    described = describe_tools(attachment.described, stated)
     engine = ReplanningEngine() if engine is None else engine
+    lists = _lists_of_tools(crew)
+    attachment = _Attachment(engine)
+    wrapped = [attachment.wrap(each) for each in lists]
+    names = attachment.describe_agents(crew)
+    _require_tasks(crew, optional)
+    stated = attachment.stated(capabilities or {})
+    described = describe_tools(attachment.described, stated, noun="tool or agent")
     named = (
         f"Run of the crew {crew.name}"
         if isinstance(crew, Crew)
         else f"Run of the agent {crew.role}"  # type: ignore[attr-defined]
     )
     run_id = None if thread is None else thread_run(engine, thread)
+    _ask_for_attachment()
     with SessionThread.open(
-        engine.session(objective or named, tools=described, run_id=run_id, passes=_PASSES)
+        engine.session(
+            objective or named,
+            tools=described,
+            run_id=run_id,
+            passes=_PASSES,
+            asks=thread is not None,
+        )
     ) as attachment.session:
+        attachment.plan = CrewPlan(
+            engine,
+            attachment.session,
+            names,
+            optional,
+            asks=thread is not None,
+            passes=_PASSES,
+        )
         token = _current.set(attachment)
         attachment.listen()
         try:
@@ -140,15 +169,100 @@ def replanned(
             _current.reset(token)
 
 
+@cache
+def _ask_for_attachment() -> None:
+    """Have CrewAI look for an attachment before it runs a crew or a task; where there is none, it goes on as before.
+
+    Its classes are changed once, and stay so: copies of crews, crews within flows and the tasks of planners are found as
+    well, and nothing has to be undone in the right order.
+    """
+    run, arun = Crew._execute_tasks, Crew._aexecute_tasks
+    execute, aexecute = CrewTask._execute_core, CrewTask._aexecute_core
+    skipped = ConditionalTask.get_skipped_task_output
+
+    def first_of(crew: Any, tasks: Any, start_index: int | None) -> int:
+        restored: int | None = crew._get_execution_start_index(tasks)
+        return (start_index or 0) if restored is None else restored
+
+    @wraps(run)
+    def run_tasks(
+        crew: Any, tasks: Any, start_index: int | None = 0, *args: Any, **kwargs: Any
+    ) -> Any:
+        plan = _current_plan()
+        if plan is None:
+            return run(crew, tasks, start_index, *args, **kwargs)
+        with plan.kickoff(crew, tasks, first_of(crew, tasks, start_index)):
+            return run(crew, tasks, start_index, *args, **kwargs)
+
+    @wraps(arun)
+    async def arun_tasks(
+        crew: Any, tasks: Any, start_index: int | None = 0, *args: Any, **kwargs: Any
+    ) -> Any:
+        plan = _current_plan()
+        if plan is None:
+            return await arun(crew, tasks, start_index, *args, **kwargs)
+        with plan.kickoff(crew, tasks, first_of(crew, tasks, start_index)):
+            return await arun(crew, tasks, start_index, *args, **kwargs)
+
+    @wraps(execute)
+    def execute_task(task: Any, agent: Any, context: str | None, tools: Any) -> Any:
+        plan = _current_plan()
+        work = CrewWork(task, agent or task.agent, context, tools)
+        if plan is None or work.agent is None:  # CrewAI says that there must be one
+            return execute(task, agent, context, tools)
+        return plan.perform(work, execute)
+
+    @wraps(aexecute)
+    async def aexecute_task(task: Any, agent: Any, context: str | None, tools: Any) -> Any:
+        plan = _current_plan()
+        work = CrewWork(task, agent or task.agent, context, tools)
+        if plan is None or work.agent is None:
+            return await aexecute(task, agent, context, tools)
+        return await plan.aperform(work, aexecute)
+
+    @wraps(skipped)
+    def skip_task(task: Any) -> Any:
+        plan = _current_plan()
+        if plan is not None:
+            plan.leave_out(task)
+        return skipped(task)
+
+    Crew._execute_tasks, Crew._aexecute_tasks = run_tasks, arun_tasks
+    CrewTask._execute_core, CrewTask._aexecute_core = execute_task, aexecute_task
+    ConditionalTask.get_skipped_task_output = skip_task
+
+
+def _current_plan() -> CrewPlan | None:
+    """Return the plan of the block in whose context this runs; None outside of blocks."""
+    attachment = _current.get()
+    return None if attachment is None else attachment.plan
+
+
+def _require_tasks(crew: Any, names: Collection[str]) -> None:
+    """Check that tasks of a crew have these names.
+
+    Raises:
+        ValueError: there is no such task.
+    """
+    known = [task.name for task in crew.tasks if task.name] if isinstance(crew, Crew) else []
+    problems = unknown_names(dict.fromkeys(names, ""), known, "task")
+    if problems:
+        raise ValueError(f"optional: {'; '.join(problems)}")
+
+
+def _agents_of(crew: Any) -> list[Any]:
+    """Return the agents of a crew, or the single agent, each once for each of its places."""
+    if not isinstance(crew, Crew):
+        return [crew]
+    agents = [*crew.agents, *(task.agent for task in crew.tasks), crew.manager_agent]
+    return [agent for agent in agents if agent is not None]
+
+
 def _lists_of_tools(crew: Any) -> list[_Tools]:
     """Return the lists of tools of a crew and its agents; several may be the same list."""
-    holders: list[tuple[Any, Any]] = []
+    holders: list[tuple[Any, Any]] = [(agent, agent) for agent in _agents_of(crew)]
     if isinstance(crew, Crew):
-        agents = [*crew.agents, *(task.agent for task in crew.tasks), crew.manager_agent]
-        holders += [(agent, agent) for agent in agents if agent is not None]
         holders += [(task, task.agent) for task in crew.tasks]
-    else:
-        holders.append((crew, crew))
     lists: dict[int, _Tools] = {}
     for holder, agent in holders:
         if holder.tools:
@@ -181,19 +295,15 @@ class _MayPass(ReportedFailure, TransientError):
 
 
 class _Attachment:
-    """The session of one block, the descriptions of its tools, and the tasks of the crew that were begun."""
+    """The session of one block, its plan, and the descriptions of its tools and agents."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: ReplanningEngine) -> None:
+        self._engine = engine
         self.described: dict[str, dict[str, object]] = {}
         self._tools: dict[str, _Tool] = {}
+        self._agents: dict[str, str] = {}
         self.session: SessionThread | None = None
-        self._attempts: dict[str, AttemptId] = {}
-        self._early: dict[str, str] = {}
-        self._handlers = {
-            TaskStartedEvent: self._on_started,
-            TaskCompletedEvent: self._on_completed,
-        }
-        self._handlers |= dict.fromkeys(_NOTED, self._on_step)
+        self.plan: CrewPlan | None = None
 
     def wrap(self, given: _Tools) -> list[_Tool]:
         """Return the tools of one agent or task as tools whose calls are calls of the session."""
@@ -217,17 +327,43 @@ class _Attachment:
                 )
         return wrapped
 
+    def describe_agents(self, crew: Any) -> dict[str, str]:
+        """Describe the agents of a crew, and return their names by their keys, which copies share."""
+        names: dict[str, str] = {}
+        for agent in _agents_of(crew):
+            role = " ".join(agent.role.split())[:MAX_NAME_CHARS] or "agent"
+            name = role
+            while name in self._tools:
+                name += " (agent)"
+            names[agent.key] = name
+            self._agents[sanitize_tool_name(role)] = name
+            # What an agent changes, it changes through its tools, whose calls are tasks of their own. So another one
+            # may take over when its model did not answer.
+            self.described.setdefault(name, {**agent_fields(agent.goal), "effect": "none"})
+        return names
+
+    def stated(self, capabilities: Capabilities) -> Capabilities:
+        """Return capabilities by the names under which tools and agents are described."""
+        stated = {}
+        for name, fields in capabilities.items():
+            called = sanitize_tool_name(str(name))
+            if called not in self._tools:
+                called = self._agents.get(called, called)
+            stated[called] = fields
+        return stated
+
     def listen(self) -> None:
-        """Listen to the events of crews."""
-        for kind, handler in self._handlers.items():
-            crewai_event_bus.register_handler(kind, handler)
+        """Listen to agents that plan their work in steps."""
+        for kind in _NOTED:
+            crewai_event_bus.register_handler(kind, self._on_step)
 
     def close(self) -> None:
-        """Leave the calls of tools to CrewAI."""
+        """Leave calls of tools and tasks to CrewAI."""
         crewai_event_bus.flush()  # its handlers run in threads
-        for kind, handler in self._handlers.items():
-            crewai_event_bus.off(kind, handler)
+        for kind in _NOTED:
+            crewai_event_bus.off(kind, self._on_step)
         self.session = None
+        self.plan = None
 
     def call(
         self, tool: _Tool, own_function: Callable[..., Any], arguments: Mapping[str, object]
@@ -261,50 +397,35 @@ class _Attachment:
             return (
                 ToolFailure(message=told) if tool.result_as_answer else told
             )  # a failure is never the final answer
-        except (NeedsHuman, ReportedFailure) as error:
+        except NeedsHuman as error:
+            self._withdraw(error.questions)
+            return reported_result(error)
+        except ReportedFailure as error:
             return reported_result(error)
 
-    def _on_started(self, source: Any, event: Any) -> None:
-        self._record(self._begin, str((event.task or source).id), event.task or source)
-
-    def _on_completed(self, source: Any, event: Any) -> None:
-        self._record(self._finish, str((event.task or source).id), event.output.raw)
+    def _withdraw(self, questions: Sequence[str]) -> None:
+        """Reject questions about a call that CrewAI does not make again, so that nobody is asked in vain."""
+        assert self.session is not None
+        reject = partial(
+            answer_questions,
+            self._engine,
+            questions,
+            approved=False,
+            comment="the call is not made again",
+        )
+        self.session.start(reject).result()
 
     def _on_step(self, _: Any, event: Any) -> None:
-        data = event.model_dump(mode="json", include=_NOTED_FIELDS, exclude_none=True)
-        self._record(lambda run: run.note(event.type, data))
-
-    def _record(self, function: Callable[..., object], *args: object) -> None:
-        """Record an event of a crew that runs in this block, in the thread of the session; other handlers do not wait."""
         session = self.session
-        if _current.get() is self and session is not None:
-
-            def record() -> None:
-                with suppress(NotRunning, StoreError):
-                    function(session.session.run, *args)
-
-            session.start(record)
-
-    def _begin(self, run: PlanRun, key: str, task: Any) -> None:
-        if key in self._attempts:  # it failed, and the crew runs it again
+        if _current.get() is not self or session is None:
             return
-        described = task.name or task.description
-        stem = re.sub(r"[^\w.-]+", "-", described)[:_MAX_ID_CHARS].strip("-.") or "task"
-        task_id, number = stem, 1
-        while task_id in run.live and run.live.entry(TaskId(task_id)).state is not TaskState.READY:
-            task_id = f"{stem}-{(number := number + 1)}"
-        if task_id not in run.live:
-            name = " ".join(described.split())[:MAX_NAME_CHARS]
-            run.add_task(Task(id=task_id, name=name, idempotent=True), reason="the crew began it")
-        self._attempts[key] = run.started(task_id)
-        if key in self._early:
-            self._finish(run, key, self._early.pop(key))
+        data = event.model_dump(mode="json", include=_NOTED_FIELDS, exclude_none=True)
 
-    def _finish(self, run: PlanRun, key: str, output: str) -> None:
-        if key in self._attempts:
-            run.succeeded(self._attempts.pop(key), output)
-        else:  # threads may hand over the two events in any order
-            self._early[key] = output
+        def record() -> None:
+            with suppress(NotRunning, StoreError):
+                session.session.run.note(event.type, data)
+
+        session.start(record)
 
 
 class _Tool(BaseTool):  # type: ignore[misc] # its types may not be installed
@@ -327,9 +448,20 @@ class _Tool(BaseTool):  # type: ignore[misc] # its types may not be installed
         made: _Tool = cls.model_construct(
             **{name: getattr(original, name) for name in BaseTool.model_fields}
         )
+        made.__dict__[_ORIGINAL] = original
         made._original, made._attachment, made._own = original, attachment, own
         made._called = sanitize_tool_name(original.name)
         return made
+
+    @property  # type: ignore[misc] # what it says of itself
+    def __class__(self) -> type[Any]:
+        # Hooks ask which tool it is. Pydantic asks before there is an original.
+        return type(self.__dict__.get(_ORIGINAL, self))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            return super().__getattr__(name)
+        return getattr(self._original, name)  # what only the class of the original has
 
     def __str__(self) -> str:
         return str(self._original)  # a crew with `planning=True` shows it to the model

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio  # noqa: TID251 - anyio sets an event of another thread only in a task that it waits for
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from queue import SimpleQueue
@@ -111,9 +112,9 @@ class SessionThread:
             NotRunning: the block was left.
             RuntimeError: this is the thread of the session, which cannot wait for itself.
         """
-        call = _Call(self, function, execute)
+        call = _ThreadCall(self, function, execute)
         try:
-            future = self.start(call.run)
+            future: Future[ResultT] = self.start(call.run)
             future.add_done_callback(lambda _: call.inbox.put(None))
             while (work := call.inbox.get()) is not None:
                 work()
@@ -122,10 +123,31 @@ class SessionThread:
             with suppress(NotRunning, RuntimeError, CancelledError):
                 self.start(call.cancel).result()
             raise
-        if future.cancelled():
-            raise NotRunning("the session was left before the call was done")
-        output: ResultT = future.result()
-        return output
+        return _result_of(future)
+
+    async def acall(
+        self, function: Callable[[Execute], Coroutine[Any, Any, ResultT]], execute: Execute
+    ) -> ResultT:
+        """Do what `call` does for an async task of another event loop, in which tools are executed.
+
+        Args:
+            function: as `call` takes it.
+            execute: executes a tool in the async task of the caller.
+
+        Raises:
+            Exception: as `call`.
+        """
+        call = _AsyncCall(self, function, execute)
+        try:
+            future: Future[ResultT] = self.start(call.run)
+            future.add_done_callback(lambda _: call.post(None))
+            while (work := await call.inbox.get()) is not None:
+                await work()
+        except BaseException:
+            with anyio.CancelScope(shield=True), suppress(NotRunning, RuntimeError, CancelledError):
+                await asyncio.wrap_future(self.start(call.cancel))
+            raise
+        return _result_of(future)
 
     def start(self, function: Callable[[], Any]) -> Future[Any]:
         """Have a function called in the thread of the session, and awaited if it is async, without waiting for its result.
@@ -150,31 +172,38 @@ class SessionThread:
                 self._loop.call_soon_threadsafe(event.set)
 
 
-class _Call:
-    """Call that another thread makes: the event loop awaits its function, and hands the tools to that thread.
+def _result_of(future: Future[ResultT]) -> ResultT:
+    """Return the result of a call whose thread has executed all that it was handed.
+
+    Raises:
+        Exception: of the call.
+        NotRunning: the block was left.
+    """
+    if future.cancelled():
+        raise NotRunning("the session was left before the call was done")
+    return future.result()
+
+
+class _Call(ABC):
+    """Call from outside of the session's thread: the event loop awaits its function, and hands its tools back.
 
     Args:
         thread: of the session.
         function: is given `hand_over`.
-        execute: executes a tool.
-
-    Attributes:
-        inbox: what the thread of the call has to execute; None at the end.
     """
 
     def __init__(
-        self,
-        thread: SessionThread,
-        function: Callable[[Execute], Coroutine[Any, Any, Any]],
-        execute: ExecuteInThread | None,
+        self, thread: SessionThread, function: Callable[[Execute], Coroutine[Any, Any, Any]]
     ) -> None:
         self._thread = thread
         self._function = function
-        self._execute = execute
         self._is_cancelled = False
         self._scope: anyio.CancelScope | None = None
         self._ended: anyio.Event
-        self.inbox = SimpleQueue[Callable[[], None] | None]()
+
+    @abstractmethod
+    async def _hand_over(self, name: str, arguments: Mapping[str, object]) -> object:
+        """Have a tool executed where the call was made."""
 
     async def run(self) -> Any:
         """Await the function, unless the thread of the call has gone before."""
@@ -194,6 +223,29 @@ class _Call:
         if self._scope is not None:
             self._scope.cancel()
             await self._ended.wait()
+
+
+class _ThreadCall(_Call):
+    """Call that another thread makes, and in which its tools are executed.
+
+    Args:
+        thread: of the session.
+        function: is given `hand_over`.
+        execute: executes a tool.
+
+    Attributes:
+        inbox: what the thread of the call has to execute; None at the end.
+    """
+
+    def __init__(
+        self,
+        thread: SessionThread,
+        function: Callable[[Execute], Coroutine[Any, Any, Any]],
+        execute: ExecuteInThread | None,
+    ) -> None:
+        super().__init__(thread, function)
+        self._execute = execute
+        self.inbox = SimpleQueue[Callable[[], None] | None]()
 
     async def _hand_over(self, name: str, arguments: Mapping[str, object]) -> object:
         """Have a tool executed by the thread of the call, or by a third one if it has a deadline."""
@@ -250,3 +302,63 @@ class _Call:
             self.inbox.put(leave)
             await anyio.sleep_forever()
         return output
+
+
+class _AsyncCall(_Call):
+    """Call of an async task of another event loop, in which its tools are executed.
+
+    Args:
+        thread: of the session.
+        function: is given `hand_over`.
+        execute: executes a tool.
+
+    Attributes:
+        inbox: what the task of the call has to execute; None at the end.
+    """
+
+    def __init__(
+        self,
+        thread: SessionThread,
+        function: Callable[[Execute], Coroutine[Any, Any, Any]],
+        execute: Execute,
+    ) -> None:
+        super().__init__(thread, function)
+        self._execute = execute
+        self._loop = asyncio.get_running_loop()
+        self.inbox = asyncio.Queue[Callable[[], Awaitable[None]] | None]()
+
+    def post(self, work: Callable[[], Awaitable[None]] | None) -> None:
+        """Put something into the inbox, from any thread."""
+        self._loop.call_soon_threadsafe(self.inbox.put_nowait, work)
+
+    async def _hand_over(self, name: str, arguments: Mapping[str, object]) -> object:
+        """Have a tool executed in the task of the call; it is cancelled there when its time is up."""
+        attempt = current_attempt()
+        spans = otel.get_current()
+        executed = Future[object]()
+        is_executed = anyio.Event()
+        scope = anyio.CancelScope()
+
+        async def work() -> None:
+            if not executed.set_running_or_notify_cancel():
+                return  # it was cancelled before this task had time for it
+            token = otel.attach(spans)
+            try:
+                with scope, as_current_attempt(attempt):
+                    executed.set_result(await self._execute(name, arguments))
+            except Exception as error:  # noqa: BLE001 # it is raised in the session
+                executed.set_exception(error)
+            finally:
+                otel.detach(token)
+            # Nobody waits for what was cancelled.
+            if executed.done():
+                self._thread.wake(is_executed)
+
+        self.post(work)
+        try:
+            await is_executed.wait()
+        except BaseException:
+            executed.cancel()
+            self._loop.call_soon_threadsafe(scope.cancel)
+            raise
+        return executed.result()

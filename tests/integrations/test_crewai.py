@@ -53,6 +53,7 @@ from pydantic import Field
 from replanning import ReplanningEngine
 from replanning.integrations.crewai import replanned
 from replanning.journal import NoteAdded
+from replanning.journal.sqlite import SqliteStore
 from tests.support.effects import (
     ENDINGS,
     Ending,
@@ -349,14 +350,44 @@ def test_same_as_without(play: str, functions: bool) -> None:
     assert run(attached=True) == run(attached=False)
 
 
+def test_tool_that_hooks_see() -> None:
+    """Hooks see the class of a tool and what only this class has."""
+    seen: list[Any] = []
+
+    class Fetch(BaseTool):  # type: ignore[misc] # its types may not be installed
+        name: str = "fetch"
+        description: str = "Fetch."
+        host: str = "example.org"
+
+        def _run(self, query: str) -> str:
+            return query
+
+    def look(context: Any) -> None:
+        instance = context.tool if isinstance(context.tool, BaseTool) else context.agent.tools[0]
+        seen.append((isinstance(instance, Fetch), instance.host))
+
+    register_before_tool_call_hook(look)
+    try:
+        with replanned(crew_of(calls("fetch"), Fetch()), repairing()) as crew:
+            crew.kickoff()
+    finally:
+        unregister_before_tool_call_hook(look)
+    assert seen == [(True, "example.org")]
+
+
 def bodies(engine: ReplanningEngine) -> list[Any]:
     """What is on record of the last run."""
     return [record.body for record in engine.store.read(engine.store.runs()[0].run)]
 
 
 def done(engine: ReplanningEngine) -> dict[str, object]:
-    """The outputs of the tasks and calls that were done."""
-    return {body.task: body.output for body in bodies(engine) if body.kind == "attempt-succeeded"}
+    """The outputs of the tasks and calls that were done; of structured ones their text."""
+    outputs = {}
+    for body in bodies(engine):
+        if body.kind == "attempt-succeeded":
+            structured = isinstance(body.output, dict) and "raw" in body.output
+            outputs[body.task] = body.output["raw"] if structured else body.output
+    return outputs
 
 
 def test_tasks_of_the_crew() -> None:
@@ -566,6 +597,19 @@ def test_timeout() -> None:
     assert results(model) == ["x, from the archive"]
 
 
+@pytest.mark.parametrize("thread", [None, "t"])
+def test_question_without_a_gate(thread: str | None) -> None:
+    """The model sees the failure of the tool, and nobody is asked about a call that CrewAI does not make again."""
+    stated: Any = {**WEB, "search_archive": {"capability": "web", "dangerous": True}}
+    model, engine = calls("search"), repairing(store=SqliteStore("runs.db"))
+    crew = crew_of(model, search, search_archive)
+    with replanned(crew, engine, capabilities=stated, thread=thread):
+        crew.kickoff()
+        assert engine.pending() == []
+    assert results(model) == ["Error executing tool: no key to ask about x"]
+    assert statuses(engine) == ["succeeded"]
+
+
 def test_skipped_call() -> None:
     """About a call that is skipped, the model is told why; that is not the answer of the crew."""
 
@@ -669,7 +713,13 @@ async def test_single_agent() -> None:
 
 
 def test_example() -> None:
-    """The example runs as it is, and says what the substitute found."""
+    """The example runs as it is: alone, with stand-ins, and with a person before it goes on where it was."""
     example = Path(__file__).parents[2] / "examples" / "crewai_agent.py"
     ran = subprocess.run([sys.executable, example], capture_output=True, text=True, timeout=120)
-    assert ran.stdout.endswith("found changelog, from the archive\n"), ran.stderr
+    lines = ran.stdout.splitlines()
+    found = "  research: found the changelog, from the archive (researcher)"
+    outputs = [found, "  write: Version 2 is faster. (editor)", "  judge: Well said. (critic)"]
+    assert lines[: lines.index("with stand-ins")][-1] == "  the model does not answer", ran.stderr
+    assert lines[: lines.index("with a person who decides")][-3:] == outputs
+    resumed = lines[lines.index("resumed") + 1 :]
+    assert resumed == ["  editor is asked", "  critic is asked", *outputs]
