@@ -1,12 +1,23 @@
-"""An agent of the OpenAI Agents SDK, attached by two lines. Needs `pip install openai-agents`; run it as it is."""
+"""An agent of the OpenAI Agents SDK, attached by two lines. Needs `pip install openai-agents`; run it as it is.
+
+The search fails, and the archive stands in for it. To publish what was found needs the approval of the user, which is given
+to a second agent, as in another process: the journal of the runs is on disk.
+"""
+
+import tempfile
+from pathlib import Path
 
 import anyio
-from agents import Agent, Runner, function_tool, set_tracing_disabled
+from agents import Agent, Runner, RunState, function_tool, set_tracing_disabled
 from agents.testing import ScriptedModel, assistant_message, function_call
 
+from replanning import ReplanningEngine
 from replanning.integrations.openai_agents import replanned
+from replanning.journal import SqliteStore
 
 set_tracing_disabled(True)
+
+WEB = {"search": "web", "search_archive": "web"}
 
 
 @function_tool
@@ -21,23 +32,40 @@ async def search_archive(query: str) -> str:
     return f"{query}, from the archive"
 
 
-# A scripted stand-in for a model: it searches, then says what it found.
-model = ScriptedModel(
-    [[function_call("search", {"query": "changelog"}, call_id="1")], [assistant_message("found")]]
-)
-assistant = Agent("assistant", model=model, tools=[search, search_archive])
+@function_tool(needs_approval=True)
+async def publish(text: str) -> str:
+    """Publish a text."""
+    print("published:", text)
+    return "published"
+
+
+def make_assistant(*steps):
+    """Return the agent, with a scripted stand-in for a model, as each process makes it."""
+    tools = [search, search_archive, publish]
+    return Agent("assistant", model=ScriptedModel(steps), tools=tools)
 
 
 async def main():
-    """The tool that fails is replaced, and the model sees the result of the other one."""
-    async with replanned(
-        assistant, capabilities={"search": "web", "search_archive": "web"}
-    ) as agent:
-        result = await Runner.run(agent, "What changed?")
-    print(
-        [item.output for item in result.new_items if item.type == "tool_call_output_item"],
-        result.final_output,
-    )
+    """Ask, approve the call that needs it, and print what tools and agent say."""
+    searching = [function_call("search", {"query": "changelog"}, call_id="1")]
+    publishing = [function_call("publish", {"text": "what has changed"}, call_id="2")]
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "runs.db"
+        engine = ReplanningEngine(store=SqliteStore(store))
+        assistant = make_assistant(searching, publishing)
+        async with replanned(assistant, engine, capabilities=WEB, thread="talk") as agent:
+            result = await Runner.run(agent, "What changed?")
+            print("asked:", [each.name for each in result.interruptions])
+            saved = result.to_state().to_string()
+
+        engine = ReplanningEngine(store=SqliteStore(store))
+        assistant = make_assistant([assistant_message("done")])
+        async with replanned(assistant, engine, capabilities=WEB, thread="talk") as agent:
+            state = await RunState.from_string(agent, saved)
+            state.approve(state.get_interruptions()[0])
+            result = await Runner.run(agent, state)
+    outputs = [item.output for item in result.new_items if item.type == "tool_call_output_item"]
+    print(outputs, result.final_output)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,20 @@
-"""An agent of pydantic-ai, attached by two lines. Needs `pip install pydantic-ai-slim`; run it as it is."""
+"""An agent of pydantic-ai, attached by two lines. Needs `pip install pydantic-ai-slim`; run it as it is.
+
+The search fails, and the archive may stand in for it once the user has approved that. The run with the approval goes on
+with a second agent, as in another process: the journal of the runs is on disk.
+"""
+
+import tempfile
+from pathlib import Path
 
 import anyio
-from pydantic_ai import Agent
+from pydantic_ai import Agent, DeferredToolRequests, Tool
 from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import FunctionModel
 
+from replanning import ReplanningEngine
 from replanning.integrations.pydantic_ai import Replanned
+from replanning.journal import SqliteStore
 
 
 def model(messages, info):
@@ -26,17 +35,31 @@ async def search_archive(query: str) -> str:
     return f"{query}, from the archive"
 
 
-assistant = Agent(
-    FunctionModel(model),
-    tools=[search, search_archive],
-    capabilities=[Replanned(capabilities={"search": "web", "search_archive": "web"})],
-)
+def make_assistant(store):
+    """Return the agent, as each process makes it."""
+    engine = ReplanningEngine(store=SqliteStore(store))
+    return Agent(
+        FunctionModel(model),
+        tools=[search, Tool(search_archive, requires_approval=True)],
+        output_type=[str, DeferredToolRequests],
+        capabilities=[Replanned({"search": "web", "search_archive": "web"}, engine=engine)],
+    )
 
 
 async def main():
-    """The tool that fails is replaced, and the model sees the result of the other one."""
-    result = await assistant.run("changelog")
-    print(result.output)
+    """Ask, approve what the engine proposes, and print what the agent says."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "runs.db"
+        stopped = await make_assistant(store).run("changelog")
+        requests = stopped.output
+        [asked] = requests.metadata.values()
+        print("asked:", asked["replanning"]["questions"][0]["choices"])
+
+        result = await make_assistant(store).run(
+            message_history=stopped.all_messages(),
+            deferred_tool_results=requests.build_results(approve_all=True),
+        )
+        print(result.output)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,8 @@ ATTACHED = [
         "agent_framework_orchestrations",
         "report: a report of changelog, from the archive",
     ),
-    ("openai_agents_agent", "agents", "['changelog, from the archive'] found"),
+    ("mcp_proxy", "mcp", "paused after 3 tasks"),
+    ("openai_agents_agent", "agents", "['changelog, from the archive', 'published'] done"),
     ("langgraph_agent", "langchain", "'changelog, from the archive', 'found'"),
     ("temporal_demo", "temporalio", "of the same capability 'read-page'"),
     ("pydantic_ai_agent", "pydantic_ai", "found changelog, from the archive"),
@@ -67,7 +68,7 @@ def test_executor():
 
 @pytest.mark.parametrize(("name", "needed", "said"), ATTACHED)
 def test_attached_agents(name, needed, said):
-    """An agent of another framework is attached by two lines, and a tool that fails is replaced."""
+    """An agent of another framework is attached by two lines: a tool that fails is replaced, and a person is asked."""
     if find_spec(needed) is None:
         pytest.skip(f"{needed} is not installed")
     assert said in run("-W", "error", EXAMPLES / f"{name}.py")
