@@ -1,5 +1,6 @@
 """Workflows of the Microsoft Agent Framework whose agents are the plan, beside the framework alone."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -310,6 +311,40 @@ async def test_resumed(tmp_path: Path, kind: str, stream: bool) -> None:
         assert finished == [1, 1, 0]
     assert "".join(outputs(result)).endswith("critic spoke")
     assert [info.status for info in engine().store.runs()] == ["succeeded"]
+
+
+KILLED = """
+import os, sys
+import anyio
+from replanning import ReplanningEngine
+from replanning.integrations.agent_framework import replanned
+from replanning.journal import SqliteStore
+from tests.integrations.test_agent_workflows import Client, play, saying, built
+
+class Dying(Client):
+    def _inner_get_response(self, **_):
+        os._exit(7)
+
+writer = saying("writer")
+writer.client = Dying("writer")
+engine = ReplanningEngine(["repair"], store=SqliteStore(sys.argv[1]))
+workflow = replanned(built("sequential", [saying("finder"), writer]), engine, thread="report")
+anyio.run(play, workflow)
+"""
+
+
+async def test_killed(tmp_path: Path) -> None:
+    """After a process was killed, who had finished is not asked again, and who was cut off is."""
+    store = tmp_path / "runs.db"
+    died = await anyio.run_process([sys.executable, "-c", KILLED, str(store)], check=False)
+    assert died.returncode == 7
+    agents = [saying("finder"), saying("writer")]
+    engine = ReplanningEngine(["repair"], store=SqliteStore(store))
+    workflow = replanned(built("sequential", agents), engine, thread="report")
+    _, result = await play(workflow)
+    assert (asked(*agents), outputs(result)) == ([0, 1], ["writer spoke"])
+    assert agents[1].client.seen == [["go", "finder spoke"]]
+    assert status(engine) == "succeeded"
 
 
 async def test_resumed_from_a_checkpoint(tmp_path: Path) -> None:
