@@ -961,6 +961,35 @@ async def test_agents_of_an_invocation_that_is_resumed(tmp_path: Path, kind: str
     assert states(engine()) == {"finder": "DONE", "writer": "DONE", "critic": "DONE"}
 
 
+async def test_agent_that_was_cut_off(clock: VirtualClock) -> None:
+    """An agent that was cut off is asked again when its invocation is resumed, and the one before it is not."""
+    asking = asyncio.Event()
+
+    class Hanging(Answering):
+        async def generate_content_async(
+            self, llm_request: Any, stream: bool = False
+        ) -> AsyncIterator[Any]:
+            asking.set()
+            await asyncio.get_running_loop().create_future()
+            yield None
+
+    engine = make_engine("repair", clock=clock)
+    chat, agents = team("sequential", saying("writer"), replanning_agents(engine), resumable=True)
+    patient, agents[1].model = agents[1].model, Hanging(answer="", instructed=[])
+    running = asyncio.create_task(chat.send(text("go")))
+    await asking.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    agents[1].model = patient
+    session = await chat.runner.session_service.get_session(
+        app_name="app", user_id="u", session_id=chat.session.id
+    )
+    await chat.send(invocation_id=session.events[0].invocation_id)
+    assert asked(*agents) == [1, 1, 1]
+    assert states(engine) == {"finder": "DONE", "writer": "DONE", "critic": "DONE"}
+
+
 async def test_changes_of_pending_agents(clock: VirtualClock) -> None:
     """What has not begun can be preceded by another agent, reordered, replaced, skipped and followed by one."""
     changes = (
