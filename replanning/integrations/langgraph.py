@@ -47,6 +47,7 @@ from replanning.integrations.kit import (
     SessionTask,
     call_tool,
     describe_tools,
+    hinted_fields,
     missing_framework,
     shown_questions,
     thread_run,
@@ -209,6 +210,7 @@ def _described(tool: Any, *, dangerous: bool) -> dict[str, Any]:
         kind="langchain",
         dangerous=dangerous,
         stated=capability,
+        **hinted_fields(tool.metadata),  # as the adapters for tools of MCP servers put them there
     )
 
 

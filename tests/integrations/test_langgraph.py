@@ -5,6 +5,7 @@ import operator
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -695,6 +696,23 @@ async def test_failure_that_became_a_message(lost: bool, clock: VirtualClock) ->
     call: Any = {"name": "search", "args": {"query": "q"}, "id": "1"}
     [(_, _, text)] = told(await graph.ainvoke({"messages": [AIMessage("", tool_calls=[call])]}))
     assert ("lost" in text) if lost else (text == "q from the archive")
+
+
+async def test_a_tool_of_an_mcp_server_that_only_reads(clock: VirtualClock) -> None:
+    """Another tool takes the place of one in doubt whose server has annotated that it only reads."""
+
+    async def lose(query: str) -> str:
+        raise ConnectionResetError("lost")
+
+    for annotations, is_replaced in (({}, False), ({"readOnlyHint": True}, True)):
+        losing = StructuredTool.from_function(
+            coroutine=lose, name="search", description="Search.", metadata=annotations
+        )
+        engine = make_engine("repair", clock=clock)
+        agent = agent_of(model_of("search"), [losing, archive_tool], engine, capabilities=WEB)
+        with nullcontext() if is_replaced else pytest.raises(ConnectionResetError):
+            result = await agent.ainvoke(QUESTION)
+            assert told(result) == [("search", "call-0", "q0 from the archive")]
 
 
 async def test_failure_within_a_command(clock: VirtualClock) -> None:
