@@ -7,7 +7,7 @@ lost.
 from __future__ import annotations
 
 import asyncio  # noqa: TID251 # CrewAI executes the coroutines of its tools in loops of asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ import anyio.to_thread
 from pydantic import PrivateAttr, SerializationInfo, model_serializer
 
 from replanning.engine.engine import ReplanningEngine
+from replanning.engine.session import Execute
 from replanning.errors import (
     CallSkipped,
     NeedsHuman,
@@ -31,9 +32,10 @@ from replanning.integrations.kit import (
     Capabilities,
     ReportedFailure,
     answer_questions,
+    call_tool,
     describe_tools,
+    hand_back,
     missing_framework,
-    reported_result,
     thread_run,
     tool_fields,
     unknown_names,
@@ -390,30 +392,30 @@ class _Attachment:
                 )
             return result
 
+        async def call(hand_over: Execute) -> Any:
+            assert session is not None
+            try:
+                return await call_tool(
+                    self._engine, session.session, called, arguments, hand_over, asks=True
+                )
+            except NeedsHuman as error:
+                # CrewAI does not make the call again, so nobody is asked in vain.
+                answer_questions(
+                    self._engine,
+                    error.questions,
+                    approved=False,
+                    comment="the call is not made again",
+                )
+                own = error.own_error
+            return hand_back(own)
+
         try:
-            return session.invoke(called, arguments, execute)
+            return session.call(call, execute)
         except CallSkipped as skipped:
             told = str(skipped)
             return (
                 ToolFailure(message=told) if tool.result_as_answer else told
             )  # a failure is never the final answer
-        except NeedsHuman as error:
-            self._withdraw(error.questions)
-            return reported_result(error)
-        except ReportedFailure as error:
-            return reported_result(error)
-
-    def _withdraw(self, questions: Sequence[str]) -> None:
-        """Reject questions about a call that CrewAI does not make again, so that nobody is asked in vain."""
-        assert self.session is not None
-        reject = partial(
-            answer_questions,
-            self._engine,
-            questions,
-            approved=False,
-            comment="the call is not made again",
-        )
-        self.session.start(reject).result()
 
     def _on_step(self, _: Any, event: Any) -> None:
         session = self.session

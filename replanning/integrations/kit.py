@@ -410,11 +410,7 @@ async def call_tool(
             once = False
             continue
         # Not while the other one is handled, which would become its context.
-        if not isinstance(own, _HandedBack):
-            raise own
-        if own.result is None and own.__cause__ is not None:
-            raise own.__cause__
-        return own.result
+        return hand_back(own)
     for recorded, result in reversed(results):
         if recorded is output:
             return result
@@ -442,16 +438,13 @@ def _answers(
     return not any(live.in_doubt(leaf) for leaf in live.leaves(root))
 
 
-def reported_result(error: ReportedFailure | NeedsHuman) -> Any:
-    """Return the result of a tool that reported its failure; error is what the session raised in the end.
-
-    Raises:
-        Exception: what the tool raised, if it reported nothing.
-    """
-    original = error.own_error if isinstance(error, NeedsHuman) else error
-    if isinstance(original, ReportedFailure):
-        return original.result
-    raise original
+def hand_back(error: BaseException) -> Any:
+    """Return the result that a framework gets in the place of an exception, or raise what that stands for."""
+    if not isinstance(error, _HandedBack):
+        raise error
+    if error.result is None and error.__cause__ is not None:
+        raise error.__cause__
+    return error.result
 
 
 class SessionTask:

@@ -64,35 +64,6 @@ class SessionThread:
             # After an exception the portal does so by itself.
             portal.call(portal.stop, True)
 
-    def invoke(
-        self,
-        tool: str,
-        arguments: Mapping[str, object],
-        execute: ExecuteInThread,
-        *,
-        key: str = "",
-        passes: tuple[type[BaseException], ...] = (),
-    ) -> object:
-        """Call a tool by its name, and execute it, or what replaces it, in this thread.
-
-        Args:
-            tool: the name of the tool.
-            arguments: of the tool.
-            execute: executes a tool.
-            key: as `Session.invoke` takes it.
-            passes: as `Session.invoke` takes it.
-
-        Raises:
-            Exception: as `Session.invoke`.
-            NotRunning: the block was left.
-            RuntimeError: this is the thread of the session, which cannot wait for itself.
-        """
-
-        def invoke(hand_over: Execute) -> Coroutine[Any, Any, object]:
-            return self.session.invoke(tool, arguments, execute=hand_over, key=key, passes=passes)
-
-        return self.call(invoke, execute)
-
     def call(
         self,
         function: Callable[[Execute], Coroutine[Any, Any, ResultT]],

@@ -43,7 +43,10 @@ Executed = Callable[[str, Mapping[str, object]], object]
 
 def search_in(thread: SessionThread, execute: Executed, kind: type = AttemptStarted) -> object:
     """Call the tool `search` from this thread, so that this kind of record is made of it."""
-    return thread.invoke("search", arguments_for(kind), execute)
+    arguments = arguments_for(kind)
+    return thread.call(
+        lambda hand_over: thread.session.invoke("search", arguments, execute=hand_over), execute
+    )
 
 
 def arguments_for(kind: type) -> dict[str, object]:
