@@ -14,6 +14,8 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing, asynccontextmanager, suppress
+from functools import partial
+from threading import get_ident
 from typing import Any, Final, NamedTuple
 
 import anyio
@@ -30,7 +32,7 @@ from replanning.integrations.kit import (
     thread_run,
     tool_fields,
 )
-from replanning.journal.records import DecisionMade, RunResumed, TriggerFired
+from replanning.journal.records import DecisionMade, PlanRevised, RunResumed, TriggerFired
 from replanning.live.entries import TaskEntry
 from replanning.live.states import FINISHED, STUCK, TaskState
 from replanning.plan.document import Plan
@@ -238,12 +240,50 @@ class AgentSteps:
         for task_id in (*added, step):
             self._begun.add(task_id)
             self._drop_later_steps(task_id, known)
+        perform = partial(self._perform, execute=execute, known=known, passes=passes)
+        await self._perform_added(added, perform)
+        revised = anyio.Event()
+        thread = get_ident()
+
+        def wake(_: PlanRevised) -> None:
+            # Other runs of the engine may have other event loops.
+            if get_ident() == thread:
+                revised.set()
+
+        async def follow() -> None:
+            """Perform what is put before the step after it has failed, which waits for it."""
+            nonlocal revised
+            while True:
+                await revised.wait()
+                revised = anyio.Event()
+                with suppress(Exception):  # the step says what it waited for in vain
+                    await self._perform_added(self._added_before(step, known), perform)
+
+        failure: BaseException
+        stop = self._engine.monitor.on(PlanRevised, wake)
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(follow)
+                try:
+                    return await perform(step)
+                except anyio.get_cancelled_exc_class():
+                    raise
+                except BaseException as error:  # noqa: BLE001 # the group would wrap it
+                    failure = error
+                finally:
+                    group.cancel_scope.cancel()
+        finally:
+            stop()
+        raise failure
+
+    async def _perform_added(
+        self, added: Sequence[TaskId], perform: Callable[[str], Awaitable[object]]
+    ) -> None:
         for task_id in added:
             # Two steps may follow the same task, which only one of them can perform.
             async with self._adding:
                 with suppress(CallSkipped):
-                    await self._perform(task_id, execute, known, passes)
-        return await self._perform(step, execute, known, passes)
+                    await perform(task_id)
 
     def next_step(self, performed: Collection[str]) -> TaskId | None:
         """Return the next step that can be performed, or that has ended in an earlier process.

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import anyio
 import pytest
 
-from replanning import ReplanningEngine, Task
-from replanning.changes import AddTask, CancelTask, ModifyTask, RemoveTask, SkipTask
+from replanning import Alternative, ReplanningEngine, ReplanRequest, Task
+from replanning.changes import AddTask, CancelTask, ModifyTask, RemoveTask, RetryTask, SkipTask
 from replanning.errors import CallFailed, CallSkipped, NeedsHuman
 from replanning.integrations.agent_plans import (
     EARLIER,
@@ -249,3 +249,29 @@ def test_any_text_can_be_what_a_workflow_is_asked_for():
     """Control characters are no part of an objective, and an empty one has a name."""
     assert agent_plan("a\x00b\nc", [], AGENTS, None).goal.objective == "a b\nc"
     assert agent_plan("", [], AGENTS, None).goal.objective == "Run of a workflow"
+
+
+@pytest.mark.parametrize("failing", [(), ("editor",)])
+async def test_what_is_put_before_a_step_that_has_failed_is_done_before_it_is_tried_again(
+    failing: tuple[str, ...],
+):
+    """The step waits for it; where it fails for good, the step has failed as well."""
+    agents = Agents("writer")
+
+    def repair(_: ReplanRequest) -> list[Alternative]:
+        agents.failing = set(failing)
+        check = Task(id="check", tool="editor")
+        before = AddTask(task=check, before=("writer",))
+        return [alternative(before, RetryTask(task_id="writer"))]
+
+    engine = make_engine(repair, limits={"replans_per_lineage": 1})
+    async with agent_session(engine, chain("writer")) as session:
+        steps = AgentSteps(engine, session, asks=False)
+        if failing:
+            with pytest.raises((CallFailed, ValueError)):
+                await steps.perform("writer", agents, known={"writer"})
+            assert set(agents.asked) == {"writer", "editor"}
+        else:
+            output = await steps.perform("writer", agents, known={"writer"})
+            assert output == "writer said this"
+            assert agents.asked == ["writer", "editor", "writer"]
