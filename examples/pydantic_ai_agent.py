@@ -57,7 +57,9 @@ async def main():
 
         result = await make_assistant(store).run(
             message_history=stopped.all_messages(),
-            deferred_tool_results=requests.build_results(approve_all=True),
+            deferred_tool_results=requests.build_results(
+                approve_all=True, metadata=requests.metadata
+            ),
         )
         print(result.output)
 

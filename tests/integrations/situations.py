@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from replanning import Answer, ReplanningEngine
-from replanning.journal import AttemptSucceeded, TriggerFired
+from replanning.journal import AttemptSucceeded, MemoryStore, TriggerFired
 from replanning.testing import ScriptedGate
 from tests.integrations.drivers import (
     INTEGRATIONS,
@@ -347,21 +347,57 @@ async def cancellation(driver: type[Driver]) -> None:
     assert ended == ["x"]
 
 
+def hanging_once(began: asyncio.Event) -> Fake:
+    """Return a tool that never ends the first time."""
+
+    async def search(query: str) -> str:
+        if not began.is_set():
+            began.set()
+            await hang(query)
+        return found(query)
+
+    return Fake("search", search)
+
+
 @situation
-async def resumed_after_cancellation(driver: type[Driver]) -> None:
-    """An agent that was cut off within a call is resumed: what is done is not executed again, nor what may have taken effect."""
+async def resumed(driver: type[Driver]) -> None:
+    """An agent that was cancelled within a call is resumed: calls that are done are not executed again, and one that may have taken effect only if a person agrees."""
     began = asyncio.Event()
-
-    async def wait(query: str) -> str:
-        began.set()
-        return await hang(query)
-
-    search = Fake("search", wait)
-    archive = Fake("archive", archived)
-    async with driver([search, archive], engine_of(), {}, asks=True) as agent:
+    tools = [Fake("archive", archived), hanging_once(began)]
+    async with driver(tools, engine_of(), {}, asks=True) as agent:
         await cut_off(agent, began, [Call("archive")], SEARCH)
-        outcome = await agent.go_on()
-    assert executions(search, archive) == [1, 1], outcome
+        await assert_asked_first(agent, tools)
+
+
+@situation
+async def killed(driver: type[Driver]) -> None:
+    """The same holds for an agent whose process was killed within a call, and that another process resumes."""
+    began = asyncio.Event()
+    tools = [Fake("archive", archived), hanging_once(began)]
+    engine = engine_of()
+    left = MemoryStore()
+    async with driver(tools, engine, {}, asks=True) as agent:
+
+        def leave() -> None:
+            for run in engine.store.runs():
+                lease = left.create(run.run, "killed", 0, 0)
+                for record in engine.store.read(run.run):
+                    left.append(lease, record)
+
+        await cut_off(agent, began, [Call("archive")], SEARCH, before=leave)
+        later = driver(tools, engine_of(store=left), {}, asks=True, after=agent)
+        async with later:
+            await assert_asked_first(later, tools)
+
+
+async def assert_asked_first(agent: Driver, tools: Sequence[Fake]) -> None:
+    """Go on with a run whose last call was cut off, and check that a person is asked before it is executed again."""
+    outcome = await agent.go_on()
+    assert executions(*tools) == [1, 1]
+    assert outcome.waiting is not None
+    outcome = await agent.approve(outcome)
+    assert (outcome.end, outcome.told[-1:]) == ("done", ["x, found"])
+    assert executions(*tools) == [1, 2]
 
 
 @situation
@@ -384,16 +420,16 @@ async def broken_stream(driver: type[Driver]) -> None:
 
 @situation
 async def different_arguments(driver: type[Driver]) -> None:
-    """A tool fails for five different arguments: it is executed for a sixth."""
+    """A tool fails for several different arguments: it is executed for another one."""
 
     def fetch(query: str) -> str:
         if query != "good":
-            raise ConnectionRefusedError(query)
+            raise ConnectionError("name or service not known")
         return found(query)
 
     search = Fake("search", fetch)
     async with driver([search], engine_of(), {}) as agent:
-        for query in ("a", "b", "c", "d", "e"):
+        for query in "abcdefgh":
             await agent.run([Call("search", query)])
         outcome = await agent.run([Call("search", "good")])
     assert (outcome.end, outcome.told[-1:]) == ("done", ["good, found"])

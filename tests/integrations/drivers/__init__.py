@@ -125,6 +125,7 @@ class Driver(ABC):
         stated: about the tools.
         asks: whether a person can be asked in the way of the framework.
         approvals: whether the engine asks in this way, where the integration has an option for that.
+        after: the driver of a process that was killed, whose conversation this one has.
     """
 
     has_approvals = True
@@ -137,12 +138,14 @@ class Driver(ABC):
         *,
         asks: bool = False,
         approvals: bool = True,
+        after: Any = None,
     ) -> None:
         self.tools = tools
         self.engine = engine
         self.stated = {name: _as_fields(each) for name, each in stated.items()}
         self.asks = asks
         self.options: dict[str, Any] = {} if approvals else {"approvals": False}
+        self.after = after
         self.stack = AsyncExitStack()
         if not self.has_approvals:
             for each in tools:
@@ -234,16 +237,27 @@ class Integration:
         return module.driver
 
 
-async def cut_off(driver: Driver, began: asyncio.Event, *messages: Sequence[Call]) -> Outcome:
-    """Cancel a run once a tool has begun."""
+async def cut_off(
+    driver: Driver,
+    began: asyncio.Event,
+    *messages: Sequence[Call],
+    before: Callable[[], None] = lambda: None,
+) -> Outcome:
+    """Cancel a run once a tool has begun, after what has to be done before."""
     run = asyncio.ensure_future(driver.run(*messages))
     await asyncio.wait_for(began.wait(), 20)
+    before()
     run.cancel()
     try:
         return await run
     except asyncio.CancelledError as error:
         return Outcome(failed(error))
 
+
+_LATE_MESSAGES: Final = "The framework keeps the messages of a run when it ends, so a run that was cut off is begun anew."
+_NO_STATE: Final = "A run that was cut off has no state from which it could go on."
+_NO_IDS: Final = "A crew keeps no ids of calls, so a task that was cut off is begun anew."
+_NO_KEYS: Final = "Calls have no keys in the protocol."
 
 INTEGRATIONS: Final = (
     Integration(
@@ -264,8 +278,8 @@ INTEGRATIONS: Final = (
         {
             "reported_failure": "A function fails by raising alone; an `isError` of a server of MCP "
             "is raised, too.",
-            "resumed_after_cancellation": "The framework keeps the messages of a run when it ends, "
-            "so a run that was cancelled is begun anew.",
+            "resumed": _LATE_MESSAGES,
+            "killed": _LATE_MESSAGES,
         },
         "agent_framework",
     ),
@@ -277,8 +291,8 @@ INTEGRATIONS: Final = (
         {
             "answered_question": "A tool that has begun cannot interrupt the run: questions go to a "
             "gate, and the call waits.",
-            "resumed_after_cancellation": "A run that was cancelled has no state from which it could "
-            "go on.",
+            "resumed": _NO_STATE,
+            "killed": _NO_STATE,
             "control_flow": "A tool stops a run by raising alone, which is a failure.",
         },
         "agents",
@@ -293,7 +307,8 @@ INTEGRATIONS: Final = (
             "approval": "A crew asks nobody before it calls a tool.",
             "cancellation": "Tools are executed in threads, which nothing can stop; the crew ends "
             "without them.",
-            "resumed_after_cancellation": "Calls have no ids that a crew keeps.",
+            "resumed": _NO_IDS,
+            "killed": _NO_IDS,
             "broken_stream": "A crew has no conversation that could go on.",
         },
         "crewai",
@@ -315,7 +330,8 @@ INTEGRATIONS: Final = (
             "tried again.",
             "answered_question": "The call of a client waits for the answer, and is not made again.",
             "approval": "The client asks before it calls a tool.",
-            "resumed_after_cancellation": "Calls have no keys in the protocol.",
+            "resumed": _NO_KEYS,
+            "killed": _NO_KEYS,
             "broken_stream": "The protocol streams no conversation.",
             "control_flow": "A tool stops nothing but its own call.",
         },

@@ -86,6 +86,11 @@ class GoogleADK(Driver):
         )
         self._runner = InMemoryRunner(app=app)
         self.stack.push_async_callback(self._runner.close)
+        if self.after is not None:
+            self._runner.session_service = self.after._runner.session_service
+            self._session = self.after._session
+            self._invocation = self.after._invocation
+            return
         sessions = self._runner.session_service
         self._session = await sessions.create_session(app_name="app", user_id="u")
 

@@ -85,6 +85,9 @@ class LangChain(Driver):
     async def open(self) -> None:
         """Make the graph."""
         self._model = Model(script=[], told=[])
+        self.saver = InMemorySaver() if self.asks else None
+        if self.after is not None:
+            self.saver = self.after.saver
         self._config = THREAD if self.asks else {}
         graph = self.graph([self._tool(each) for each in self.tools])
         if self.engine is not None:
@@ -99,8 +102,7 @@ class LangChain(Driver):
         approved = {each.name: True for each in self.tools if each.needs_approval}
         if approved:
             middleware.append(HumanInTheLoopMiddleware(interrupt_on=approved))
-        saver = InMemorySaver() if self.asks else None
-        return create_agent(self._model, tools, middleware=middleware, checkpointer=saver)
+        return create_agent(self._model, tools, middleware=middleware, checkpointer=self.saver)
 
     async def run(self, *messages: Sequence[Call], stream: bool = False) -> Outcome:
         """Send a message of the user."""

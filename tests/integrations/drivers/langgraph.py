@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 
@@ -32,7 +31,7 @@ class LangGraph(LangChain):
         builder.add_edge(START, "model")
         builder.add_conditional_edges("model", tools_condition)
         builder.add_edge("tools", "model")
-        return builder.compile(checkpointer=InMemorySaver() if self.asks else None)
+        return builder.compile(checkpointer=self.saver)
 
 
 driver = LangGraph

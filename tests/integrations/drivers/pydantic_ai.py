@@ -40,6 +40,8 @@ class PydanticAI(Driver):
         self._script: list[Sequence[Call]] = []
         self._told: list[str] = []
         self._history: list[ModelMessage] = []
+        if self.after is not None:
+            self._history = self.after._history
         self._spans = Spans()
         settings = InstrumentationSettings(tracer_provider=self._spans.provider)
         capabilities: list[Any] = [Instrumentation(settings)]
@@ -60,7 +62,7 @@ class PydanticAI(Driver):
     async def approve(self, outcome: Outcome) -> Outcome:
         """Approve all requests."""
         requests, history = outcome.waiting
-        results = requests.build_results(approve_all=True)
+        results = requests.build_results(approve_all=True, metadata=requests.metadata)
         return await self._run(message_history=history, deferred_tool_results=results)
 
     async def go_on(self) -> Outcome:

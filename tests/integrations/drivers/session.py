@@ -17,6 +17,11 @@ class Program(Driver):
 
     has_approvals = False
 
+    async def open(self) -> None:
+        """Know what a killed process wanted to do."""
+        if self.after is not None:
+            self._messages = self.after._messages
+
     async def run(self, *messages: Sequence[Call], stream: bool = False) -> Outcome:
         """Make the calls, those of one message at once."""
         self._messages = messages
