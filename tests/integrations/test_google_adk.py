@@ -606,11 +606,12 @@ async def test_question_that_is_not_put_to_the_user(clock: VirtualClock) -> None
     assert chat.seen[1:] == [[{"error": "a"}]]
 
     inner = agent([call("search", query="a")], name="inner", tools=tools)
+    engine = make_engine(archive_instead, clock=clock)
     with pytest.raises(KeyError):
         await Chat(
-            agent([call("inner", request="a")], tools=[AgentTool(inner)]),
-            attached(make_engine(archive_instead, clock=clock)),
+            agent([call("inner", request="a")], tools=[AgentTool(inner)]), attached(engine)
         ).send(text("go"))
+    assert engine.pending() == []
 
 
 async def test_long_running_tools(clock: VirtualClock) -> None:

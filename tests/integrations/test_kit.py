@@ -189,3 +189,4 @@ async def test_approval(clock: VirtualClock) -> None:
         assert executed == ["search", "archive"]
         with pytest.raises(PermissionError, match="no key"):
             await call(session, key="call-2")
+        assert engine.pending() == []
