@@ -613,21 +613,6 @@ def told(result: Any) -> list[tuple[str, str, str]]:
 QUESTION = {"messages": [("user", "hello")]}
 
 
-async def test_tool_substitute(clock: VirtualClock) -> None:
-    """A tool that fails is replaced, calls at once each get their own result, and the model sees the tool that it called."""
-    engine = make_engine("repair", clock=clock)
-    agent = agent_of(
-        model_of(*["search", "archive"] * 5), [search_tool, archive_tool], engine, capabilities=WEB
-    )
-    result = await agent.ainvoke(QUESTION)
-    assert told(result) == [
-        (("search", "archive")[number % 2], f"call-{number}", f"q{number} from the archive")
-        for number in range(10)
-    ]
-    assert result["messages"][-1].text == "I am done"
-    assert statuses(engine) == ["succeeded"]
-
-
 async def test_tool_without_a_way_on(clock: VirtualClock) -> None:
     """A tool without a way on fails as it would without us; one whose failures become messages gives its message."""
     engine = make_engine("repair", clock=clock)

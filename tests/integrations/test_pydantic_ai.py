@@ -17,7 +17,6 @@ pytest.importorskip("pydantic_ai")
 
 from pydantic_ai import (
     Agent,
-    AgentRunResultEvent,
     ApprovalRequired,
     CallDeferred,
     DeferredToolRequests,
@@ -121,43 +120,6 @@ def only_run(engine: ReplanningEngine) -> str:
     """The id of the only run in the store."""
     [run] = engine.store.runs()
     return str(run.run)
-
-
-async def told(agent: Agent[Any, Any]) -> list[str]:
-    """What an agent tells while it runs, without ids and times."""
-    said = []
-    async with agent.run_stream_events("find x") as events:
-        async for event in events:
-            if isinstance(event, AgentRunResultEvent):
-                said += [str(event.result.output), str(event.result.usage)]
-                said += [
-                    f"{type(part).__name__} {part.content if hasattr(part, 'content') else part}"
-                    for message in event.result.all_messages()
-                    for part in message.parts
-                ]
-            else:
-                said.append(
-                    f"{type(event).__name__} {getattr(getattr(event, 'part', None), 'content', '')}"
-                )
-    return said
-
-
-async def test_same_without_failures(clock):
-    """An agent whose tools do not fail tells the same events, messages, outputs and usage with an engine."""
-
-    async def look(query: str) -> str:
-        return query
-
-    calls = [
-        ("look", {"query": "a"}),
-        ("look", {"query": "b"}),
-    ]  # async, as threads end in any order
-    without, attached = [
-        await told(agent_of(calling(*calls), [search, look], engine))
-        for engine in (None, make_engine("repair", clock=clock))
-    ]
-    assert attached == without
-    assert len(attached) > 10
 
 
 async def test_substitute(clock):
