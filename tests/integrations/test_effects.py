@@ -62,7 +62,6 @@ async def in_plan(tools: Tools, engine: ReplanningEngine | None, stated: Stated)
 
 async def in_node(tools: Tools, engine: ReplanningEngine | None, stated: Stated) -> object:
     """Run a graph of LangGraph whose node is the tool."""
-    pytest.importorskip("langgraph")
     from langgraph.graph import StateGraph
 
     from replanning.integrations.langgraph import replanned
@@ -103,6 +102,7 @@ def attachment(name: str) -> Attach:
     if name == "plan":
         return in_plan
     if name == "node":
+        pytest.importorskip("langgraph")
         return in_node
     if name == "without event loop":
         return attach_of(without_event_loop())
