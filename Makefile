@@ -14,7 +14,7 @@ EACH := -n auto --dist worksteal
 FRAMEWORKS ?= google-adk crewai swarms
 
 # The frameworks whose own tests are run on attached agents and graphs.
-SUITES ?= agent-framework google-adk langgraph openai-agents pydantic-ai
+SUITES ?= agent-framework crewai google-adk langgraph openai-agents pydantic-ai
 
 # The tests start the program hundreds of times: what Python has compiled is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
@@ -82,7 +82,7 @@ test-local: .venv-local/.local ## run the tests of the model that runs in-proces
 test-frameworks: $(FRAMEWORKS:%=.venv-%/.framework) ## run the tests of frameworks that need an environment of their own, each in that
 	@for name in $(FRAMEWORKS); do \
 		echo "== $$name"; \
-		.venv-$$name/bin/python -m pytest -rs tests/integrations/test_$$(echo $$name | tr - _).py tests/integrations/test_situations.py tests/integrations/test_effects.py $(ARGS) || exit 1; \
+		.venv-$$name/bin/python -m pytest -rs tests/integrations/test_$$(echo $$name | tr - _)*.py tests/integrations/test_situations.py tests/integrations/test_effects.py $(ARGS) || exit 1; \
 	done
 
 framework-suites: $(VENV)/.dev ## run the tests of frameworks themselves, as they are and attached, and say what fails only attached

@@ -21,7 +21,8 @@ import subprocess
 import sys
 import tarfile
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import wraps
 from importlib.metadata import distributions
@@ -38,7 +39,7 @@ ATTACH: Final = "REPLANNING_ATTACH"
 PYTEST: Final = ("pytest", "pytest-asyncio", "pytest-mock", "pytest-timeout", "pytest-xdist")
 
 TOO_LARGE: Final = (":(exclude)*/cassettes/*", ":(exclude)*/assets/*")
-"""Recordings of answers over the network, which the tests named here do not read."""
+"""Recordings of answers over the network, which most of the tests named here do not read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,7 @@ class Framework:
         attach: attaches all that the tests create to an engine, from then on.
         folder: path of the package within the repository.
         paths: what is extracted, relative to `folder`.
+        left_out: what is not, of that.
         options: arguments for pytest.
         variables: of the environment, with reasons beside them.
     """
@@ -66,6 +68,7 @@ class Framework:
     attach: Callable[[], None]
     folder: str = ""
     paths: tuple[str, ...] = ("tests", "pyproject.toml")
+    left_out: tuple[str, ...] = TOO_LARGE
     options: tuple[str, ...] = ()
     variables: tuple[tuple[str, str], ...] = ()
 
@@ -92,6 +95,41 @@ def attach_agent_framework() -> None:
 
     Agent.run = run_attached
     WorkflowBuilder.build = build_attached
+
+
+def attach_crewai() -> None:
+    """Attach every crew for as long as it runs."""
+    from crewai import Crew
+
+    from replanning import ReplanningEngine
+    from replanning.integrations.crewai import replanned
+
+    run_crew, run_crew_async = Crew.kickoff, Crew.akickoff
+
+    @contextmanager
+    def attached(crew: Any) -> Iterator[None]:
+        with ExitStack() as stack:
+            # A run of the same crew around this one has attached it.
+            with suppress(ValueError):
+                stack.enter_context(replanned(crew, ReplanningEngine(providers=[])))
+            yield
+
+    @wraps(run_crew)
+    def run_attached(crew: Any, *args: Any, **kwargs: Any) -> Any:
+        # The run behind a stream is a kickoff of its own.
+        if crew.stream:
+            return run_crew(crew, *args, **kwargs)
+        with attached(crew):
+            return run_crew(crew, *args, **kwargs)
+
+    @wraps(run_crew_async)
+    async def run_attached_async(crew: Any, *args: Any, **kwargs: Any) -> Any:
+        if crew.stream:
+            return await run_crew_async(crew, *args, **kwargs)
+        with attached(crew):
+            return await run_crew_async(crew, *args, **kwargs)
+
+    Crew.kickoff, Crew.akickoff = run_attached, run_attached_async
 
 
 def attach_google_adk() -> None:
@@ -207,6 +245,56 @@ FRAMEWORKS: Final = {
         ),
         attach=attach_agent_framework,
         options=("-o", "asyncio_mode=auto", "--import-mode=importlib"),
+    ),
+    "crewai": Framework(
+        distribution="crewai",
+        git="https://github.com/crewAIInc/crewAI",
+        tag="{version}",
+        # Answers of models are recorded; the files that read them lie at the root.
+        paths=("conftest.py", ".env.test", "pyproject.toml", "lib/crewai/tests"),
+        left_out=(),
+        tests=(
+            "lib/crewai/tests/agents",
+            "lib/crewai/tests/crew",
+            "lib/crewai/tests/events",
+            "lib/crewai/tests/hooks",
+            "lib/crewai/tests/task",
+            "lib/crewai/tests/test_callback.py",
+            "lib/crewai/tests/test_checkpoint.py",
+            "lib/crewai/tests/test_crew.py",
+            "lib/crewai/tests/test_crew_multimodal.py",
+            "lib/crewai/tests/test_crew_thread_safety.py",
+            "lib/crewai/tests/test_custom_llm.py",
+            "lib/crewai/tests/test_event_record.py",
+            "lib/crewai/tests/test_execution_uuid.py",
+            "lib/crewai/tests/test_flow_human_input_integration.py",
+            "lib/crewai/tests/test_flow_usage_metrics.py",
+            "lib/crewai/tests/test_guardrail_serialization.py",
+            "lib/crewai/tests/test_markdown_task.py",
+            "lib/crewai/tests/test_project.py",
+            "lib/crewai/tests/test_streaming.py",
+            "lib/crewai/tests/test_streaming_integration.py",
+            "lib/crewai/tests/test_task.py",
+            "lib/crewai/tests/test_task_guardrails.py",
+            "lib/crewai/tests/test_tool_cache_default.py",
+            "lib/crewai/tests/tools",
+            "lib/crewai/tests/utilities/crew",
+            "lib/crewai/tests/utilities/evaluators",
+            "lib/crewai/tests/utilities/test_agent_utils.py",
+            "lib/crewai/tests/utilities/test_events.py",
+            "lib/crewai/tests/utilities/test_planning_handler.py",
+            "lib/crewai/tests/utilities/test_structured_planning.py",
+        ),
+        requirements=(
+            "crewai=={version}",
+            "pytest-recording",
+            "pytest-subprocess",
+            "python-dotenv",
+            "vcrpy",
+        ),
+        attach=attach_crewai,
+        options=("--import-mode=importlib", "--block-network", "--dist=loadfile"),
+        variables=(("CREWAI_DISABLE_VERSION_CHECK", "true"),),
     ),
     "google-adk": Framework(
         distribution="google-adk",
@@ -395,7 +483,7 @@ def extract_tests(framework: Framework, version: str, git: str, folder: Path) ->
             subprocess.run([*command, f"--branch={tag}", git, str(repository)], check=True)
     folder.mkdir(parents=True, exist_ok=True)
     command = ["git", "-C", str(repository), "archive", f"{tag}:{framework.folder}"]
-    wanted = [*framework.paths, *TOO_LARGE]
+    wanted = [*framework.paths, *framework.left_out]
     archive = subprocess.run([*command, *wanted], check=True, stdout=subprocess.PIPE)
     with tarfile.open(fileobj=BytesIO(archive.stdout)) as tar:
         tar.extractall(folder, filter="data")
