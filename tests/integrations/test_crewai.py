@@ -266,7 +266,7 @@ async def test_a_call_that_is_cut_off_is_executed_once() -> None:
     assert alone == {"charge": 1, "stand_in": 0}
     repeated = (await count(pay, ENDINGS["timeout"].end, None, {}))["charge"]
     for stated in ({}, {"idempotent": True}):
-        counted = await count_exceeded(pay, repairing(), in_thread=True, timeout=0.05, **stated)
+        counted = await count_exceeded(pay, repairing(), in_thread=True, timeout=0.3, **stated)
         assert counted == {"charge": repeated, "stand_in": 0}
 
 
