@@ -33,7 +33,7 @@ from replanning.plan.types import RunId
 
 _MAX_OUTCOMES: Final = 10_000
 
-_MAX_ENDED_RUNS: Final = 1_000
+_MAX_ENDED_RECORDS: Final = 100_000
 
 
 @dataclass(slots=True)
@@ -52,8 +52,8 @@ class _StoredRun:
 class MemoryStore(RunStore):
     """Store in memory: fast, and lost when the process ends. It keeps bodies as objects, without encoding them, and reads copies.
 
-    Of the runs that have ended it keeps the last 1,000, so that a process may work for months.
-    Those that can be resumed stay.
+    Of the runs that have ended it keeps the last one, and those before it up to 100,000 records in
+    all, so that a process may work for months. Runs that are open or can be resumed stay.
     """
 
     durable: ClassVar[bool] = False
@@ -61,6 +61,7 @@ class MemoryStore(RunStore):
     def __init__(self) -> None:
         self._runs: dict[RunId, _StoredRun] = {}
         self._ended: dict[RunId, None] = {}
+        self._ended_records = 0
         self._outcomes: deque[ToolOutcome] = deque(maxlen=_MAX_OUTCOMES)
         self._lock = Lock()
 
@@ -82,7 +83,7 @@ class MemoryStore(RunStore):
         with self._lock:
             if not is_lease_free(kept.owner, kept.until, at):
                 raise RunOwned(run, str(kept.owner))
-            self._ended.pop(run, None)
+            self._forget_end(run)
             kept.epoch += 1
             kept.owner, kept.until = owner, at + ttl
             return Lease(run, kept.epoch, owner)
@@ -101,9 +102,10 @@ class MemoryStore(RunStore):
             if kept.bodies and _status(kept.bodies) not in FINISHED_STATUSES:
                 return
             self._ended[lease.run] = None
-            if len(self._ended) > _MAX_ENDED_RUNS:
+            self._ended_records += len(kept.bodies)
+            while self._ended_records > _MAX_ENDED_RECORDS and len(self._ended) > 1:
                 oldest = next(iter(self._ended))
-                del self._ended[oldest]
+                self._forget_end(oldest)
                 del self._runs[oldest]
 
     def append(self, lease: Lease, record: Record) -> None:
@@ -177,6 +179,11 @@ class MemoryStore(RunStore):
             newest = reversed(list(self._outcomes))
         found = (o for o in newest if tool in (None, o.tool) and capability in (None, o.capability))
         return list(islice(found, limit))
+
+    def _forget_end(self, run: RunId) -> None:
+        if run in self._ended:
+            del self._ended[run]
+            self._ended_records -= len(self._runs[run].bodies)
 
     def _existing_run(self, run: RunId) -> _StoredRun:
         kept = self._runs.get(run)

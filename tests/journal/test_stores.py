@@ -378,12 +378,22 @@ def test_process_that_runs_for_months():
         store.append(lease, Record(2, 0.0, journal.RunEnded(status, "")))
         store.release(lease)
     store.acquire("open", "me", 0.0, 5.0)
-    for number in range(1_000):
-        store.release(store.create(f"run-{number}", "me", 0.0, 5.0))
-    assert [info.run for info in store.runs()] == ["open", "paused"]
-    assert list(store.read("run-0")) == []
+    for number in range(2):
+        lease = store.create(f"large-{number}", "me", 0.0, 5.0)
+        for seq in range(1, 50_001):
+            store.append(lease, Record(seq, 0.0, journal.RunEnded("succeeded", "")))
+        store.release(lease)
+    assert {info.run for info in store.runs()} == {"open", "paused", "large-0", "large-1"}
     with pytest.raises(LookupError, match="there is no run 'ended'"):
         store.read("ended")
+    store.release(store.create("last", "me", 0.0, 5.0))
+    assert {info.run for info in store.runs()} == {"open", "paused", "large-0", "large-1"}
+    store.acquire("large-0", "me", 0.0, 5.0)
+    lease = store.acquire("large-1", "me", 0.0, 5.0)
+    for seq in range(50_001, 150_001):
+        store.append(lease, Record(seq, 0.0, journal.RunEnded("succeeded", "")))
+    store.release(lease)
+    assert {info.run for info in store.runs()} == {"open", "paused", "large-0", "large-1"}
 
 
 @pytest.mark.parametrize(
