@@ -210,15 +210,24 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
             (result,) = await anyio.to_thread.run_sync(lambda: (work(),), abandon_on_cancel=True)
         return await result if inspect.isawaitable(result) else result
 
-    async def verify(self, output: object) -> None:
+    async def verify(
+        self, output: object, value_of: Callable[[object], object] | None = None
+    ) -> None:
         """Ask the function that was given as `expect`, if any, about an output.
+
+        Args:
+            output: the output.
+            value_of: makes of it what the function is given; by default the output.
 
         Raises:
             UnexpectedOutput: the output is not as expected.
         """
         if self._expects is None:
             return
-        verdict = self._expects(output)
+        value = output
+        if value_of is not None:
+            value = value_of(output)
+        verdict = self._expects(value)
         if inspect.isawaitable(verdict):
             verdict = await verdict
         if verdict is None or verdict is True:

@@ -123,6 +123,7 @@ class Session:
         key: str = "",
         once: bool = True,
         passes: tuple[type[BaseException], ...] = (),
+        value_of: Callable[[object], object] | None = None,
     ) -> object:
         """Call a tool by its name and return its result, or that of what replaced it.
 
@@ -140,6 +141,8 @@ class Session:
                 for a person, is continued.
             passes: exceptions that are control flow rather than failures, in addition to those of
                 the session.
+            value_of: makes of what `execute` returns the output that `expect` of a tool is about;
+                by default that itself.
 
         Raises:
             Exception: as `PlanRun.perform`.
@@ -178,10 +181,10 @@ class Session:
             else:
                 raise LookupError(f"no function was given for the tool {name!r}")
             if function is not None:
-                await function.verify(output)
+                await function.verify(output, value_of)
             return output
 
-        lineage = LineageExecution(self.run, task_id, (*self._passes, *passes))
+        lineage = LineageExecution(self.run, task_id, (*self._passes, *passes), value_of)
         # The work changes nothing of its task, which need not be copied.
         try:
             return await lineage.perform(work, started=started, copied=False)

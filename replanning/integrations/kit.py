@@ -337,6 +337,7 @@ async def call_tool(
     resumed: bool = False,
     encode: Callable[[Any], object] | None = None,
     decode: Callable[[Any], object] | None = None,
+    value: Callable[[Any], object] | None = None,
 ) -> Any:
     """Make a call of an agent, and return or raise what its framework expects of it.
 
@@ -361,6 +362,7 @@ async def call_tool(
         resumed: whether a call that an earlier run of the agent has given up is made anew, as one that was approved is.
         encode: makes of a result what the journal records of it; by default the result itself.
         decode: makes a result of what the journal has recorded.
+        value: makes of a result the output that `expect` of a tool is about; by default what is recorded.
 
     Raises:
         CallSkipped: the call was skipped, for the reason that it has as text.
@@ -382,6 +384,16 @@ async def call_tool(
         results.append((recorded, result))
         return recorded
 
+    def result_of(recorded: object) -> object:
+        return next((result for known, result in results if known is recorded), recorded)
+
+    value_of = None
+    if value is not None:
+        to_value = value
+
+        def value_of(recorded: object) -> object:
+            return to_value(result_of(recorded))
+
     seen: set[str] = set()
     if approved:
         seen.update(question.id for question in engine.pending(session.run.id))
@@ -389,7 +401,13 @@ async def call_tool(
     while True:
         try:
             output = await session.invoke(
-                tool, arguments, execute=recording, key=key, once=once, passes=passes
+                tool,
+                arguments,
+                execute=recording,
+                key=key,
+                once=once,
+                passes=passes,
+                value_of=value_of,
             )
             break
         except NeedsHuman as error:

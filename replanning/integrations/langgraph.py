@@ -468,6 +468,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
                     asks=self._asks,
                     encode=encoded,
                     decode=decode,
+                    value=_value,
                 )
             except CallSkipped as skipped:
                 if not is_tool:
@@ -699,6 +700,11 @@ class _Attachment:
         run = _Run(self.engine, thread.session, asks=asks, thread=thread, opened=opened)
         _OPEN[run.session.run.id] = run
         return run
+
+
+def _value(result: Any) -> Any:
+    """Return what a tool has said, without the message around it."""
+    return result.content if isinstance(result, ToolMessage) else result
 
 
 class ReplannedGraph(CompiledStateGraph):  # type: ignore[misc]  # its types are not followed

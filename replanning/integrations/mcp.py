@@ -327,6 +327,7 @@ class McpProxy:
                 execute,
                 encode=_recorded,
                 decode=_outputs_of_several,
+                value=_value,
             )
         except CallSkipped as skipped:
             # A result that is no error must fit the output schema of the tool.
@@ -389,6 +390,13 @@ def _without_reserved(meta: Mapping[str, Any] | None) -> Any:
 
 def _recorded(result: CallToolResult) -> object:
     return as_object(result.model_dump(mode="json", by_alias=True, exclude_none=True))
+
+
+def _value(result: CallToolResult) -> object:
+    """Return the structured content of a result, or else its text."""
+    if result.structured_content is not None:
+        return result.structured_content
+    return "\n".join(part.text for part in result.content if part.type == "text")
 
 
 def _outputs_of_several(outputs: object) -> CallToolResult:

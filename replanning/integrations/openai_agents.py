@@ -397,6 +397,7 @@ class _Tool:
                 key=key,
                 encode=_recorded,
                 decode=_restored,
+                value=_value,
             )
         except CallSkipped as skipped:
             return str(skipped)
@@ -503,6 +504,11 @@ def _recorded(output: Any) -> Any:
         content = to_jsonable_python(output, fallback=repr)
         return {_OUTPUT: "text", "value": str(output), "content": content}
     return output
+
+
+def _value(output: Any) -> Any:
+    """Return what a tool has said, without the content around a text."""
+    return output.text if isinstance(output, ToolOutputText) else output
 
 
 def _restored(recorded: Any) -> Any:

@@ -261,6 +261,7 @@ class _AgentRun:
                 resumed=self._resumed,
                 encode=_recorded,
                 decode=_restored,
+                value=_value,
             )
         except NeedsHuman as error:
             self._asked = True
@@ -350,6 +351,11 @@ def _recorded(result: Any) -> Any:
             return result
         return {_RESULT: "return" if is_return else "content", "value": content}
     return result
+
+
+def _value(result: Any) -> Any:
+    """Return what a tool has said, without what it adds for the program."""
+    return result.return_value if isinstance(result, ToolReturn) else result
 
 
 def _restored(recorded: Any) -> Any:

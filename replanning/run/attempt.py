@@ -262,6 +262,7 @@ class Attempt:
         passes: exceptions that are control flow rather than failures, and go on.
         must_store: whether an output that is too large for the journal is a failure; otherwise it
             is left out.
+        value_of: makes of the output what expectations are about; by default the output.
         in_own_task: whether the body runs in a task of the library, so that a cancellation that the
             library did not cause is a failure.
         scope: what is cancelled with the attempt.
@@ -279,6 +280,7 @@ class Attempt:
     started: AttemptId | None = None
     passes: tuple[type[BaseException], ...] = ()
     must_store: bool = True
+    value_of: Callable[[object], object] | None = None
     in_own_task: bool = False
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     in_scope_of_worker: bool = False
@@ -378,7 +380,9 @@ class Attempt:
                 if error is None or isinstance(error, anyio.get_cancelled_exc_class()):
                     return False  # the worker's scope takes it
         elif error is None:
-            life.attempts.succeeded(self.id, self.output, must_store=self.must_store)
+            life.attempts.succeeded(
+                self.id, self.output, must_store=self.must_store, value_of=self.value_of
+            )
             return True
         assert error is not None
         # Control flow of a framework, such as a handoff: the call is made again, and not in doubt.

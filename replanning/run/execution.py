@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import anyio
@@ -80,6 +81,7 @@ class LineageExecution:
         run: the run.
         task_id: a task of the lineage.
         passes: exceptions that are control flow rather than failures.
+        value_of: makes of an output what expectations are about; by default the output.
 
     Attributes:
         root: the first task of the lineage.
@@ -96,11 +98,13 @@ class LineageExecution:
         run: ObservedRun,
         task_id: TaskId,
         passes: tuple[type[BaseException], ...],
+        value_of: Callable[[object], object] | None = None,
     ) -> None:
         live = run.live
         self._run = run
         self._lifecycle = run._lifecycle
         self._passes = passes
+        self._value_of = value_of
         self._asked = task_id
         self.root = live.entry(live.entry(task_id).root)
         self.outputs: dict[TaskId, object] = {}
@@ -248,6 +252,7 @@ class LineageExecution:
             started=started,
             passes=self._passes,
             must_store=False,
+            value_of=self._value_of,
         )
         async with attempt:
             if not attempt.cancelled:

@@ -146,8 +146,19 @@ class OutputKeeper:
         body = AttemptSucceeded(attempt, entry.id, copied, True, reads, unstored)
         return body, replace(body, output=document, recoverable=not unstored)
 
-    def unexpected(self, entry: TaskEntry, output: object) -> UnexpectedOutput | None:
-        """Return why an output is not what its tool and its task expect; None if it is."""
+    def unexpected(
+        self,
+        entry: TaskEntry,
+        output: object,
+        value_of: Callable[[object], object] | None = None,
+    ) -> UnexpectedOutput | None:
+        """Return why an output is not what its tool and its task expect; None if it is.
+
+        Args:
+            entry: the task.
+            output: its output.
+            value_of: makes of the output what is checked; by default the output.
+        """
         live = self._live
         tool = live.tool_of(entry.task)
         expectations = []
@@ -164,7 +175,13 @@ class OutputKeeper:
             "results": live.inputs_of(entry.task),
             "run": {"started": started},
         }
-        return broken_expectation(expectations, output, roots)
+        value = output
+        if value_of is not None:
+            value = value_of(output)
+        broken = broken_expectation(expectations, value, roots)
+        if broken is not None:
+            broken.output = output
+        return broken
 
     def recorded_form(self, output: object) -> JsonValue:
         """Return an output that is not as expected as the journal has it; None if it cannot."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -202,7 +203,12 @@ class RunningAttempts:
     # Reports
 
     def succeeded(
-        self, attempt_id: AttemptId, output: object = None, *, must_store: bool = True
+        self,
+        attempt_id: AttemptId,
+        output: object = None,
+        *,
+        must_store: bool = True,
+        value_of: Callable[[object], object] | None = None,
     ) -> None:
         """Take the output of an attempt, see `PlanRun.succeeded`.
 
@@ -211,11 +217,12 @@ class RunningAttempts:
             output: its output.
             must_store: whether an output that is too large for the journal is a failure, instead
                 of being left out of it.
+            value_of: makes of the output what expectations are about; by default the output.
         """
         entry = self._take_out(attempt_id, "succeeded")
         if entry is None:
             return
-        unexpected = self._outputs.unexpected(entry, output)
+        unexpected = self._outputs.unexpected(entry, output, value_of)
         if unexpected is not None:
             self._record_failure(attempt_id, entry, unexpected)
             return

@@ -166,3 +166,26 @@ async def test_own_loop(clock):
         assert raised.value.output == {"found": []}
         assert "whether 'search' took effect is unknown" in raised.value.__notes__[0]
         assert session.run.live.entry("a").state is TaskState.FAILED
+
+
+@pytest.mark.parametrize(
+    "expect",
+    [{"where": ["output == 'done'"]}, lambda output: output == "done"],
+    ids=["conditions", "a function"],
+)
+async def test_value_within_an_output(expect, clock):
+    """A framework says which part of an output an expectation is about; the caller gets the whole."""
+
+    async def execute(name: str, arguments: Any) -> object:
+        return {"said": arguments["query"]}
+
+    checked = tool(effect="none", expect=expect)(right)
+    engine = make_engine(clock=clock)
+    async with engine.session("say", tools=[checked]) as session:
+        for said in ("done", "nothing"):
+            output: Any = await session.invoke(
+                "right", {"query": said}, execute=execute, value_of=lambda whole: whole["said"]
+            )
+            assert output == {"said": said}
+    (failed,) = bodies(engine.store, session.run.id, AttemptFailed)
+    assert failed.output == {"said": "nothing"}

@@ -171,6 +171,26 @@ async def no_stand_in(driver: type[Driver]) -> None:
 
 
 @situation
+async def unexpected(driver: type[Driver]) -> None:
+    """A result is not what `expect` of its tool says: another tool is executed; without one, the model sees it as without an engine."""
+
+    def make() -> list[Fake]:
+        return [Fake("search", lambda query: "Error: no page"), Fake("archive", archived)]
+
+    stated: Stated = {
+        "search": {"capability": "web", "effect": "none", "expect": {"errors": ["Error"]}},
+        "archive": "web",
+    }
+    tools = make()
+    outcome = await play(driver, tools, SEARCH, engine=engine_of(), stated=stated)
+    assert outcome.told == ["x, from the archive"]
+    assert executions(*tools) == [1, 1]
+    engine = engine_of()
+    await compare(driver, lambda: make()[:1], SEARCH, engine=engine, stated=stated)
+    assert any(isinstance(body, TriggerFired) for body in recorded(engine))
+
+
+@situation
 async def transient(driver: type[Driver]) -> None:
     """An error that may pass: the call is tried again, and the model sees the result."""
     search = Fake("search", raising(ConnectionRefusedError("refused"), None))
