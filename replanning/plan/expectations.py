@@ -35,7 +35,7 @@ def broken_expectation(
         value = json_form(output)
     except ValueError as error:
         return UnexpectedOutput(f"expected an output that is JSON: {error}", output)
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = _text_of(value)
     if isinstance(value, str):
         value = _parsed(value)
     for expectation in expectations:
@@ -55,6 +55,21 @@ def broken_expectation(
             if problem:
                 return UnexpectedOutput(problem, output)
     return None
+
+
+def _text_of(value: JsonValue) -> str:
+    """Return an output as text: of a command, an HTTP answer and an MCP result what they say."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        said = value.get("stdout", value.get("text"))
+        if isinstance(said, str):
+            return said
+        content = value.get("content")
+        if isinstance(content, list):
+            texts = [part.get("text") for part in content if isinstance(part, dict)]
+            return "\n".join([text for text in texts if isinstance(text, str)])
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _parsed(text: str) -> JsonValue:

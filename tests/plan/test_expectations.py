@@ -58,6 +58,13 @@ def expecting(**fields: object) -> list[Expectation]:
         ),
         ({"errors": ["Error"]}, "No Error", ""),
         ({"errors": ["*not found*"]}, {"message": "not found"}, "(errors: *not found*)"),
+        ({"errors": ["Error"]}, {"exit_code": 0, "stdout": "Error: x"}, "(errors: Error)"),
+        ({"errors": ["Error"]}, {"status": 200, "text": "Error: x"}, "(errors: Error)"),
+        (
+            {"errors": ["Error"]},
+            {"content": [{"type": "image"}, {"type": "text", "text": "Error: x"}, 1]},
+            "(errors: Error)",
+        ),
         ({}, object(), "expected an output that is JSON"),
         ({}, "[broken", ""),
     ],
