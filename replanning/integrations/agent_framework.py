@@ -13,11 +13,20 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, suppress
 from contextvars import ContextVar
 from functools import partial, update_wrapper
 from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary, ref
 
 from pydantic_core import to_jsonable_python
 
@@ -362,19 +371,27 @@ def _followed(
         fail: called with an exception, also if nobody reads on.
         begin: called before the first item.
     """
+    # For the framework a workflow runs as long as its stream exists. If the one that is returned
+    # is dropped, the generator is closed only later, and must not keep the other one until then.
+    kept: Callable[[], Any] = ref(stream)
 
     async def items() -> AsyncIterator[Any]:
         if begin is not None:
             await begin()
         try:
-            async for item in stream:
+            while True:
+                try:
+                    item = await anext(kept())
+                except StopAsyncIteration:
+                    break
                 yield item
-            response = await stream.get_final_response()
+            response = await kept().get_final_response()
         except BaseException as error:
             await fail(error)
             raise
         finally:
-            await stream.close()
+            if (unfinished := kept()) is not None:
+                await unfinished.close()
         await end(response)
 
     return ResponseStream(items(), finalizer=lambda _: stream.get_final_response())
@@ -567,11 +584,14 @@ class _Attachment:
         is_new = message is not None
         if not stream:
             return self._await(ran, message, is_new)
-
         return _followed(ran, self._end, self._fail, partial(self._begin, message, is_new))
 
-    async def _await(self, ran: Awaitable[Any], message: Any, is_new: bool) -> Any:
-        await self._begin(message, is_new)
+    async def _await(self, ran: Coroutine[Any, Any, Any], message: Any, is_new: bool) -> Any:
+        try:
+            await self._begin(message, is_new)
+        except BaseException:
+            ran.close()  # or else the framework takes the workflow for running
+            raise
         try:
             result = await ran
         except BaseException as error:
@@ -582,6 +602,9 @@ class _Attachment:
 
     async def _begin(self, message: Any, is_new: bool) -> None:
         """Open the session of a run: a new one for a message, or else the one that a request or a checkpoint has left."""
+        if self._task is not None and self._task.is_of_this_loop():
+            # The stream of the last run was dropped, and the event loop is about to close it.
+            await self._task.ended()
         if is_new:
             self._turns.clear()
             self._sessions.clear()
@@ -591,12 +614,20 @@ class _Attachment:
             self._thread = self._stated_thread or new_run_id()
         objective = " ".join(_texts(message)) if is_new else ""
         run_id = thread_run(self.engine, self._thread)
+        earlier = _OPEN.get(run_id)
+        if earlier is not None:
+            await earlier.make_way()
         for known in self.engine.store.runs():
             if known.run == run_id and not is_new:
                 objective = known.objective
         plan = agent_plan(objective, self._steps_of_plan, self._described, self._capabilities)
         self._task = SessionTask(agent_session(self.engine, plan, thread=self._thread))
-        self.session = await self._task.session()
+        try:
+            self.session = await self._task.session()
+        except BaseException:
+            await self._leave("the workflow was cut off before it began")
+            raise
+        _OPEN[self.session.run.id] = self
         self._restored.clear()
         if not is_new:
             live = self.session.run.live
@@ -606,6 +637,15 @@ class _Attachment:
             self._restored.update(done)
         self._steps = AgentSteps(self.engine, self.session, asks=self._approvals)
 
+    async def make_way(self) -> None:
+        """Leave the session to another workflow of the thread, as soon as no agent is under way.
+
+        The stream of this one may never be read to its end.
+        """
+        if self._task is not None and self._task.is_of_this_loop():
+            await self._task.until_idle()
+            await self._leave("another workflow goes on with the thread")
+
     async def _fail(self, error: BaseException) -> None:
         await self._leave(f"the workflow raised {type(error).__name__}")
 
@@ -613,9 +653,9 @@ class _Attachment:
         if result.get_request_info_events():
             await self._leave("the workflow waits for its user")
             return
-        assert self._steps is not None
-        with suppress(NotRunning):
-            self._steps.skip_rest("the framework has ended without it")
+        if self._steps is not None:
+            with suppress(NotRunning):
+                self._steps.skip_rest("the framework has ended without it")
         await self._leave()
 
     async def _leave(self, pause_reason: str = "") -> None:
@@ -687,9 +727,11 @@ class _Attachment:
 
     async def perform(self, step: str, execute: Execute) -> object:
         """Perform a step."""
-        assert self._steps is not None
+        if self._task is None or self._steps is None:  # another workflow goes on with the thread
+            return await execute(_name_of(self.members[step]), {})
         known = self._turns | self._restored
-        return await self._steps.perform(step, execute, known=known, passes=(_Waiting,))
+        with self._task.busy():
+            return await self._steps.perform(step, execute, known=known, passes=(_Waiting,))
 
     def session_for(self, executor_id: str, name: str) -> Any:
         """Return the session of an agent that stands in, which it keeps while it waits for a person."""
@@ -931,6 +973,9 @@ def _restored_response(output: Any) -> Any:
     messages = [each for part in output.values() for each in _restored_response(part).messages]
     return AgentResponse(messages=messages)
 
+
+_OPEN: Final = WeakValueDictionary[str, _Attachment]()
+"""The workflows that have opened a run in this process, by its id."""
 
 _TURN: Final[ContextVar[tuple[_Attachment, str] | None]] = ContextVar(
     "replanning_turn", default=None

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio  # noqa: TID251 # some frameworks run on asyncio alone
 import secrets
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -482,6 +482,8 @@ class SessionTask:
         self._session: Session | None = None
         self._pause_reason = ""
         self._opened, self._left = anyio.Event(), anyio.Event()
+        self._calls = 0
+        self._idle = anyio.Event()
         self._task = asyncio.create_task(self._keep_open(opened))
 
     async def _keep_open(self, opened: AbstractAsyncContextManager[Session]) -> None:
@@ -529,6 +531,26 @@ class SessionTask:
         # Where the event loop ends, it has cancelled the task, and a stream may be closed after that.
         if not task.cancelled():
             task.result()
+
+    async def ended(self) -> None:
+        """Wait until the session has ended, or was left paused."""
+        await asyncio.wait([self._task])
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Count a call as under way within the block."""
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            self._idle.set()
+
+    async def until_idle(self) -> None:
+        """Wait until no call is under way."""
+        while self._calls:
+            self._idle = anyio.Event()
+            await self._idle.wait()
 
     def is_of_this_loop(self) -> bool:
         """Return whether the session is open in the event loop that runs here."""

@@ -1,7 +1,9 @@
 """Workflows of the Microsoft Agent Framework whose agents are the plan, beside the framework alone."""
 
+import asyncio  # noqa: TID251 # the framework's own event loop
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +35,10 @@ from agent_framework_orchestrations import (
 
 from replanning import Alternative, Answer, ReplanningEngine, ReplanRequest, Task
 from replanning.changes import AddTask, ModifyTask, ReplaceTask, SkipTask
+from replanning.errors import StoreError
 from replanning.integrations.agent_framework import replanned
 from replanning.journal import SqliteStore
-from replanning.testing import ScriptedGate, VirtualClock
+from replanning.testing import FlakyStore, ScriptedGate, VirtualClock
 from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 from tests.support.runs import alternative, make_engine, skipping
 
@@ -317,6 +320,7 @@ KILLED = """
 import os, sys
 import anyio
 from replanning import ReplanningEngine
+from replanning.errors import StoreError
 from replanning.integrations.agent_framework import replanned
 from replanning.journal import SqliteStore
 from tests.integrations.test_agent_workflows import Client, play, saying, built
@@ -524,3 +528,76 @@ async def test_cut_short(clock: VirtualClock) -> None:
             break
     await stream.close()
     assert status(engine) == "paused"
+
+
+async def read_some(workflow: Any) -> Any:
+    """Read a stream until the workflow has a checkpoint; return it."""
+    stream = workflow.run("go", stream=True)
+    async for event in stream:
+        if event.type == "superstep_completed":
+            break
+    return stream
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("thread", [None, "report"])
+@pytest.mark.parametrize("is_attached", [False, True])
+async def test_dropped_stream(kind: str, thread: str | None, is_attached: bool) -> None:
+    """A stream that was dropped half-read does not keep the same process from going on at once, with and without an engine."""
+    storage = InMemoryCheckpointStorage()
+    agents = [saying("finder"), saying("writer"), saying("critic")]
+    workflow = built(kind, agents, checkpoint_storage=storage)
+    engine = make_engine("repair")
+    if is_attached:
+        replanned(workflow, engine, thread=thread)
+    await read_some(workflow)
+    last = await storage.get_latest(workflow_name=workflow.name)
+    result = await workflow.run(checkpoint_id=last.checkpoint_id)
+    assert "".join(outputs(result)).endswith("critic spoke")
+    assert asked(*agents) == [1, 1, 1]
+    assert [info.status for info in engine.store.runs()] == ["succeeded"] * is_attached
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_thread_of_an_unread_stream(kind: str) -> None:
+    """Another workflow goes on with a thread whose stream nobody reads any more; if somebody does, it goes on without an engine."""
+    agents = [saying("finder"), saying("writer"), saying("critic")]
+    engine = make_engine("repair")
+    first = replanned(built(kind, agents), engine, thread="report")
+    stream = await read_some(first)
+    others = [saying("finder"), saying("writer"), saying("critic")]
+    _, result = await play(replanned(built(kind, others), engine, thread="report"))
+    assert "".join(outputs(result)).endswith("critic spoke")
+    assert [info.status for info in engine.store.runs()] == ["succeeded"]
+    async for _ in stream:
+        pass
+    late = outputs(await stream.get_final_response())
+    assert "".join(late).endswith("critic spoke")
+    assert asked(*agents) == [1, 1, 1]
+
+
+async def test_store_fails_at_the_beginning() -> None:
+    """A run whose session cannot be opened asks nobody, and does not keep the workflow from being run again."""
+    fails_once = FlakyStore(fails=lambda operation, number: (operation, number) == ("append", 1))
+    agents = [saying("finder"), saying("writer")]
+    workflow = replanned(built("sequential", agents), make_engine("repair", store=fails_once))
+    with pytest.raises(StoreError):
+        await play(workflow)
+    assert asked(*agents) == [0, 0]
+    _, result = await play(workflow)
+    assert outputs(result) == ["writer spoke"]
+
+
+async def test_cancelled_at_the_beginning() -> None:
+    """A run that is cancelled before an agent was asked leaves its thread free."""
+    for steps in range(1, 8):
+        engine = make_engine("repair")
+        attach = partial(replanned, engine=engine, thread="report")
+        run = asyncio.ensure_future(attach(built("sequential", [saying("finder")])).run("go"))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        run.cancel()
+        await asyncio.wait([run])
+        _, result = await play(attach(built("sequential", [saying("finder")])))
+        assert outputs(result) == ["finder spoke"]
+        assert status(engine) == "succeeded"
