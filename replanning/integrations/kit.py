@@ -360,7 +360,8 @@ async def call_tool(
         approved_questions: the questions that the approval names, in a framework whose approvals can. A question about a
             call in doubt is answered by no other approval, because that of the call itself may be sent twice.
         resumed: whether a call that an earlier run of the agent has given up is made anew, as one that was approved is.
-        encode: makes of a result what the journal records of it; by default the result itself.
+        encode: makes of a result what the journal records of it; by default the result itself. A result for which it raises
+            is not recorded, and returned as any other.
         decode: makes a result of what the journal has recorded.
         value: makes of a result the output that `expect` of a tool is about; by default what is recorded.
 
@@ -380,7 +381,11 @@ async def call_tool(
         result = await execute(name, values)
         if encode is None:
             return result
-        recorded = encode(result)
+        try:
+            recorded = encode(result)
+        except Exception:  # noqa: BLE001 # of an object of the user
+            # The tool has done its work, which must not be done again because of what it has returned.
+            recorded = result
         results.append((recorded, result))
         return recorded
 

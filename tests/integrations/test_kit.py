@@ -190,3 +190,24 @@ async def test_approval(clock: VirtualClock) -> None:
         with pytest.raises(PermissionError, match="no key"):
             await call(session, key="call-2")
         assert engine.pending() == []
+
+
+async def test_result_that_cannot_be_recorded(clock: VirtualClock) -> None:
+    """A result of which nothing can be recorded is a result all the same: no other tool is executed."""
+    engine = make_engine("repair", clock=clock)
+    described = describe_tools({"search": {}, "archive": {}}, {"search": "web", "archive": "web"})
+    executed: list[str] = []
+
+    async def execute(name: str, _: Mapping[str, object]) -> object:
+        executed.append(name)
+        return executed
+
+    def refuse(result: object) -> object:
+        raise AttributeError("no content")
+
+    async with engine.session("talk", tools=described) as session:
+        result = await call_tool(
+            engine, session, "search", {}, execute, encode=refuse, decode=refuse
+        )
+    assert result is executed
+    assert executed == ["search"]
