@@ -159,6 +159,13 @@ class LoopThread:
         """The event loop itself, which several runs may share."""
         return self._token.native_token
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the event loop was closed, which asyncio also does while tasks are unfinished."""
+        # Trio ends all of its tasks first.
+        is_closed: Callable[[], bool] | None = getattr(self.native, "is_closed", None)
+        return is_closed is not None and is_closed()
+
     def call_soon(self, function: Callable[[], object]) -> None:
         """Have a function called in this thread by another one, which does not wait for it."""
         # On trio, this is a token of the loop; its method has another name.

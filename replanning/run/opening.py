@@ -156,8 +156,22 @@ class LeaseRenewer:
             if not self._lives:
                 self._left.set()
 
+    def release_orphans(self) -> None:
+        """Release the leases of runs that nobody can leave any more: their event loop was closed.
+
+        `asyncio.run` may do so before its tasks have ended, after a KeyboardInterrupt of a task.
+        """
+        with self._lock:
+            orphans = [life for life in self._lives if life.loop.has_ended]
+        for life in orphans:
+            self.discard(life)
+            # Or else it ends by itself.
+            with suppress(Exception):
+                life.journal.store.release(life.journal.lease)
+
     def _renew(self, left: threading.Event, store: RunStore, clock: Clock, ttl: float) -> None:
         while not left.wait(ttl / 3):
+            self.release_orphans()
             with self._lock:
                 lives = list(self._lives)
             for lost in _lost_leases(lives, store, clock, ttl):
@@ -326,6 +340,7 @@ class RunFactory:
             StoreError: it was written by a newer version, or its opening was cut off.
         """
         run = RunId(run_id)
+        self.renewer.release_orphans()
         now = lease_time(self.environment.clock)
         acquire = partial(self.store.acquire, run, owner_id(), now, self.lease_ttl)
         lease = await _retry_while_locked(acquire)

@@ -1,5 +1,6 @@
 """Runs whose store fails, for a while or for good, loses the run to another process, or can never keep something."""
 
+import asyncio  # noqa: TID251 # trio never leaves tasks behind
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -449,6 +450,45 @@ async def test_lease_is_renewed_while_the_loop_is_blocked(tmp_path):
         assert "another process has taken the run over" in (await run.wait()).reason
     factory.store.close()
     other.close()
+
+
+class AbandonedLoop(asyncio.SelectorEventLoop):
+    """An event loop that seems to be closed from some time on, as one that was closed before its tasks had ended."""
+
+    is_abandoned = False
+
+    def is_closed(self) -> bool:
+        """Whether it is closed, or seems to be."""
+        return self.is_abandoned or super().is_closed()
+
+
+@pytest.mark.parametrize("ttl", [0.06, 30.0])
+def test_run_of_a_closed_loop_is_free(tmp_path, ttl):
+    """A run that nobody can leave, because its event loop is gone, can be resumed: here at once, elsewhere soon."""
+    releases = SimpleQueue[Lease]()
+
+    class ObservedStore(SqliteStore):
+        def release(self, lease: Lease) -> None:
+            super().release(lease)
+            releases.put(lease)
+
+    factory = RunFactory(ObservedStore(tmp_path / "history"), Settings(), lease_ttl=ttl)
+    loop = AbandonedLoop()
+
+    async def work() -> None:
+        async with open_run(chain("a"), factory=factory) as run:
+            run.started("a")
+            loop.is_abandoned = True
+            if ttl < 1:
+                releases.get(timeout=10)
+                factory.store.acquire(run.id, "another process", 0, 100)
+            else:
+                assert (await factory.resume(run.id)).id == run.id
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(work())
+        loop.is_abandoned = False
+    factory.store.close()
 
 
 # What can never be kept
