@@ -525,11 +525,13 @@ class SessionTask:
         return self._task
 
     async def end(self, pause_reason: str = "") -> None:
-        """End the session, or leave it paused for this reason.
+        """End the session, or leave it paused for this reason; nothing is left of it once its event loop is closed.
 
         Raises:
             StoreError: the store fails.
         """
+        if self._task.get_loop().is_closed():
+            return  # the engine lets go of its run
         task = self.leave(pause_reason)
         with anyio.CancelScope(shield=True):
             await asyncio.wait([task])

@@ -991,6 +991,30 @@ async def test_agent_that_was_cut_off(clock: VirtualClock) -> None:
     assert states(engine) == {"finder": "DONE", "writer": "DONE", "critic": "DONE"}
 
 
+class Interrupting(Answering):
+    """A model that is interrupted by the user of the program."""
+
+    async def generate_content_async(
+        self, llm_request: Any, stream: bool = False
+    ) -> AsyncIterator[Any]:
+        raise KeyboardInterrupt
+        yield None
+
+
+def test_resumed_in_another_event_loop() -> None:
+    """After a KeyboardInterrupt has ended an event loop, the same runner resumes the invocation in the next one."""
+    engine = make_engine("repair")
+    chat, agents = team("sequential", saying("writer"), replanning_agents(engine), resumable=True)
+    patient, agents[1].model = agents[1].model, Interrupting(answer="", instructed=[])
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(chat.send(text("go")))
+    agents[1].model = patient
+    [run] = engine.store.runs()
+    asyncio.run(chat.send(invocation_id=run.run))
+    assert asked(*agents) == [1, 1, 1]
+    assert states(engine) == {"finder": "DONE", "writer": "DONE", "critic": "DONE"}
+
+
 async def test_changes_of_pending_agents(clock: VirtualClock) -> None:
     """What has not begun can be preceded by another agent, reordered, replaced, skipped and followed by one."""
     changes = (
