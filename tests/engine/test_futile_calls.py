@@ -82,11 +82,11 @@ SAME_CALL = "'book' has failed with the same tool and arguments"
     ],
     ids=["agent", "own work", "same goal", "no goal", "command", "function"],
 )
-async def test_a_call_for_another_goal(tool, goal, reason):
+async def test_a_call_for_another_goal(tool, goal, reason, clock):
     """Another goal makes another call where the tool is given it, and none where it is called with arguments alone."""
     task = Task(id="book", tool="worker", goal="book the trip")
     again: dict[str, object] = {"tool": "worker", "goal": goal}
-    engine = make_engine(lambda request: [alternative(replaced("book", again))])
+    engine = make_engine(lambda request: [alternative(replaced("book", again))], clock=clock)
 
     async def work(task, context):
         raise ValueError("too much")
