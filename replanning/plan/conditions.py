@@ -27,7 +27,7 @@ from pydantic import JsonValue
 from replanning.errors import ExpressionError, NoResult
 from replanning.plan.json_form import get_item, json_form
 from replanning.plan.json_values import json_type_name
-from replanning.plan.messages import truncate
+from replanning.plan.messages import did_you_mean, truncate
 
 MAX_CONDITION_CHARS: Final = 1000
 """Longest condition, in characters."""
@@ -267,9 +267,13 @@ class Condition:
 
 
 def _grammar(roots: Sequence[str]) -> str:
+    constructs = "names, literals, comparisons, matches, len(…), and / or / not"
+    return f"{constructs} over {_listed(roots, 'and')}"
+
+
+def _listed(roots: Sequence[str], conjunction: str = "or") -> str:
     over = [root if root in _VALUES else f"{root}.*" for root in roots]
-    listed = f"{', '.join(over[:-1])} and {over[-1]}"
-    return f"names, literals, comparisons, matches, len(…), and / or / not over {listed}"
+    return f"{', '.join(over[:-1])} {conjunction} {over[-1]}"
 
 
 def _validate_node(node: ast.expr, text: str, start: int, depth: int, roots: Sequence[str]) -> None:
@@ -294,10 +298,7 @@ def _node_problem(node: ast.expr, roots: Sequence[str]) -> str:
         case ast.Compare():
             return _comparison_problem(node, roots)
         case ast.Attribute(value=ast.Name(id=name)) | ast.Subscript(value=ast.Name(id=name)):
-            if name not in roots:
-                return _unknown_name_message(name, roots)
-            if name not in _VALUES and not isinstance(_literal_key(node), str):
-                return f'looks up {name} by a name: {name}.key or {name}["key"]'
+            return _root_problem(name, _literal_key(node), roots)
         case ast.Attribute() | ast.Subscript():
             key = _literal_key(node)
             # A boolean is an integer in Python, and would look up the first or the second item.
@@ -322,9 +323,23 @@ def _node_problem(node: ast.expr, roots: Sequence[str]) -> str:
             | ast.Call(func=ast.Name(id="len"), args=[_], keywords=[])
         ):
             return ""
+        case ast.BinOp(op=ast.Sub(), left=ast.Attribute() as lookup):
+            bracketed = f'{_shown(lookup.value)}["{lookup.attr}-…"]'
+            return f"has no arithmetic: a name with a dash is written as {bracketed}"
         case _:
             construct = _UNSUPPORTED_NODES.get(type(node), "such construct")
             return f"has no {construct}, only {_grammar(roots)}"
+    return ""
+
+
+def _root_problem(name: str, key: object, roots: Sequence[str]) -> str:
+    """Return what is wrong with looking up a key in a root; empty if nothing is."""
+    if name not in roots:
+        return _unknown_name_message(name, roots)
+    if name not in _VALUES and not isinstance(key, str):
+        return f'looks up {name} by a name: {name}.key or {name}["key"]'
+    if name == "run" and key != "started":
+        return f"knows no run.{key}: of a run it knows run.started alone"
     return ""
 
 
@@ -476,6 +491,11 @@ def _name(text: str) -> str:
 
 
 def _unknown_name_message(name: str, roots: Sequence[str]) -> str:
+    hint = did_you_mean(name, roots)
+    if hint:
+        return f"knows no {name!r}; {hint}"
+    if name in _ROOTS or name in OUTPUT_ROOTS:
+        return f"knows no {name!r} here: write {_listed(roots)}, or quote a text"
     if "output" in roots:
         return f"knows no {name!r}: write output.{name}, arguments.{name}, or quote a text"
     instead = (

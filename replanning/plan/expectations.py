@@ -96,7 +96,7 @@ def _problem_of(condition: str, roots: Mapping[str, object]) -> str:
         if parsed.holds(roots):
             return ""
     except ExpressionError as error:
-        return f"expected {condition}: {error}"
+        return str(error)  # it names the condition
     found: dict[str, None] = {}
     for lookup, value in islice(parsed.operands(roots), _MAX_FOUND):
         found[f"{lookup} is {brief_repr(value)}"] = None

@@ -439,6 +439,15 @@ Effect = Literal["none", "reversible", "partly", "irreversible"]
 """What a tool or a task changes; `none` only reads."""
 
 
+def _checked_condition(condition: str) -> str:
+    """Return a condition on an output if it can be read."""
+    try:
+        Condition.parse(condition, OUTPUT_ROOTS)
+    except ExpressionError as error:
+        raise ValueError(str(error)) from None
+    return condition
+
+
 class Expectation(StrictModel):
     """What an output must satisfy. An attempt whose output does not has failed."""
 
@@ -447,7 +456,7 @@ class Expectation(StrictModel):
     json_schema: dict[str, JsonValue] | None = Field(
         default=None, alias="schema", description="JSON Schema of the output."
     )
-    where: Items[str] = Field(
+    where: Items[Annotated[str, AfterValidator(_checked_condition)]] = Field(
         default=(),
         description="Conditions over output, text, arguments.*, context.*, results.* and run.started.",
     )
@@ -459,16 +468,6 @@ class Expectation(StrictModel):
         default=None,
         description="What an output says that `errors` describe: not-done, nothing was changed.",
     )
-
-    @field_validator("where")
-    @classmethod
-    def _check_conditions(cls, conditions: Sequence[str]) -> Sequence[str]:
-        for condition in conditions:
-            try:
-                Condition.parse(condition, OUTPUT_ROOTS)
-            except ExpressionError as error:
-                raise ValueError(str(error)) from None
-        return conditions
 
     @field_validator("json_schema")
     @classmethod
@@ -482,7 +481,7 @@ class Expectation(StrictModel):
     @model_validator(mode="after")
     def _check_means(self) -> Self:
         if self.means is not None and not self.errors:
-            raise ValueError("`means` says what `errors` mean, of which there are none")
+            raise ValueError("`means` says what `errors` mean, and there are no `errors`")
         return self
 
     @model_serializer(mode="wrap")

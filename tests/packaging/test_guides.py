@@ -16,6 +16,7 @@ import anyio
 import pytest
 
 from replanning import Plan, ReplanningEngine, Settings
+from replanning.tools import ToolExecutor
 from tests.packaging.test_pages import ROOT, blocks, run
 from tests.support.http_server import HttpServer
 
@@ -37,6 +38,40 @@ def program(page: str) -> dict[str, Any]:
     for block in blocks(GUIDES / page, "python"):
         run(block, page, names)
     return names
+
+
+ORDER = {"order_id": "W1", "updated": "2999-01-01", "items": ["a cup"]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (ORDER, ""),
+        (ORDER | {"order_id": "W2"}, "output.json.order_id is 'W2', arguments.order_id is 'W1'"),
+        (ORDER | {"updated": "2001-01-01"}, "output.json.updated is '2001-01-01'"),
+        (ORDER | {"items": []}, "output.json.items is []"),
+        ("the shop is temporarily unavailable", "says that it failed"),
+    ],
+)
+async def test_lies(answer, reason, tmp_path, monkeypatch, caplog):
+    """The plan of the guide takes a right answer, and asks the mirror after a wrong one."""
+    monkeypatch.chdir(tmp_path)
+    [block] = blocks(GUIDES / "when-a-tool-lies.md", "yaml")
+
+    def respond(request):
+        told = answer if request.path.startswith("/shop") else ORDER
+        if isinstance(told, str):
+            return 200, {"content-type": "text/plain"}, told.encode()
+        return 200, {"content-type": "application/json"}, json.dumps(told).encode()
+
+    with HttpServer(respond) as server:
+        text = block.text.replace("https://shop.example", f"{server.url}/shop")
+        plan = Plan.parse(text.replace("https://mirror.example", server.url))
+        async with ToolExecutor(plan) as work:
+            result = await ReplanningEngine(["repair"]).execute(plan, work)
+    assert result.status == "succeeded"
+    assert len(result.revisions) == bool(reason)
+    assert reason in caplog.text
 
 
 @pytest.mark.skipif(find_spec("fastapi") is None, reason="fastapi is not installed")

@@ -118,6 +118,15 @@ def test_evaluate(text, expected):
         ("context.region @ 'eu'", "column 16: cannot be read"),
         ("context.region matches", "cannot be read as names, literals, comparisons, matches"),
         ("matches == 1", "knows no 'matches'"),
+        ("result.test.passed", "column 1: a condition knows no 'result'; did you mean 'results'?"),
+        (
+            "output.n == 1",
+            "knows no 'output' here: write context.*, results.* or status.*, or quote a text",
+        ),
+        (
+            "results.build-wheel.path == 1",
+            'has no arithmetic: a name with a dash is written as results["build-…"]',
+        ),
         ("context.on and exec('x')", "column 16: a condition has no calls"),
         ("context.n + 1 == 2", "has no arithmetic"),
         ("-context.n == 2", "has no arithmetic"),

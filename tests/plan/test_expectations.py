@@ -43,7 +43,7 @@ def expecting(**fields: object) -> list[Expectation]:
             "expected len(output) > results.before; output is [1], results.before is 3",
         ),
         ({"where": ["output[0] < context.limit", "text == '[1]'"]}, [1], ""),
-        ({"where": ["output.id == 'a'"]}, {}, "expected output.id == 'a': condition"),
+        ({"where": ["output.id == 'a'"]}, {}, "condition \"output.id == 'a'\": output.id does not"),
         ({"where": ["output.at >= run.started"]}, {"at": "2026-03-01T12:00:00+01:00"}, ""),
         (
             {"where": ["output.at >= run.started"]},
@@ -90,7 +90,19 @@ def test_refusals():
 @pytest.mark.parametrize(
     ("expect", "problem"),
     [
-        ("{where: [output.a, 'order.a == 1']}", "knows no 'order': write output.order, argume"),
+        (
+            "{where: [output.a, 'order.a == 1']}",
+            "where[1]: condition 'order.a == 1', column 1: a condition knows no 'order': write output",
+        ),
+        (
+            "{where: ['outputs.a']}",
+            "column 1: a condition knows no 'outputs'; did you mean 'output'?",
+        ),
+        (
+            "{where: [status.a]}",
+            "knows no 'status' here: write output, text, arguments.*, context.*, results.* or run.*",
+        ),
+        ("{where: ['run.stared < output']}", "knows no run.stared: of a run it knows run.started"),
         ("{where: [arguments == 1]}", "names all of arguments: name one value, arguments.key"),
         (
             "{where: ['f(output)']}",
@@ -98,7 +110,7 @@ def test_refusals():
         ),
         ("{schema: {type: thing}}", "this is no JSON Schema: ['type']: 'thing' is not valid"),
         ("{schema: 1}", "expected a mapping of names to values, got 1"),
-        ("{means: not-done}", "`means` says what `errors` mean, of which there are none"),
+        ("{means: not-done}", "`means` says what `errors` mean, and there are no `errors`"),
         ("{schemas: {}}", "schema"),
     ],
 )
@@ -112,8 +124,9 @@ def test_mistakes(expect, problem, place):
     )
     with pytest.raises(PlanError) as refused:
         Plan.parse(text)
-    assert problem in str(refused.value)
-    assert f"{place}s[0].expect" in str(refused.value)
+    [problem_found] = refused.value.problems
+    assert problem in str(problem_found)
+    assert f"{place}s[0].expect" in str(problem_found)
 
 
 def test_without_jsonschema(monkeypatch):
