@@ -227,12 +227,20 @@ def validation_problems(
             case "greater_than":
                 message = f"must be more than {limits['gt']:g}{got}"
             case "value_error":
-                message = f"{limits['error']}{got}"
+                message = _showing(value, str(limits["error"]))
             case _:
                 message = f"{details['msg']}{got}"
         place = mask_secrets(format_path((root, *path) if root else path))
         problems.append(Problem(place, message))
     return first_problems(problems)
+
+
+def _showing(value: object, message: str) -> str:
+    """Return a message with the wrong value, unless it quotes it, as for a condition."""
+    shown = brief_repr(value)
+    if isinstance(value, str) and shown in message:
+        return message
+    return f"{message}, got {shown}"
 
 
 def _without_union_tags(location: tuple[int | str, ...]) -> JsonPath:

@@ -129,6 +129,17 @@ def test_mistakes(expect, problem, place):
     assert f"{place}s[0].expect" in str(problem_found)
 
 
+def test_value_named_once():
+    """The problem of a condition names the condition itself, and does not repeat it as the value."""
+    with pytest.raises(PlanError) as refused:
+        Plan.parse("{goal: {objective: x}, tasks: [{id: a, expect: {where: [outputs.a]}}]}")
+    [problem] = refused.value.problems
+    assert problem.place.endswith("tasks[0].expect.where[0]")
+    assert problem.message == (
+        "condition 'outputs.a', column 1: a condition knows no 'outputs'; did you mean 'output'?"
+    )
+
+
 def test_without_jsonschema(monkeypatch):
     """A schema says what to install where nothing can check it."""
     monkeypatch.setitem(sys.modules, "jsonschema", None)
