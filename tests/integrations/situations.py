@@ -172,7 +172,7 @@ async def no_stand_in(driver: type[Driver]) -> None:
 
 @situation
 async def unexpected(driver: type[Driver]) -> None:
-    """A result is not what `expect` of its tool says: another tool is executed; without one, the model sees it as without an engine."""
+    """A result breaks the `expect` of its tool: another tool is executed; if there is none, the model sees the result as it would without an engine."""
 
     def make() -> list[Fake]:
         return [Fake("search", lambda query: "Error: no page"), Fake("archive", archived)]
@@ -201,7 +201,7 @@ async def transient(driver: type[Driver]) -> None:
 
 @situation
 async def lost_answer(driver: type[Driver]) -> None:
-    """The answer of a call that may have taken effect is lost: it is not executed more often than without an engine, and no other tool is."""
+    """A call may have taken effect, but its answer is lost: it is executed no more often than without an engine, and no other tool is."""
 
     def make() -> list[Fake]:
         return [Fake("search", raising(ConnectionResetError("lost"))), Fake("archive", archived)]
@@ -242,7 +242,7 @@ async def words_of_failure(driver: type[Driver]) -> None:
 
 @situation
 async def reported_failure(driver: type[Driver]) -> None:
-    """A failure that a tool reports in the way of the framework, without raising, is a failure."""
+    """A tool reports in the way of the framework, without raising, that it has failed: that is a failure."""
 
     def refuse(query: str) -> str:
         raise Reported("upstream 503")
@@ -391,7 +391,7 @@ async def resumed(driver: type[Driver]) -> None:
 
 @situation
 async def killed(driver: type[Driver]) -> None:
-    """The same holds for an agent whose process was killed within a call, and that another process resumes."""
+    """The process of an agent is killed within a call, and another process resumes it: calls that are done are not executed again, and one that may have taken effect only if a person agrees."""
     began = asyncio.Event()
     tools = [Fake("archive", archived), hanging_once(began)]
     engine = engine_of()
@@ -422,7 +422,7 @@ async def assert_asked_first(agent: Driver, tools: Sequence[Fake]) -> None:
 
 @situation
 async def broken_stream(driver: type[Driver]) -> None:
-    """A stream is left in the middle: the same process goes on with the conversation."""
+    """A stream is abandoned halfway: the same process can go on with the conversation."""
 
     def make() -> list[Fake]:
         return [Fake("search", found)]
@@ -440,7 +440,7 @@ async def broken_stream(driver: type[Driver]) -> None:
 
 @situation
 async def different_arguments(driver: type[Driver]) -> None:
-    """A tool fails for several different arguments: it is executed for another one."""
+    """A tool has failed for several different arguments: it is still executed for another one."""
 
     def fetch(query: str) -> str:
         if query != "good":
@@ -457,7 +457,7 @@ async def different_arguments(driver: type[Driver]) -> None:
 
 @situation
 async def control_flow(driver: type[Driver]) -> None:
-    """What stops the agent on purpose, such as `interrupt` or a request for an approval, is no failure and reaches the framework."""
+    """A tool stops the agent on purpose, as by `interrupt` or a request for an approval: that is no failure, and it reaches the framework."""
 
     def pause(query: str) -> str:
         raise Paused("may I?")

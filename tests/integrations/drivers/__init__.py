@@ -254,10 +254,12 @@ async def cut_off(
         return Outcome(failed(error))
 
 
-_LATE_MESSAGES: Final = "The framework keeps the messages of a run when it ends, so a run that was cut off is begun anew."
-_NO_STATE: Final = "A run that was cut off has no state from which it could go on."
-_NO_IDS: Final = "A crew keeps no ids of calls, so a task that was cut off is begun anew."
-_NO_KEYS: Final = "Calls have no keys in the protocol."
+_LATE_MESSAGES: Final = (
+    "The framework keeps messages only when a run ends, so a run that was cut off starts over."
+)
+_NO_STATE: Final = "A run that was cut off leaves no state to resume from."
+_NO_IDS: Final = "A crew keeps no ids of calls, so a task that was cut off starts over."
+_NO_KEYS: Final = "The protocol gives a call no id that survives a restart."
 
 INTEGRATIONS: Final = (
     Integration(
@@ -267,8 +269,8 @@ INTEGRATIONS: Final = (
         {
             "events": "A program has no streams and no hooks.",
             "broken_stream": "A program has no streams.",
-            "approval": "A program asks before it calls a tool.",
-            "reported_failure": "A function fails by raising alone.",
+            "approval": "Asking before a call is up to the program.",
+            "reported_failure": "A function can fail only by raising.",
         },
     ),
     Integration(
@@ -276,8 +278,8 @@ INTEGRATIONS: Final = (
         "Agent Framework",
         "agent_framework.md",
         {
-            "reported_failure": "A function fails by raising alone; an `isError` of a server of MCP "
-            "is raised, too.",
+            "reported_failure": "A function can fail only by raising; the framework also raises an "
+            "`isError` of an MCP server.",
             "resumed": _LATE_MESSAGES,
             "killed": _LATE_MESSAGES,
         },
@@ -293,7 +295,7 @@ INTEGRATIONS: Final = (
             "gate, and the call waits.",
             "resumed": _NO_STATE,
             "killed": _NO_STATE,
-            "control_flow": "A tool stops a run by raising alone, which is a failure.",
+            "control_flow": "A tool can stop a run only by raising, and that is a failure.",
         },
         "agents",
     ),
@@ -304,12 +306,12 @@ INTEGRATIONS: Final = (
         {
             "answered_question": "Questions go to a gate, and the call waits: a crew cannot be "
             "interrupted.",
-            "approval": "A crew asks nobody before it calls a tool.",
-            "cancellation": "Tools are executed in threads, which nothing can stop; the crew ends "
+            "approval": "A crew has no approvals of calls.",
+            "cancellation": "Tools run in threads, which nothing can stop; the crew ends "
             "without them.",
             "resumed": _NO_IDS,
             "killed": _NO_IDS,
-            "broken_stream": "A crew has no conversation that could go on.",
+            "broken_stream": "A crew has no conversation to continue.",
         },
         "crewai",
     ),
@@ -318,7 +320,7 @@ INTEGRATIONS: Final = (
         "langgraph",
         "LangGraph `ToolNode`",
         "langgraph.md",
-        {"approval": "A `ToolNode` asks nobody before it calls a tool."},
+        {"approval": "A `ToolNode` has no approvals of calls."},
         "langgraph",
     ),
     Integration(
@@ -326,14 +328,14 @@ INTEGRATIONS: Final = (
         "MCP proxy",
         "mcp.md",
         {
-            "transient": "A server does not say whether its error may pass: tools with `--retries` are "
-            "tried again.",
-            "answered_question": "The call of a client waits for the answer, and is not made again.",
-            "approval": "The client asks before it calls a tool.",
+            "transient": "A server does not say whether its error may pass: only tools with "
+            "`--retries` are tried again.",
+            "answered_question": "The call of the client waits for the answer, so nothing is resumed.",
+            "approval": "Asking before a call is up to the client.",
             "resumed": _NO_KEYS,
             "killed": _NO_KEYS,
-            "broken_stream": "The protocol streams no conversation.",
-            "control_flow": "A tool stops nothing but its own call.",
+            "broken_stream": "The protocol has no conversations to stream.",
+            "control_flow": "A tool can stop only its own call.",
         },
         "mcp.server.mcpserver",
     ),
