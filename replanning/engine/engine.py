@@ -502,7 +502,8 @@ class ReplanningEngine:
     def pending(self, run_id: str | None = None) -> list[Question]:
         """Return the questions that wait for a person, of one run or all, in any process.
 
-        Any thread may call it. Without `run_id`, a run that cannot be read is left out with a
+        A question is listed until its answer is carried out: at once, or when the run is resumed if
+        no process executes it. Any thread may call it. Without `run_id`, a run that cannot be read is left out with a
         warning in the log.
 
         Raises:
