@@ -67,6 +67,7 @@ def expecting(**fields: object) -> list[Expectation]:
         ),
         ({}, object(), "expected an output that is JSON"),
         ({}, "[broken", ""),
+        ({"schema": None}, "any", ""),
     ],
 )
 def test_outputs(fields, output, reason):
