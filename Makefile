@@ -82,7 +82,12 @@ test-local: .venv-local/.local ## run the tests of the model that runs in-proces
 test-frameworks: $(FRAMEWORKS:%=.venv-%/.framework) ## run the tests of frameworks that need an environment of their own, each in that
 	@for name in $(FRAMEWORKS); do \
 		echo "== $$name"; \
-		.venv-$$name/bin/python -m pytest -rs tests/integrations/test_$$(echo $$name | tr - _)*.py tests/integrations/test_situations.py tests/integrations/test_effects.py $(ARGS) || exit 1; \
+		module=$$(echo $$name | tr - _); \
+		tests="tests/integrations/test_$$module*.py"; \
+		if [ -e tests/integrations/drivers/$$module.py ]; then \
+			tests="$$tests tests/integrations/test_situations.py tests/integrations/test_effects.py"; \
+		fi; \
+		.venv-$$name/bin/python -m pytest -rs $$tests $(ARGS) || exit 1; \
 	done
 
 framework-suites: $(VENV)/.dev ## run the tests of frameworks themselves, as they are and attached, and say what fails only attached
