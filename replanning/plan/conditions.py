@@ -105,9 +105,13 @@ class Condition:
                 warnings.simplefilter("ignore")
                 tree = ast.parse(_with_operators(line[start:]), mode="eval").body
         except SyntaxError as error:
-            column = start + (error.offset or 1)
+            # Python names no column where it has read to the end.
+            column = start + error.offset if error.offset else len(line) + 1
             place = f"{_name(text)}, column {column}"
-            raise ExpressionError(f"{place}: cannot be read as {_grammar(roots)}") from error
+            reason = "cannot be read"
+            if error.msg.endswith("was never closed"):
+                reason = f"{error.msg}, so it cannot be read"
+            raise ExpressionError(f"{place}: {reason} as {_grammar(roots)}") from error
         except (ValueError, MemoryError, RecursionError) as error:
             raise ExpressionError(f"{_name(text)} cannot be read as {_grammar(roots)}") from error
         _validate_node(tree, text, start, MAX_CONDITION_DEPTH, roots)

@@ -105,7 +105,9 @@ def test_evaluate(text, expected):
     ("text", "reason"),
     [
         ("", "column 1: cannot be read"),
-        ("context.n ==", "cannot be read"),
+        ("context.n ==", "column 13: cannot be read"),
+        ("  context.n == 1 and ", "column 21: cannot be read"),
+        ("len(context.list > 0", "column 4: '(' was never closed, so it cannot be read"),
         ("context.n =", "cannot be read"),
         ("1if context.on else 2", "has no if / else"),
         ("\x00", "cannot be read"),
@@ -116,7 +118,10 @@ def test_evaluate(text, expected):
         ("len(context.n)", "'len(context.n)' asks for the length of a number"),
         ("context.n matches '3'", "context.n matches '3'\" compares a number with a string"),
         ("context.region @ 'eu'", "column 16: cannot be read"),
-        ("context.region matches", "cannot be read as names, literals, comparisons, matches"),
+        (
+            "context.region matches",
+            "column 23: cannot be read as names, literals, comparisons, matches",
+        ),
         ("matches == 1", "knows no 'matches'"),
         ("result.test.passed", "column 1: a condition knows no 'result'; did you mean 'results'?"),
         (
