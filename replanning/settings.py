@@ -17,7 +17,7 @@ from pydantic import (
 from replanning.errors import SettingsError
 from replanning.journal.records import trigger_types
 from replanning.plan.messages import did_you_mean, validation_problems
-from replanning.plan.tasks import Budget, Retry, StrictModel, to_seconds
+from replanning.plan.tasks import Budget, ChangingEffect, Retry, StrictModel, to_seconds
 from replanning.plugins import installed_plugins
 from replanning.secrets import pattern_problem
 
@@ -270,6 +270,12 @@ class ApprovalSettings(Section):
     )
 
 
+class EffectSettings(Section):
+    """Effects of tools that make them dangerous: a person is asked before a change of the plan uses them."""
+
+    ask_before: tuple[ChangingEffect, ...] = ()
+
+
 class LimitSettings(Section):
     """Limits of replans."""
 
@@ -424,6 +430,7 @@ class Settings(Section):
     escalation: EscalationSettings = EscalationSettings()
     better_path: BetterPathSettings = BetterPathSettings()
     approval: ApprovalSettings = ApprovalSettings()
+    effects: EffectSettings = EffectSettings()
     limits: LimitSettings = LimitSettings()
     budget: Budget = Budget()
     llm: LLMSettings = LLMSettings()

@@ -40,8 +40,10 @@ from replanning.plan.messages import join_alternatives, join_names
 from replanning.plan.risk import JUDGED_KINDS, command_risk
 from replanning.plan.tasks import (
     READING_ADVICE,
+    ChangingEffect,
     Task,
     TaskBody,
+    effect_of,
     has_no_effect,
     is_repeatable,
     is_same_call,
@@ -284,7 +286,7 @@ class ReplanPolicy:
             harm = _doubt(repeated, view)
         else:
             # No confidence makes up for a command that may destroy something.
-            harm = _danger(alternative, run, triggers, view)
+            harm = _danger(alternative, run, triggers, view, self.settings.effects.ask_before)
             harm_rule = "dangerous-tool"
         and_harm = ""
         if harm:
@@ -353,16 +355,35 @@ def _was_rejected(task: TaskView) -> bool:
 
 
 def _danger(
-    alternative: Alternative, run: Sequence[Task], triggers: Sequence[Trigger], view: PlanView
+    alternative: Alternative,
+    run: Sequence[Task],
+    triggers: Sequence[Trigger],
+    view: PlanView,
+    ask_before: Sequence[ChangingEffect],
 ) -> str:
     """Return why a person must agree to a call that the changes make; empty if not.
 
     The calls are those of the tasks that will run, and of their fallbacks: a fallback that the
     plan states is taken without asking, so a new one must be agreed to when it comes into the plan.
+
+    Args:
+        alternative: the changes.
+        run: the tasks that will run.
+        triggers: why replanning was considered.
+        view: the plan before the changes.
+        ask_before: the effects that make a call dangerous.
     """
     for task in run:
         for call in _calls(task):
             tool = view.tool(call.tool)
+            effect = effect_of(call, tool)
+            if effect in ask_before:
+                if call is task:
+                    whose = f"the task {task.id!r}"
+                    if call.tool is not None:
+                        whose = f"the tool {call.tool!r}"
+                    return f"{whose} needs a person's agreement: its effect is {effect}"
+                continue
             if tool is None:
                 continue
             if tool.dangerous:

@@ -33,7 +33,7 @@ from replanning.live.view import PlanView
 from replanning.plan.document import Plan
 from replanning.plan.json_values import is_redacted
 from replanning.plan.messages import did_you_mean, join_names
-from replanning.plan.tasks import StrictModel, Task, ToolSpec, is_repeatable
+from replanning.plan.tasks import StrictModel, Task, ToolSpec, effect_of, is_repeatable
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.secrets import MASK, Redactor
 
@@ -491,10 +491,7 @@ class _Edit:
             # What is cut off may have taken effect already.
             has_begun = entry.state in (TaskState.DONE, TaskState.RUNNING)
             if (has_begun or entry.log.in_doubt) and not is_repeatable(entry.task, tool):
-                stated = entry.task.effect
-                if stated is None and tool is not None:
-                    stated = tool.effect
-                effects[task_id] = stated or ""
+                effects[task_id] = effect_of(entry.task, tool) or ""
         diff = "\n".join([*draft.diff().splitlines(), *lines])
         # What changes only the document, as the order of its tasks, is no difference to a run.
         parts = tuple(dict.fromkeys(line[2:].partition(":")[0] for line in lines))

@@ -435,7 +435,10 @@ class Budget(StrictModel):
     )
 
 
-Effect = Literal["none", "reversible", "partly", "irreversible"]
+ChangingEffect = Literal["reversible", "partly", "irreversible"]
+"""Effect of what changes something, by whether that can be taken back."""
+
+Effect = Literal["none"] | ChangingEffect
 """What a tool or a task changes; `none` only reads."""
 
 
@@ -544,7 +547,8 @@ class ToolSpec(StrictModel):
         default=False, description="Whether a person must agree before it is put into a plan."
     )
     effect: Effect | None = Field(
-        default=None, description="What it changes: nothing, or something that can be taken back."
+        default=None,
+        description="What it changes: none (it only reads), reversible, partly (reversible in part) or irreversible.",
     )
     idempotent: StrictBool | None = Field(
         default=None, description="Whether running it twice does no more than running it once."
@@ -717,16 +721,22 @@ READING_ADVICE: Final = "`effect: none` if it only reads"
 """What to state of a call so that it may be repeated, and given to another tool."""
 
 
+def effect_of(task: TaskBody, tool: ToolSpec | None) -> Effect | None:
+    """Return what a task changes, as the task states it, or else its tool; None if unknown."""
+    if task.effect is not None:
+        return task.effect
+    if tool is None:
+        return None
+    # Whoever states `idempotent` of a GET knows more about it than its method says.
+    says_nothing = tool.effect is None and tool.idempotent is None
+    if says_nothing and tool.kind == "http" and _http_method(tool) in READING_METHODS:
+        return "none"
+    return tool.effect
+
+
 def has_no_effect(task: TaskBody, tool: ToolSpec | None) -> bool:
     """Return whether a task only reads; what the task states beats what its tool states."""
-    effect = task.effect
-    if effect is None and tool is not None:
-        effect = tool.effect
-        # Whoever states `idempotent` of a GET knows more about it than its method says.
-        says_nothing = effect is None and tool.idempotent is None
-        if says_nothing and tool.kind == "http" and _http_method(tool) in READING_METHODS:
-            effect = "none"
-    return effect == "none"
+    return effect_of(task, tool) == "none"
 
 
 def is_repeatable(task: TaskBody, tool: ToolSpec | None) -> bool:

@@ -107,9 +107,14 @@ class PlanningCoordinator:
         self.settings = config
         self._llm, self._work, self._gate = llm_client, work, gate
         self._max_concurrency, self._wait_for_answers = max_concurrency, wait_for_answers
-        self._library = (
-            tools if isinstance(tools, Plan) else Plan(goal=Goal(objective=""), tools=tuple(tools))
-        )
+        library = tools
+        if not isinstance(library, Plan):
+            library = Plan(goal=Goal(objective=""), tools=tuple(library))
+        own_tools = [*library.tools]
+        for index, tool in enumerate(own_tools):
+            if tool.effect in config.effects.ask_before:
+                own_tools[index] = tool.model_copy(update={"dangerous": True})
+        self._library = library.model_copy(update={"tools": tuple(own_tools)})
         self.environment = environment = environment or Environment()
         self._recovery = PlanningAlternativeProvider()
         history = config.planning.history

@@ -66,6 +66,7 @@ def decided(
 
 
 RETRY = retry("a")
+PAY = tool("pay", effect="irreversible", dangerous=False)
 instead = partial(ReplaceTask, task_id="a")
 
 
@@ -449,6 +450,37 @@ def test_dangerous_tools() -> None:
     assert decided(one(), candidate(instead(tasks=(task("n", tool="rm"),)))) == asked
     # A task that waits is executed as it is modified.
     assert decided(one(), candidate(modify("b", tool="rm"))) == asked
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"tool": "pay"}, "the tool 'pay' needs a person's agreement: its effect is irreversible"),
+        (
+            {"tool": "echo", "effect": "irreversible"},
+            "the tool 'echo' needs a person's agreement: its effect is irreversible",
+        ),
+        (
+            {"tool": None, "effect": "irreversible"},
+            "the task 'n' needs a person's agreement: its effect is irreversible",
+        ),
+        ({"tool": "pay", "effect": "reversible"}, ""),
+        ({"tool": "echo"}, ""),
+        ({"tool": None}, ""),
+        ({"tool": "echo", "fallbacks": [{"tool": "pay"}]}, ""),
+    ],
+)
+def test_effects_that_are_asked_about(body: dict[str, object], reason: str) -> None:
+    """With `effects.ask_before`, a call with such an effect is dangerous, whatever `dangerous` says; a task's word beats its tool's."""
+    run = journaled(task("a", tool="echo"), tools=[tool("echo"), PAY])
+    run.fail("a")
+    new = candidate(instead(tasks=(task("n", **body),)))
+    assert decided(run, new).kind == "execute"
+    found = decided(run, new, effects={"ask_before": ["irreversible", "partly"]})
+    if reason:
+        assert found == Decision("ask", "dangerous-tool", reason, chosen=0)
+    else:
+        assert found.kind == "execute"
 
 
 DELETING: dict[str, object] = {"tool": "start", "arguments": {"x": ["rm", "f"]}}

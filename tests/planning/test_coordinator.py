@@ -566,6 +566,24 @@ async def test_a_tool_that_was_only_planned_is_approved_at_its_use():
     assert desk.tools == ["write", "post"]
 
 
+async def test_an_effect_that_is_asked_about_makes_a_tool_dangerous():
+    """In planning mode, a person approves uses of a tool whose effect is under `effects.ask_before`, and of no other."""
+    tools = [
+        tool.model_copy(update={"effect": "irreversible"}) for tool in TOOLS if tool.name == "post"
+    ]
+    tools += [
+        tool.model_copy(update={"effect": "partly"}) for tool in TOOLS if tool.name == "write"
+    ]
+    for ask_before, asks in ((["irreversible"], True), (["reversible"], False)):
+        desk, gate = Desk(), eve("approve")
+        planning, _, _ = await run(
+            {}, desk, {"effects": {"ask_before": ask_before}}, gate, tools=tools
+        )
+        assert planning.result.status == "succeeded"
+        assert desk.tools == ["write", "post"]
+        assert ["post {" in question.text for question in gate.questions] == [True] * asks
+
+
 # State that is folded from the journal
 
 

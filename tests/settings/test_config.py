@@ -122,6 +122,10 @@ def test_zero_is_zero():
             "2:11 retry.exponential: there is no such setting; did you mean 'retry.exponential_backoff'?",
         ),
         ("weights: {simplicity: 0.5}", "2:13 weights: the weights sum to 1.4; they must sum to 1"),
+        (
+            "effects: {ask_before: [none]}",
+            "2:13 effects.ask_before: expected a list of one of reversible, partly, irreversible, got 'none'",
+        ),
         ("llm: {prices: [1]}", "2:9 llm.prices: expected a mapping by name, got [1]"),
     ],
 )
