@@ -6,6 +6,7 @@ import getpass
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
@@ -286,6 +287,9 @@ def shown_place(place: str) -> str:
     return redactor().text(place) if "://" in place else place
 
 
+_PROGRAM: Final = "replanning"
+
+
 def command_line(place: str, *words: str) -> str:
     """Return a command line for the user to copy, with `--store` where the store is not the default one."""
     store = (
@@ -293,7 +297,15 @@ def command_line(place: str, *words: str) -> str:
         if place == DEFAULT_STORE
         else ["--on" if is_on_temporal(place) else "--store", shown_place(place)]
     )
-    return shlex.join(["replanning", *words, *store])
+    return shlex.join([_program(), *words, *store])
+
+
+def _program() -> str:
+    """Return how this program is called here: by its name, or as it was called where the shell does not find that."""
+    name = Path(sys.argv[0]).name
+    if name != _PROGRAM or shutil.which(_PROGRAM):
+        return _PROGRAM
+    return sys.argv[0]
 
 
 def belongs_to_program(opened: RunOpened) -> bool:

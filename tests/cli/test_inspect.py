@@ -22,7 +22,7 @@ from replanning import (
 from replanning.history import ReplanHistory, import_history
 from replanning.journal import SqliteStore
 from replanning.testing import VirtualClock
-from tests.support.cli import STORE, Started, call, cli, process, write_plan, write_settings
+from tests.support.cli import SCRIPT, STORE, Started, call, cli, process, write_plan, write_settings
 from tests.support.questions import doubtful
 from tests.support.runs import (
     Proposer,
@@ -337,6 +337,13 @@ def test_answer_waits_for_resume():
     assert "question 1 is not open; it was answered already" in call(
         "reject", "asking", "1", code=1
     )
+
+
+def test_hints_can_be_copied_where_no_environment_is_activated(tmp_path):
+    """Where the shell does not find the program, the commands that are suggested name it as it was called."""
+    make_run("asking", "b", doubts=True, tool="true")
+    approved = process(tmp_path, "approve", "asking", "--store", STORE, PATH="/usr/bin:/bin").stdout
+    assert f"go on with: {SCRIPT} resume asking --store runs/history.db" in approved
 
 
 def test_answer_all():

@@ -37,6 +37,8 @@ CONFIGURATION = TemporaryDirectory(
     prefix="replanning-config-"
 )  # of the person who runs commands in tests
 ENVIRONMENT["XDG_CONFIG_HOME"] = CONFIGURATION.name
+# As in an activated environment.
+ENVIRONMENT["PATH"] = os.pathsep.join([str(SCRIPT.parent), ENVIRONMENT["PATH"]])
 STORE = "runs/history.db"
 PATIENCE = 60.0  # seconds after which a silent process is given up
 
