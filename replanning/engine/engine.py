@@ -383,6 +383,7 @@ class ReplanningEngine:
         run_id: str | None = None,
         passes: tuple[type[BaseException], ...] = (),
         asks: bool = False,
+        gate: bool = True,
     ) -> AsyncIterator[Session]:
         """Open the run of an agent that decides call by call.
 
@@ -399,6 +400,7 @@ class ReplanningEngine:
             asks: whether the body puts the questions of a `NeedsHuman` to a person. Without that, a
                 gate or a durable store, nobody can be asked about a call, and it fails with its own
                 error.
+            gate: whether questions go to the gate of the engine, if it has one.
 
         Raises:
             RunOwned: another process is at this run.
@@ -417,7 +419,7 @@ class ReplanningEngine:
                 return await factory.create(plan, None, mode=self.mode, open_ended=True)
             return await factory.create_or_resume(plan, run_id, mode=self.mode, open_ended=True)
 
-        async with self._managed_run(start, asks=asks) as run:
+        async with self._managed_run(start, asks=asks, uses_gate=gate) as run:
             run._lifecycle.outputs.restore(functions.return_types)
             session = Session(run, functions, passes)
             yield session
@@ -690,14 +692,21 @@ class ReplanningEngine:
 
     @asynccontextmanager
     async def _managed_run(
-        self, start: Callable[[], Awaitable[PlanRun]], *, asks: bool = False
+        self,
+        start: Callable[[], Awaitable[PlanRun]],
+        *,
+        asks: bool = False,
+        uses_gate: bool = True,
     ) -> AsyncIterator[PlanRun]:
         run = await start()
         life = run._lifecycle
+        gate = self.gate
+        if not uses_gate:
+            gate = None
         life.evaluation.evaluator = self.evaluator
-        questions = Questions(life, self.gate, durable=self.store.durable)
+        questions = Questions(life, gate, durable=self.store.durable)
         life.people.is_asked = questions.conversations.__contains__
-        life.people.can_ask = asks or self.gate is not None or self.store.durable
+        life.people.can_ask = asks or gate is not None or self.store.durable
         replanner = Replanner(
             life, self.generator, self.policy, questions, observe_only=self.mode == "observe"
         )

@@ -137,7 +137,7 @@ def agent_fields(description: str | None) -> dict[str, object]:
 
 @asynccontextmanager
 async def agent_session(
-    engine: ReplanningEngine, plan: Plan, *, thread: str | None = None
+    engine: ReplanningEngine, plan: Plan, *, thread: str | None = None, approvals: bool = True
 ) -> AsyncIterator[Session]:
     """Open the run of a plan of agents, whose steps the body performs through `AgentSteps`.
 
@@ -147,13 +147,15 @@ async def agent_session(
         engine: the engine.
         plan: the plan, see `agent_plan`.
         thread: an id of the work; its last run is resumed unless it has ended.
+        approvals: whether a person is asked, by the gate of the engine or, with a thread, by `NeedsHuman`.
 
     Raises:
         RunOwned: another process is at the run of this thread.
         StoreError: the run of this thread has another plan, or the store fails.
     """
     run_id = None if thread is None else thread_run(engine, thread)
-    async with engine.session(plan, run_id=run_id, asks=thread is not None) as session:
+    asks = approvals and thread is not None
+    async with engine.session(plan, run_id=run_id, asks=asks, gate=approvals) as session:
         retry_failed(session)
         yield session
 

@@ -100,6 +100,7 @@ def replanned(
     objective: str = "",
     thread: str | None = None,
     optional: Collection[str] = (),
+    approvals: bool = True,
 ) -> Iterator[CrewT]:
     """Attach a crew, or a single agent: within the block, an engine retries or replaces what fails.
 
@@ -116,6 +117,8 @@ def replanned(
         thread: an id of the work that the crew does; its last session is resumed unless it has ended, and tasks that were
             done are not done again.
         optional: the names of tasks that the crew may go without.
+        approvals: whether a question to a person goes to the gate of the engine, or, about a task of a crew with a
+            `thread`, ends the kickoff. Otherwise the crew sees the exception of its tool or agent.
 
     Raises:
         RunOwned: another process owns the session of this thread.
@@ -138,6 +141,7 @@ def replanned(
         else f"Run of the agent {crew.role}"  # type: ignore[attr-defined]
     )
     run_id = None if thread is None else thread_run(engine, thread)
+    asks = approvals and thread is not None
     _ask_for_attachment()
     with SessionThread.open(
         engine.session(
@@ -145,7 +149,8 @@ def replanned(
             tools=described,
             run_id=run_id,
             passes=_PASSES,
-            asks=thread is not None,
+            asks=asks,
+            gate=approvals,
         )
     ) as attachment.session:
         attachment.plan = CrewPlan(
@@ -153,7 +158,7 @@ def replanned(
             attachment.session,
             names,
             optional,
-            asks=thread is not None,
+            asks=asks,
             passes=_PASSES,
         )
         token = _current.set(attachment)

@@ -61,6 +61,7 @@ async def replanned(
     engine: ReplanningEngine | None = None,
     *,
     capabilities: Capabilities | None = None,
+    approvals: bool = True,
 ) -> AsyncIterator[Any]:
     """A manager whose plan is that of a session, and whose rounds are calls of participants, which may be replaced.
 
@@ -73,12 +74,13 @@ async def replanned(
         manager: the manager, such as a `StandardMagenticManager`; it makes the plans, and decides what the engine does not.
         engine: the engine; by default one with its defaults.
         capabilities: by the name of a participant, its capability, or the fields that `replanning.tool` takes.
+        approvals: whether a question to a person goes to the gate of the engine. Otherwise the manager decides.
 
     Raises:
         StoreError: the session cannot be ended.
         TypeError: an argument has another type.
     """
-    made = _Manager(manager, engine or ReplanningEngine(), capabilities)
+    made = _Manager(manager, engine or ReplanningEngine(), capabilities, approvals)
     try:
         yield made
     except BaseException as error:
@@ -96,6 +98,7 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
         manager: Any,
         engine: ReplanningEngine,
         capabilities: Capabilities | None,
+        approvals: bool,
     ) -> None:
         super().__init__(
             max_stall_count=manager.max_stall_count,
@@ -104,6 +107,7 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
         )
         self.task_ledger_full_prompt = manager.task_ledger_full_prompt
         self._manager, self._engine, self._capabilities = manager, engine, capabilities
+        self._approvals = approvals
         self._task: SessionTask | None = None
         self._round: asyncio.Task[None] | None = None
         self._requests = asyncio.Queue[
@@ -220,7 +224,9 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
                 tools = describe_tools(fields, self._capabilities, noun="participant")
                 plan = Plan.model_validate(self._saved["plan"])
                 self._task = SessionTask(
-                    self._engine.session(plan, tools=tools, run_id=self._saved["run"])
+                    self._engine.session(
+                        plan, tools=tools, run_id=self._saved["run"], gate=self._approvals
+                    )
                 )
             session = await self._task.session()
         except Exception as error:

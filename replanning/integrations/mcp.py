@@ -416,6 +416,7 @@ async def open_proxy(
     retry: Retry | None = None,
     timeout: float | None = None,
     run_id: str | None = None,
+    approvals: bool = True,
     environ: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> AsyncIterator[McpProxy]:
@@ -431,6 +432,8 @@ async def open_proxy(
         timeout: time limit for each attempt at a call, in seconds, where the plan states none for the tool; None for no
             limit. Waiting for a server that is being started counts.
         run_id: the id of the run, which is resumed if it exists; at the end it is `paused`, so that it can be resumed.
+        approvals: whether a question to a person goes to the gate of the engine. Otherwise the client gets the failure of its
+            tool.
         environ: the variables for `{env:NAME}`; by default those of this process.
         cwd: the folder to which the `cwd` of a server is relative; by default that of this process.
 
@@ -463,6 +466,7 @@ async def open_proxy(
             goal,
             tools=[each.function for each in proxy._tools.values() if each.function is not None],
             run_id=run_id,
+            gate=approvals,
         ) as session:
             if session.run.ended:
                 raise StoreError(

@@ -90,6 +90,7 @@ async def replanned(
     objective: str = "",
     thread: str | None = None,
     context: object = None,
+    approvals: bool = True,
 ) -> AsyncIterator[AgentT]:
     """A copy of an agent whose calls of tools an engine retries or replaces, in a session that lasts as long as the block.
 
@@ -107,6 +108,8 @@ async def replanned(
         thread: the id of a conversation; its last session is resumed unless it has ended. Calls that a person approved and
             that were done in any of its sessions return their recorded output.
         context: the context of the run, for the filters of MCP servers.
+        approvals: whether a question to a person goes to the gate of the engine. Otherwise the agent sees the exception of
+            its tool.
 
     Raises:
         RunOwned: another process owns the session of this thread.
@@ -123,7 +126,9 @@ async def replanned(
     tools = describe_tools(copies.described, capabilities, noun="attached function tool")
     objective = objective or f"Run of the agent {wrapped.name}"
     run_id = None if thread is None else thread_run(engine, thread)
-    async with engine.session(objective, tools=tools, run_id=run_id, passes=_PASSES) as session:
+    async with engine.session(
+        objective, tools=tools, run_id=run_id, passes=_PASSES, gate=approvals
+    ) as session:
         copies.session = session
         try:
             yield wrapped

@@ -57,6 +57,7 @@ def replanned(
     capabilities: Capabilities | None = None,
     agents: Sequence[Any] = (),
     thread: str | None = None,
+    approvals: bool = True,
 ) -> WorkflowT:
     """Return a workflow whose agents are replaced or skipped if they fail, or put to a person.
 
@@ -72,6 +73,9 @@ def replanned(
         agents: further agents that can stand in.
         thread: an id of the work; its last run is resumed unless it has ended, and agents that had
             finished are not asked again.
+        approvals: whether a question to a person goes to the gate of the engine or, with a
+            `thread`, is raised as `NeedsHuman`. Otherwise the workflow sees the exception of the
+            agent.
 
     Raises:
         TypeError: this is another kind of workflow.
@@ -83,6 +87,7 @@ def replanned(
         capabilities=capabilities,
         stand_ins={agent.agent_name: agent for agent in agents},
         thread=thread,
+        approvals=approvals,
     )
     made: Any
     if isinstance(workflow, SequentialWorkflow):
@@ -124,12 +129,14 @@ class _Attachment:
         capabilities: the capabilities of agents by their names.
         stand_ins: agents outside of the workflow by their names.
         thread: the id of the work, if runs are resumed.
+        approvals: whether a person is asked.
     """
 
     engine: ReplanningEngine
     capabilities: Capabilities | None
     stand_ins: Mapping[str, Any]
     thread: str | None
+    approvals: bool
 
     def plan(
         self,
@@ -157,9 +164,10 @@ class _Attachment:
     ) -> Iterator[_Run]:
         """Open the run of a workflow, see `AgentSteps`."""
         plan = self.plan(str(objective), steps, agents, always=always)
-        opened = agent_session(self.engine, plan, thread=self.thread)
+        opened = agent_session(self.engine, plan, thread=self.thread, approvals=self.approvals)
+        asks = self.approvals and self.thread is not None
         with SessionThread.open(opened) as thread:
-            performed = AgentSteps(self.engine, thread.session, asks=self.thread is not None)
+            performed = AgentSteps(self.engine, thread.session, asks=asks)
             yield _Run(thread, performed, {**self.stand_ins, **agents})
 
 

@@ -102,6 +102,17 @@ async def test_question_that_nobody_is_asked(clock, cause):
         assert [question.id for question in engine.pending()] == list(raised.value.questions)
 
 
+async def test_session_without_the_gate(clock):
+    """A session may do without the gate of its engine: then it asks as one of an engine that has none."""
+    gate = ScriptedGate()
+    engine = asking(clock, gate=gate)
+    stated = plan(Task(id="a", metadata={"fails": True}))
+    async with engine.session(stated, gate=False) as session:
+        with pytest.raises(NeedsHuman):
+            await session.run.perform("a", work)
+        assert gate.questions == []
+
+
 async def test_unavailable_and_put_off(clock):
     """A call whose tool is not there is not tried again before the time that was decided; its condition comes first."""
     engine = make_engine(

@@ -227,6 +227,20 @@ def test_person_through_the_gate() -> None:
                     crew.kickoff()
 
 
+@pytest.mark.parametrize("thread", [None, "t"])
+def test_nobody_is_asked_without_approvals(thread: str | None) -> None:
+    """With `approvals=False` the crew sees the exception of the agent, whoever could be asked."""
+    gate = ScriptedGate([Answer("approve")])
+    engine = repairing(gate=gate, alternatives={"human_approval_threshold": 0.99})
+    crew = Team(writer=fails()).crew
+    with (
+        pytest.raises(RuntimeError, match="overloaded"),
+        replanned(crew, engine, capabilities=WRITE, thread=thread, approvals=False),
+    ):
+        crew.kickoff()
+    assert (gate.questions, engine.pending()) == ([], [])
+
+
 def test_person_between_two_kickoffs() -> None:
     """With a thread the question is raised; after the answer the crew goes on where it was. Without one nothing is asked."""
     engine = repairing(alternatives={"human_approval_threshold": 0.99})

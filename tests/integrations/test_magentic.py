@@ -14,11 +14,12 @@ pytest.importorskip(
 from agent_framework import Agent, InMemoryCheckpointStorage
 from agent_framework_orchestrations import MagenticBuilder, StandardMagenticManager
 
-from replanning import ReplanningEngine
+from replanning import Answer, ReplanningEngine
 from replanning.changes import AbortRun
 from replanning.errors import NotRunning
 from replanning.integrations.magentic import replanned
 from replanning.journal import SqliteStore
+from replanning.testing import ScriptedGate
 from tests.integrations.test_agent_framework import Model, repairing, statuses
 from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 from tests.support.runs import alternative, make_engine
@@ -133,6 +134,33 @@ async def test_substitute(wrong, clock):
     assert updated.instruction_or_question.answer == "speak, researcher"
     assert tasks(engine)["researcher-3~2"] == ("librarian", "DONE")
     assert statuses(engine) == ["succeeded"]
+
+
+async def test_nobody_is_asked_without_approvals(clock):
+    """With `approvals=False` the manager decides what a person would be asked, although there is a gate."""
+    said = list[str]()
+    gate = ScriptedGate([Answer("approve")])
+    script = [
+        "facts",
+        PLAN,
+        ledger("researcher"),
+        ledger("writer", progress=False),
+        ledger("writer", satisfied=True),
+        "the answer",
+    ]
+    stated: dict[str, Any] = {
+        **RESEARCH,
+        "librarian": {"capability": "research", "dangerous": True},
+    }
+    async with replanned(
+        manager_of(*script),
+        repairing(clock, gate=gate),
+        capabilities=stated,
+        approvals=False,
+    ) as manager:
+        await workflow_of(manager, said).run("Report!")
+    assert said == ["researcher", "writer"]
+    assert gate.questions == []
 
 
 async def test_new_plan(clock):

@@ -21,6 +21,7 @@ pytest.importorskip(
 )
 
 from swarms import Agent, ConcurrentWorkflow, GraphWorkflow, SequentialWorkflow
+from swarms.schemas.agent_errors import AgentLLMError
 
 from replanning import Answer, ReplanningEngine, Task
 from replanning.changes import AddTask, ModifyTask, SkipTask
@@ -105,7 +106,12 @@ class Models:
         return graph
 
     def attached(
-        self, kind: str, engine: ReplanningEngine | None = None, thread: str | None = None
+        self,
+        kind: str,
+        engine: ReplanningEngine | None = None,
+        thread: str | None = None,
+        *,
+        approvals: bool = True,
     ) -> Any:
         """The same workflow with an engine and an editor who can stand in for the writer."""
         return replanned(
@@ -114,6 +120,7 @@ class Models:
             capabilities=WRITE,
             agents=[self.agent("editor")],
             thread=thread,
+            approvals=approvals,
         )
 
 
@@ -245,6 +252,23 @@ def test_a_gate_is_asked_while_the_workflow_runs(kind):
     result = models.attached(kind, engine).run("Write about tea")
     assert dict(spoken(result))["writer"] == "editor said this"
     assert len(gate.questions) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nobody_is_asked_without_approvals(kind):
+    """With `approvals=False` the failure of the agent is left to the framework, whoever could be asked."""
+    models = Models("writer")
+    gate = ScriptedGate([Answer("approve")])
+    engine = make_engine("repair", gate=gate, alternatives={"human_approval_threshold": 0.99})
+    attached = models.attached(kind, engine, "tea", approvals=False)
+    try:
+        outcome = str(attached.run("Write about tea"))
+    except AgentLLMError as error:
+        assert kind == "sequential"
+        outcome = str(error)
+    assert "writer is down" in outcome
+    assert "editor" not in models.asked
+    assert (gate.questions, engine.pending()) == ([], [])
 
 
 @pytest.mark.parametrize("kind", ["sequential", "graph"])

@@ -118,17 +118,19 @@ class Driver(ABC):
     Attributes:
         has_approvals: whether a tool of the framework can need an approval. Otherwise the user states
             for the engine that it is dangerous.
+        asks_by_gate: whether a question can go nowhere but to the gate of the engine.
 
     Args:
         tools: of the agent.
         engine: to which the agent is attached; None for the framework alone.
         stated: about the tools.
         asks: whether a person can be asked in the way of the framework.
-        approvals: whether the engine asks in this way, where the integration has an option for that.
+        approvals: whether the engine asks a person.
         after: the driver of a process that was killed, whose conversation this one has.
     """
 
     has_approvals = True
+    asks_by_gate = False
 
     def __init__(
         self,

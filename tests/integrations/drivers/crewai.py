@@ -63,6 +63,7 @@ class CrewAI(Driver):
     """A crew of one agent, in one block where it is attached."""
 
     has_approvals = False
+    asks_by_gate = True
 
     async def open(self) -> None:
         """Make the crew."""
@@ -78,7 +79,7 @@ class CrewAI(Driver):
         self._crew: Any = Crew(agents=[agent], tasks=[task])
         block: Any = nullcontext()
         if self.engine is not None:
-            block = replanned(self._crew, self.engine, capabilities=self.stated)
+            block = replanned(self._crew, self.engine, capabilities=self.stated, **self.options)
         self.stack.enter_context(block)
 
     async def run(self, *messages: Sequence[Call], stream: bool = False) -> Outcome:

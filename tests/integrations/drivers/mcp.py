@@ -21,6 +21,8 @@ from tests.integrations.drivers import DONE, Call, Driver, Fake, Outcome, Paused
 class McpClient(Driver):
     """A client that calls the tools itself."""
 
+    asks_by_gate = True
+
     async def open(self) -> None:
         """Start the server, in this process, and connect."""
         server = MCPServer("server")
@@ -39,7 +41,8 @@ class McpClient(Driver):
             plan = Plan.model_validate(
                 {"goal": {"objective": ""}, "mcp": {"server": {"url": url}}, "tools": described}
             )
-            proxy = await self.stack.enter_async_context(open_proxy(self.engine, plan))
+            opened = open_proxy(self.engine, plan, **self.options)
+            proxy = await self.stack.enter_async_context(opened)
             target = proxy.server
         self._target = target
 

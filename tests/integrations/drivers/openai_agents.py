@@ -75,6 +75,8 @@ class Server(MCPServer):  # type: ignore[misc] # its types may not be installed
 class OpenAIAgents(Driver):
     """Runs of one agent, in one block where it is attached."""
 
+    asks_by_gate = True
+
     async def open(self) -> None:
         """Make the agent."""
         self._watcher = Watcher()
@@ -89,7 +91,9 @@ class OpenAIAgents(Driver):
             mcp_servers=[Server(reporting)] if reporting else [],
         )
         if self.engine is not None:
-            block = replanned(agent, self.engine, capabilities=self.stated, thread="thread")
+            block = replanned(
+                agent, self.engine, capabilities=self.stated, thread="thread", **self.options
+            )
             agent = await self.stack.enter_async_context(block)
         self._agent = agent
 
