@@ -333,7 +333,7 @@ async def call_tool(
     passes: tuple[type[BaseException], ...] = (),
     asks: bool = False,
     approved: bool = False,
-    approved_questions: Collection[str] | None = None,
+    approved_questions: Collection[str] = (),
     resumed: bool = False,
     encode: Callable[[Any], object] | None = None,
     decode: Callable[[Any], object] | None = None,
@@ -357,8 +357,9 @@ async def call_tool(
             error; the question stays open only in a durable store.
         approved: whether a person has approved the call in the framework. Then the first alternative is chosen for a question
             that was open before.
-        approved_questions: the questions that the approval names, in a framework whose approvals can. A question about a
-            call in doubt is answered by no other approval, because that of the call itself may be sent twice.
+        approved_questions: the questions that the approval names, in a framework whose approvals can. Without its name, a
+            question whether the call, or a tool that stands in for it, may be executed is answered as well. One about a call
+            that may have taken effect is not, because the approval of the call itself may be sent twice.
         resumed: whether a call that an earlier run of the agent has given up is made anew, as one that was approved is.
         encode: makes of a result what the journal records of it; by default the result itself. A result for which it raises
             is not recorded, and returned as any other.
@@ -416,7 +417,7 @@ async def call_tool(
             )
             break
         except NeedsHuman as error:
-            if approved and _answers(session, error, seen, approved_questions):
+            if approved and _answers(engine, session, error, seen, approved_questions):
                 seen.difference_update(error.questions)
                 answer_questions(
                     engine, error.questions, approved=True, by="the approval of the call"
@@ -447,11 +448,16 @@ async def call_tool(
 
 
 def _answers(
-    session: Session, error: NeedsHuman, seen: Collection[str], named: Collection[str] | None
+    engine: ReplanningEngine,
+    session: Session,
+    error: NeedsHuman,
+    seen: Collection[str],
+    named: Collection[str],
 ) -> bool:
     """Return whether the approval of a call answers the questions about it.
 
     Args:
+        engine: of the session.
         session: of the call.
         error: names the questions.
         seen: the questions that were open when the call was approved.
@@ -460,11 +466,14 @@ def _answers(
     questions = set(error.questions)
     if not questions.issubset(seen):
         return False
-    if named is None or questions.issubset(named):
+    if questions.issubset(named):
         return True
     live = session.run.live
-    root = live.entry(TaskId(error.task))
-    return not any(live.in_doubt(leaf) for leaf in live.leaves(root))
+    concerned = live.leaves(live.entry(TaskId(error.task)))
+    for question in engine.pending(session.run.id):
+        if question.id in questions:  # it may be about other calls as well
+            concerned += [live.entry(task_id) for task_id in question.holds]
+    return not any(live.in_doubt(entry) for entry in concerned)
 
 
 def hand_back(error: BaseException) -> Any:

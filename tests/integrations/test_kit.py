@@ -5,9 +5,11 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+import anyio
 import pytest
 
-from replanning import Retry
+from replanning import Alternative, ReplanRequest, Retry
+from replanning.changes import RetryTask
 from replanning.engine.session import Session
 from replanning.errors import NeedsHuman
 from replanning.integrations.kit import (
@@ -22,7 +24,7 @@ from replanning.integrations.kit import (
     tool_fields,
 )
 from replanning.testing import VirtualClock
-from tests.support.runs import make_engine
+from tests.support.runs import alternative, make_engine
 
 SCHEMA = {
     "properties": {
@@ -190,6 +192,77 @@ async def test_approval(clock: VirtualClock) -> None:
         with pytest.raises(PermissionError, match="no key"):
             await call(session, key="call-2")
         assert engine.pending() == []
+
+
+async def test_approval_of_a_call_in_doubt(clock: VirtualClock) -> None:
+    """The approval of a call does not repeat one that may have taken effect, unless it names the question about that."""
+    engine = make_engine("repair", clock=clock)
+    described = describe_tools({"send": tool_fields("", {})}, None)
+    executed: list[str] = []
+
+    async def execute(name: str, arguments: Mapping[str, object]) -> str:
+        executed.append(name)
+        if len(executed) == 1:
+            raise ConnectionResetError("lost")
+        return "sent"
+
+    async def call(session: Session, **options: Any) -> Any:
+        return await call_tool(
+            engine, session, "send", {}, execute, key="call-1", asks=True, **options
+        )
+
+    async with engine.session("talk", tools=described, run_id="talk", asks=True) as session:
+        with pytest.raises(NeedsHuman) as error:
+            await call(session)
+        for _ in range(2):
+            with pytest.raises(NeedsHuman) as again:
+                await call(session, approved=True)
+            assert again.value.questions == error.value.questions
+        assert executed == ["send"]
+        named = error.value.questions
+        assert await call(session, approved=True, approved_questions=named) == "sent"
+        assert executed == ["send", "send"]
+
+
+async def test_approval_of_a_call_beside_one_in_doubt(clock: VirtualClock) -> None:
+    """A question about several calls of one cause is not answered by the approval of one of them if another is in doubt."""
+
+    def again(request: ReplanRequest) -> list[Alternative]:
+        failed = [task_id for trigger in request.triggers for task_id in trigger.tasks]
+        return [alternative(*(RetryTask(task_id=each) for each in failed))]
+
+    engine = make_engine(again, clock=clock)
+    described = describe_tools(
+        {
+            "read": tool_fields("", {}, effect="none", retry=ONE_ATTEMPT),
+            "send": tool_fields("", {}),
+        },
+        None,
+    )
+    executed: list[str] = []
+    begun = anyio.Event()
+
+    async def execute(name: str, arguments: Mapping[str, object]) -> str:
+        executed.append(name)
+        if len(executed) == 2:
+            begun.set()
+        await begun.wait()
+        raise ConnectionResetError("lost")
+
+    async with engine.session("talk", tools=described, run_id="talk", asks=True) as session:
+        raised: dict[str, NeedsHuman] = {}
+
+        async def call(tool: str, **options: Any) -> None:
+            with pytest.raises(NeedsHuman) as error:
+                await call_tool(engine, session, tool, {}, execute, key=tool, asks=True, **options)
+            raised[tool] = error.value
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call, "read")
+            group.start_soon(call, "send")
+        assert raised["read"].questions == raised["send"].questions
+        await call("read", approved=True)
+        assert sorted(executed) == ["read", "send"]
 
 
 async def test_result_that_cannot_be_recorded(clock: VirtualClock) -> None:
