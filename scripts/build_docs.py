@@ -59,6 +59,7 @@ PACKAGES: Final = {
     "replanning.judging": "Judges of finished work",
     "replanning.tools": "Tools of plan files",
     "replanning.history": "What a journal tells",
+    "replanning.expectations": "Expectations from past calls",
     "replanning.telemetry": "Exporters",
     "replanning.llm": "Language models",
     "replanning.planning": "Planning from a goal",

@@ -80,6 +80,8 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "tools": "plans",
         "schema": "plans",
         "simulate": "plans",
+        "expect suggest": "expect",
+        "expect check": "expect",
     },
     "About this installation": {"config": "setup", "providers": "setup"},
 }

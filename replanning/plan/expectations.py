@@ -32,15 +32,12 @@ def broken_expectation(
         roots: what conditions see beside `output` and `text`.
     """
     try:
-        value = json_form(output)
+        value, text = readable_output(output)
     except ValueError as error:
         return UnexpectedOutput(f"expected an output that is JSON: {error}", output)
-    text = _text_of(value)
-    if isinstance(value, str):
-        value = _parsed(value)
     for expectation in expectations:
         for pattern in expectation.errors:
-            if _says(text, pattern):
+            if says_error(text, pattern):
                 return UnexpectedOutput(
                     f"its output says that it failed (errors: {pattern}): {brief_repr(text)}",
                     output,
@@ -55,6 +52,19 @@ def broken_expectation(
             if problem:
                 return UnexpectedOutput(problem, output)
     return None
+
+
+def readable_output(output: object) -> tuple[JsonValue, str]:
+    """Return an output as conditions and schemas see it (`output`), and as text (`text`).
+
+    Raises:
+        ValueError: it has no JSON form.
+    """
+    value = json_form(output)
+    text = _text_of(value)
+    if isinstance(value, str):
+        value = _parsed(value)
+    return value, text
 
 
 def _text_of(value: JsonValue) -> str:
@@ -83,7 +93,8 @@ def _parsed(text: str) -> JsonValue:
     return value
 
 
-def _says(text: str, pattern: str) -> bool:
+def says_error(text: str, pattern: str) -> bool:
+    """Return whether a text fits one of the texts under `errors`."""
     if "*" not in pattern:
         return text.lstrip().startswith(pattern)
     return matches_wildcards(text, pattern)

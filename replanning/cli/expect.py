@@ -1,0 +1,480 @@
+"""Expectations and past runs: the commands `expect suggest` and `expect check`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+import yaml
+
+from replanning.cli.app import (
+    DEFAULT_STORE,
+    ExitCode,
+    JsonOption,
+    Program,
+    StoreOption,
+    console,
+    epilog,
+    escape_control,
+    fail,
+    print_json,
+    print_message,
+    redactor,
+)
+from replanning.cli.lookup import existing_store, find_run, load_document, read_plan
+from replanning.errors import PlanError, ReplanningError
+from replanning.expectations import ToolCall, ToolSuggestions, suggest_expectations
+from replanning.expectations.calls import CheckedCall, checked_calls, recorded_calls
+from replanning.history.status import replay_records
+from replanning.history.wording import pluralise
+from replanning.integrations.recorded import recorded_value
+from replanning.journal.records import RunOpened
+from replanning.journal.store import RunStore
+from replanning.plan.reading import format_of, read_document, read_text_file, write_yaml
+from replanning.plan.tasks import Expectation, Task, TaskBody, ToolSpec, has_no_effect
+from replanning.plan.types import JsonObject, JsonValue, RunId, TaskId
+
+commands = Program()
+
+MAX_SHOWN_OUTPUTS: Final = 20
+"""Most rejected outputs of one tool that are listed as text; JSON has all."""
+
+_epilog = partial(
+    epilog, codes="0 done · 1 there is no such run · 2 wrong usage, plan file or store"
+)
+
+RunsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--runs",
+        metavar="RUN",
+        help="A run, or the beginning of its id; latest is the newest. Several may follow; by default all of the store.",
+    ),
+]
+
+MoreRunsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="RUN…", show_default=False, help="Further runs.")
+]
+
+
+@commands.command(
+    "expect suggest",
+    epilog=_epilog(
+        "replanning expect suggest    from all runs of the store",
+        "replanning expect suggest --runs fix-12 fix-13 > expectations.yaml",
+        "replanning expect suggest --runs latest --write plan.yaml",
+    ),
+)
+def expect_suggest(
+    more: MoreRunsArgument = None,
+    *,
+    runs: RunsOption = None,
+    write: Annotated[
+        Path | None,
+        typer.Option(
+            "--write",
+            metavar="FILE",
+            help="Write them into this plan file, to the tools there that have no `expect` yet.",
+        ),
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Suggest what to expect of the outputs of tools, learned from those that runs have recorded.
+
+    Each suggestion says how many outputs and runs support it, and how many past outputs it would have rejected. Nothing is
+    expected until it is in a plan file.
+    """
+    calls: list[ToolCall] = []
+    tools: dict[str, ToolSpec] = {}
+    looked_at: list[RunId] = []
+    with existing_store(store) as opened:
+        for run in _named_runs(opened, [*(runs or ()), *(more or ())]):
+            try:
+                records = list(opened.read(run))
+                found = list(recorded_calls(records))
+            except ReplanningError as error:
+                print_message(f"run {run!r} is left out: {error}")
+                continue
+            looked_at.append(run)
+            body = records[0].body
+            if isinstance(body, RunOpened):
+                tools |= {tool.name: tool for tool in body.plan.tools}
+            calls += [replace(call, output=recorded_value(call.output)) for call in found]
+    suggested = suggest_expectations(calls)
+    changing = {
+        name for name in suggested if name not in tools or not has_no_effect(_ANY_TASK, tools[name])
+    }
+    written: _Written | None = None
+    if write is not None:
+        written = _write(write, suggested, changing)
+    if as_json:
+        listed = [
+            {**asdict(each), "expect": each.expect, "changes": name in changing}
+            for name, each in suggested.items()
+        ]
+        document: dict[str, object] = {"runs": looked_at, "tools": listed}
+        if written is not None:
+            document["written"] = asdict(written)
+        print_json(document)
+        return
+    if written is None:
+        console().print(escape_control(_as_yaml(suggested, changing, len(looked_at))), end="")
+        return
+    for name in written.tools:
+        console().print(
+            escape_control(f"{written.file}: tool {name} expects: {_summary(suggested[name])}")
+        )
+    for name, reason in written.skipped.items():
+        print_message(f"{written.file}: nothing was written for tool {name!r}: {reason}")
+
+
+_ANY_TASK: Final = TaskBody()
+"""Task that says nothing about the effect of its tool."""
+
+
+def _named_runs(store: RunStore, names: Sequence[str]) -> list[RunId]:
+    """Return the runs that words name, each once; all of the store without any, the oldest first."""
+    if not names:
+        return [info.run for info in reversed(store.runs())]
+    return list(dict.fromkeys(find_run(store, name).run for name in names))
+
+
+# As text
+
+
+def _as_yaml(suggested: Mapping[str, ToolSuggestions], changing: set[str], runs: int) -> str:
+    """Return suggestions as the section `tools` of a plan file, with their support as comments."""
+    lines = [f"# Learned from {pluralise(runs, 'run')}. Paste what you want to expect."]
+    if any(each.expect for each in suggested.values()):
+        lines.append("tools:")
+    for name, each in suggested.items():
+        lines.append(f"  # {_counts(name, each)}")
+        lines += [f"  # {note}" for note in each.notes]
+        block = _block(each, means=name in changing)
+        if each.expect:
+            lines.append(f"  - name: {_scalar(name)}")
+        lines += [f"    {line}" for line in block]
+    if not suggested:
+        lines.append("# No tool was called in them.")
+    return "\n".join(lines) + "\n"
+
+
+def _counts(name: str, each: ToolSuggestions) -> str:
+    text = f"{name}: {pluralise(each.outputs, 'output')} of {pluralise(each.runs, 'run')}"
+    if each.failed:
+        text += f"; {pluralise(each.failed, 'call')} failed"
+    if each.unreadable:
+        text += f"; {pluralise(each.unreadable, 'output')} not kept as JSON, and not looked at"
+    return text.replace("\n", " ")
+
+
+def _summary(each: ToolSuggestions) -> str:
+    expect = each.expect
+    parts = []
+    if "schema" in expect:
+        parts.append("a schema")
+    for name, noun in (("where", "condition"), ("errors", "error text")):
+        entries = expect.get(name)
+        if isinstance(entries, list):
+            parts.append(pluralise(len(entries), noun))
+    return ", ".join(parts)
+
+
+def _scalar(value: JsonValue) -> str:
+    return write_yaml([value]).removeprefix("- ").rstrip("\n")
+
+
+def _block(each: ToolSuggestions, *, means: bool) -> list[str]:
+    """Return the lines of `expect` of a tool; only comments if nothing is proposed.
+
+    Args:
+        each: what is suggested.
+        means: whether a person should say if refusals have changed nothing.
+    """
+    lines = []
+    if each.expect:
+        lines.append("expect:")
+    for name in ("schema", "where", "errors"):
+        entries = [one for one in each.suggestions if one.field == name and one.proposed]
+        if entries and name != "schema":
+            lines.append(f"  {name}:")
+        for one in entries:
+            support = f"{pluralise(one.outputs, 'output')} of {pluralise(one.runs, 'run')}"
+            rejected = "it would have rejected none"
+            if one.rejected:
+                rejected = f"it would have rejected {one.rejected}"
+            comment = f"# {support}; {rejected}"
+            if one.note:
+                comment += f"; {one.note}"
+            if name == "schema":
+                lines.append(f"  {comment}")
+                lines += [f"  {line}" for line in write_yaml({name: one.value}).splitlines()]
+            else:
+                lines.append(f"    {comment}")
+                lines += [f"    {line}" for line in write_yaml([one.value]).splitlines()]
+        if entries and name == "errors" and means:
+            lines.append(
+                "  # means: not-done    # add this if such an answer says that nothing was changed"
+            )
+    for one in each.suggestions:
+        if not one.proposed:
+            lines.append(f"  # {one.rejected} of the past outputs break {one.value}")
+            lines.append(f"  #   ({one.note})")
+    return [line.replace("\r", " ") for line in lines]
+
+
+# Into a plan file
+
+
+@dataclass
+class _Written:
+    """What was written into a plan file.
+
+    Attributes:
+        file: the file.
+        tools: the tools that expect something now.
+        skipped: the other tools with suggestions, each with the reason.
+    """
+
+    file: str
+    tools: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+def _write(path: Path, suggested: Mapping[str, ToolSuggestions], changing: set[str]) -> _Written:
+    """Write suggestions into a plan file, whose comments and layout stay; refuse if these would not.
+
+    Raises:
+        PlanError: the file cannot be read, or what is suggested cannot be checked on this machine.
+    """
+    if format_of(path) == "json":
+        fail(f"--write: {path} is JSON, and only YAML is written; paste what --json prints")
+    text = read_text_file(path)
+    document = read_document(text, format="yaml", source=str(path))
+    listed = document.get("tools") if isinstance(document, dict) else None
+    if not isinstance(listed, list):
+        fail(f"--write: {path} has no section `tools`")
+    numbers: dict[str, int] = {}
+    for number, tool in enumerate(listed):
+        if isinstance(tool, dict) and isinstance(tool.get("name"), str):
+            numbers[str(tool["name"])] = number
+    written = _Written(str(path))
+    blocks: dict[int, list[str]] = {}
+    for name, each in suggested.items():
+        number = numbers.get(name, -1)
+        if not each.expect:
+            written.skipped[name] = "nothing is suggested for it"
+        elif number < 0:
+            written.skipped[name] = "the file does not describe it under `tools`"
+        elif "expect" in listed[number]:  # type: ignore[operator] # it has a name
+            written.skipped[name] = "it has `expect` already"
+        else:
+            Expectation.model_validate(each.expect)
+            blocks[number] = _block(each, means=name in changing)
+            written.tools.append(name)
+    changed = _with_blocks(
+        text, blocks, {numbers[name]: suggested[name].expect for name in written.tools}
+    )
+    # Without aliases, through which a value would be set in two places.
+    expected: Any = json.loads(json.dumps(document))
+    for name in written.tools:
+        expected["tools"][numbers[name]]["expect"] = suggested[name].expect
+    try:
+        is_right = read_document(changed, format="yaml") == expected
+    except PlanError:
+        is_right = False
+    if not is_right:
+        fail(
+            f"--write: the layout of {path} is too unusual to add to it without a risk for what is there; nothing was"
+            " written: paste what the command prints without --write"
+        )
+    if blocks:
+        content = path.read_bytes()
+        mark = b"\xef\xbb\xbf" if content.startswith(b"\xef\xbb\xbf") else b""
+        path.write_bytes(mark + changed.encode())
+    return written
+
+
+def _with_blocks(
+    text: str, blocks: Mapping[int, Sequence[str]], values: Mapping[int, JsonObject]
+) -> str:
+    """Return a YAML text with `expect` added to tools.
+
+    Args:
+        text: the text.
+        blocks: the lines of `expect` by the number of the tool, for one in block style.
+        values: the value of `expect` by the number of the tool, for one in braces.
+    """
+    if not blocks:
+        return text
+    root: Any = yaml.compose(text, Loader=yaml.SafeLoader)
+    (tools,) = (value for key, value in root.value if key.value == "tools")
+    newline = "\r\n" if "\r\n" in text else "\n"
+    for number in sorted(blocks, reverse=True):
+        tool = tools.value[number]
+        if tool.flow_style:
+            end = tool.end_mark.index - 1
+            comma = "" if text[:end].rstrip().endswith(",") else ", "
+            added = f"{comma}expect: {json.dumps(values[number], ensure_ascii=False)}"
+            text = text[:end].rstrip(" ") + added + text[end:]
+            continue
+        at = _end_of_mapping(text, tool)
+        indent = " " * tool.start_mark.column
+        lines = [f"{indent}{line}" for line in blocks[number]]
+        before = text[:at]
+        if not before.endswith("\n"):
+            before += newline
+        text = before + newline.join(lines) + newline + text[at:]
+    return text
+
+
+def _end_of_mapping(text: str, mapping: Any) -> int:
+    """Return where a further field of a mapping in block style can be written: the start of a line."""
+    for key, value in reversed(mapping.value):
+        last = value
+        # An alias has the place of what it stands for.
+        while last.start_mark.index >= key.end_mark.index and last.value and not _ends_here(last):
+            last = last.value[-1]
+            if isinstance(last, tuple):
+                last = last[1]
+        is_block_text = isinstance(last, yaml.ScalarNode) and last.style in ("|", ">")
+        if last.start_mark.index < key.end_mark.index or is_block_text:
+            continue
+        end = text.find("\n", last.end_mark.index)
+        return len(text) if end < 0 else end + 1
+    return len(text)
+
+
+def _ends_here(node: Any) -> bool:
+    """Return whether the end of a node is on the line of its last character."""
+    return isinstance(node, yaml.ScalarNode) or node.flow_style
+
+
+@dataclass
+class _Checked:
+    """Outputs of one tool that were held against expectations.
+
+    Attributes:
+        tool: the tool.
+        checked: number of outputs that were checked.
+        not_kept: number of outputs that cannot be checked, because no run has kept them.
+        rejected: the outputs that are not as expected.
+    """
+
+    tool: str
+    checked: int = 0
+    not_kept: int = 0
+    rejected: list[dict[str, object]] = field(default_factory=list)
+
+
+@commands.command(
+    "expect check",
+    epilog=epilog(
+        "replanning expect check    all runs of the store, by the expectations that they have now",
+        "replanning expect check --runs latest --plan plan.yaml",
+        codes="0 all past outputs are as expected · 1 some are not, or there is no such run · 2 wrong usage, plan file or store",
+    ),
+)
+def expect_check(
+    more: MoreRunsArgument = None,
+    *,
+    runs: RunsOption = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            "--plan",
+            metavar="FILE",
+            help="The plan file, or file of tools, whose expectations count; by default those that each run has now.",
+        ),
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Say which past outputs the expectations of today would have rejected.
+
+    So false alarms are found before they cost anything. Outputs that no run has kept cannot be checked, and are counted.
+    """
+    tools: Mapping[str, ToolSpec] = {}
+    tasks: Mapping[TaskId, Task] = {}
+    if plan is not None:
+        tools, tasks = _expecting(plan)
+    found: dict[str, _Checked] = {}
+    looked_at: list[RunId] = []
+    with existing_store(store) as opened:
+        for run in _named_runs(opened, [*(runs or ()), *(more or ())]):
+            try:
+                records = list(opened.read(run))
+                if plan is None:
+                    live = replay_records(records).live
+                    tools = live.tools
+                    tasks = {entry.id: entry.task for entry in live}
+                checked = list(checked_calls(records, tools, tasks, recorded_value))
+            except ReplanningError as error:
+                print_message(f"run {run!r} is left out: {error}")
+                continue
+            looked_at.append(run)
+            for each in checked:
+                _count(found.setdefault(each.call.tool, _Checked(each.call.tool)), each)
+    rejected = sum(len(each.rejected) for each in found.values())
+    if as_json:
+        print_json(
+            {"runs": looked_at, "rejected": rejected, "tools": list(map(asdict, found.values()))}
+        )
+    else:
+        for line in _check_lines(found, len(looked_at)):
+            console().print(escape_control(redactor().text(line)))
+    raise typer.Exit(ExitCode.FAILED if rejected else ExitCode.OK)
+
+
+def _expecting(path: Path) -> tuple[dict[str, ToolSpec], dict[TaskId, Task]]:
+    """Return the tools and the tasks of a plan file, or the tools of a file of tools."""
+    if "tasks" in load_document(str(path)):
+        plan = read_plan(str(path))
+    else:
+        from replanning.cli.plans import read_tools  # with the tools, slow to load
+
+        plan = read_tools(path, "--plan", planning=False)
+    return {tool.name: tool for tool in plan.tools}, {task.id: task for task in plan.tasks}
+
+
+def _count(counts: _Checked, checked: CheckedCall) -> None:
+    call = checked.call
+    if not call.kept:
+        counts.not_kept += 1
+        return
+    counts.checked += 1
+    if checked.broken is not None:
+        counts.rejected.append(
+            {
+                "run": call.run,
+                "task": call.task,
+                "reason": str(checked.broken),
+                "failed": bool(call.failure),
+            }
+        )
+
+
+def _check_lines(found: Mapping[str, _Checked], runs: int) -> Iterator[str]:
+    if not found:
+        yield f"{pluralise(runs, 'run')}: no tool or task that was executed expects anything"
+        return
+    for name, each in found.items():
+        rejected = "none"
+        if each.rejected:
+            rejected = str(len(each.rejected))
+        line = f"{name}: {pluralise(each.checked, 'output')} checked, {rejected} rejected"
+        if each.not_kept:
+            line += f"; {each.not_kept} not checked: no run has kept them"
+        yield line
+        for one in each.rejected[:MAX_SHOWN_OUTPUTS]:
+            then = " (it was rejected then, too)" if one["failed"] else ""
+            yield f"    run {one['run']}, task {one['task']}: {one['reason']}{then}"
+        more = len(each.rejected) - MAX_SHOWN_OUTPUTS
+        if more > 0:
+            yield f"    and {more} more; --json has all"

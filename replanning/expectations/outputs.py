@@ -1,0 +1,171 @@
+"""Past outputs of tools: the answer in each, and the texts that report errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from replanning.expectations.calls import ToolCall
+from replanning.plan.expectations import says_error
+from replanning.plan.types import JsonObject, JsonValue
+
+ERROR_WORD: Final = re.compile(
+    r"\s*((?:(?![Nn]o |[Ww]ithout )[A-Za-z]+ )?(?:[A-Z][A-Za-z]*)?"
+    r"(?:[Ee]rror|ERROR|[Ee]xception|EXCEPTION)|Traceback|FAILED|[Ff]ailed|[Ff]ailure)\b"
+)
+"""Beginning of a text that says that something went wrong."""
+
+ERROR_OBJECT: Final = re.compile(r'\s*\{\s*"(?:error|errors|exception|fault)"', re.IGNORECASE)
+"""Beginning of an object whose first field says that something went wrong."""
+
+_REFUSAL: Final = re.compile(
+    r"\bnot found\b|\bno such\b|\bdoes not exist\b|\bdoesn't exist\b|\binvalid\b|\bdenied\b"
+    r"|\bunauthori[sz]ed\b|\bforbidden\b|\bunavailable\b|\btimed out\b|\btry again\b"
+    r"|\btoo many requests\b|\bcannot\b|\bcould not\b|\bunable to\b|\bnot allowed\b|\bfailed\b",
+    re.IGNORECASE,
+)
+"""Words of a short text that says that something was refused."""
+
+_MAX_REFUSAL_CHARS: Final = 150
+
+Path = tuple[str | int, ...]
+"""Where a part of an output is: names of fields, and 0 for every item of an array."""
+
+_TEXT_FIELDS: Final = (frozenset({"exit_code", "stdout"}), frozenset({"status", "headers"}))
+"""Fields of what a command or a request returns, beside `json`."""
+
+
+class Sample(NamedTuple):
+    """Output of a call, as conditions see it.
+
+    Attributes:
+        call: the call.
+        arguments: what the tool was given, as JSON.
+        output: the output; a text that is a JSON object or array counts as that value.
+        text: the output as text.
+    """
+
+    call: ToolCall
+    arguments: JsonObject
+    output: JsonValue
+    text: str
+
+    def roots(self) -> dict[str, object]:
+        """Return the values that conditions are about."""
+        return {"arguments": self.arguments, "output": self.output, "text": self.text}
+
+
+def count_runs(samples: Iterable[Sample | ToolCall]) -> int:
+    """Return the number of runs that outputs or calls are of."""
+    runs = set()
+    for sample in samples:
+        call = sample.call if isinstance(sample, Sample) else sample
+        runs.add(call.run)
+    return len(runs)
+
+
+def base_of(samples: Sequence[Sample]) -> Path:
+    """Return where the answer is in the outputs: in `json` of what commands and requests return."""
+    for sample in samples:
+        output = sample.output
+        if not isinstance(output, dict) or not isinstance(output.get("json"), dict | list):
+            return ()
+        is_known = any(fields <= output.keys() for fields in _TEXT_FIELDS)
+        is_of_server = isinstance(output.get("text"), str) and output.keys() <= {
+            "text",
+            "json",
+            "content",
+        }
+        if not (is_known or is_of_server):
+            return ()
+    return ("json",)
+
+
+def at_base(sample: Sample, base: Path) -> JsonValue:
+    """Return the answer in an output."""
+    if base and isinstance(sample.output, dict):
+        return sample.output["json"]
+    return sample.output
+
+
+def error_texts(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
+    """Return the texts with which outputs report errors, with the outputs that they describe.
+
+    A text is an error if it begins with a word such as `Error`; an object, if its first field is
+    called so while most outputs have other fields. A short text that refuses something is one if
+    several begin alike. A text that would also describe other outputs is left out.
+    """
+    patterns: dict[str, list[Sample]] = {}
+    refusals: dict[str, list[Sample]] = {}
+    objects: dict[str, list[Sample]] = {}
+    for sample in samples:
+        match = ERROR_WORD.match(sample.text)
+        report = ERROR_OBJECT.match(sample.text)
+        if match:
+            patterns.setdefault(match[1], []).append(sample)
+        elif report and isinstance(sample.output, dict):
+            if next(iter(sample.output.values())):
+                objects.setdefault(report[0].lstrip(), []).append(sample)
+        elif isinstance(sample.output, str):
+            if len(sample.text) <= _MAX_REFUSAL_CHARS and _REFUSAL.search(sample.text):
+                first = sample.text.split(None, 1)[0]
+                refusals.setdefault(first, []).append(sample)
+    for text, matching in objects.items():
+        # Where all answers have this field, it says nothing by being there.
+        if len(matching) * 2 < len(samples):
+            patterns[text] = matching
+    for first, matching in refusals.items():
+        template = _refusal_template([sample.text for sample in matching])
+        alike = [sample for sample in samples if sample.text.startswith(first)]
+        # Other answers that begin alike may be refused in the same words.
+        if "*" in template and len(alike) > len(matching):
+            continue
+        if template and len(matching) * 2 < len(samples):
+            patterns[template] = matching
+    kept = {}
+    for pattern, matching in patterns.items():
+        described = [sample for sample in samples if says_error(sample.text, pattern)]
+        known = {id(sample) for each in patterns.values() for sample in each}
+        if all(id(sample) in known for sample in described):
+            kept[pattern] = matching
+    return kept
+
+
+def _refusal_template(texts: Sequence[str]) -> str:
+    """Return what refusals have in common, with `*` where they differ; empty if it is too little."""
+    if len(texts) < 2 or any("*" in text for text in texts):
+        return ""
+    if len(set(texts)) == 1:
+        return texts[0]
+    start = _common_words([text.split(" ") for text in texts])
+    rest = [text.split(" ")[len(start) :][::-1] for text in texts]
+    end = _common_words(rest)[::-1]
+    if not start or not _REFUSAL.search(" ".join([*start, "*", *end])):
+        return ""
+    return f"{' '.join(start)} *{''.join(f' {word}' for word in end)}"
+
+
+def _common_words(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Return the words with which all lines begin."""
+    common = []
+    for words in zip(*lines, strict=False):
+        if len(set(words)) > 1:
+            break
+        common.append(words[0])
+    return common
+
+
+def failure_texts(
+    failures: Sequence[ToolCall], known: Mapping[str, object], samples: Sequence[Sample]
+) -> dict[str, list[ToolCall]]:
+    """Return the words with which the messages of failed calls begin, but no output does."""
+    found: dict[str, list[ToolCall]] = {}
+    for call in failures:
+        match = ERROR_WORD.match(call.failure)
+        if match and match[1] not in known:
+            found.setdefault(match[1], []).append(call)
+    for word in list(found):
+        if any(says_error(sample.text, word) for sample in samples):
+            del found[word]
+    return found

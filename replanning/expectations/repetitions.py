@@ -1,0 +1,262 @@
+"""Arguments that the outputs of a tool repeat, as conditions."""
+
+from __future__ import annotations
+
+import json
+import keyword
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal, NamedTuple
+
+from replanning.errors import ExpressionError
+from replanning.expectations.outputs import Path, Sample, at_base
+from replanning.expectations.shapes import (
+    MAX_DEPTH,
+    MAX_MEMBERS,
+    MIN_OUTPUTS,
+    MIN_VALUES,
+    MIN_VARIETY,
+    kind_of,
+)
+from replanning.plan.conditions import OUTPUT_ROOTS, Condition
+from replanning.plan.types import JsonValue
+
+_MAX_PATHS: Final = 100
+"""Places at which one argument is looked for."""
+
+_MIN_SHARE: Final = 0.5
+"""Share of the outputs in which a place must exist for an argument to be expected there."""
+
+_NEAR: Final = 0.9
+"""Share of the outputs in which a rule must hold to be named, though past outputs break it."""
+
+_ELEMENT: Final = 0
+"""Step of a path to every item of an array. A condition looks at the first one."""
+
+
+class _Place(NamedTuple):
+    """Where an output repeats an argument, and how: it equals it (`==`) or contains it (`in`)."""
+
+    path: Path
+    relation: Literal["==", "in"]
+
+
+class Repetition(NamedTuple):
+    """Condition that outputs repeat an argument.
+
+    Attributes:
+        condition: the condition; it holds where an output or a call lacks what it compares.
+        holding: the outputs that repeat the argument.
+        breaking: the outputs for which the condition does not hold.
+    """
+
+    condition: str
+    holding: list[Sample]
+    breaking: list[Sample]
+
+
+def repeated_arguments(samples: Sequence[Sample], base: Path) -> Iterator[Repetition]:
+    """Yield a condition for each argument that the outputs repeat, at the best place for it.
+
+    The best place is one where it always holds; then one where it is equal, called alike, most
+    often there, and least nested. One that nearly always holds is yielded with what breaks it.
+
+    Args:
+        samples: the outputs.
+        base: where the answer is in them.
+    """
+    names = dict.fromkeys(name for sample in samples for name in sample.arguments)
+    for name in names:
+        given = [sample for sample in samples if _is_telling(sample.arguments.get(name))]
+        counted: Counter[_Place] = Counter()
+        for sample in given:
+            value = sample.arguments[name]
+            counted.update(set(_places_of(value, at_base(sample, base), (), MAX_DEPTH)))
+        best: tuple[tuple[object, ...], Repetition] | None = None
+        for place, _ in counted.most_common(_MAX_PATHS):
+            found = _repetition_at(place, name, given, samples, base)
+            if found is None:
+                continue
+            rank = (
+                len(found.breaking) > 0,
+                place.relation != "==",
+                not _is_called(place, name),
+                -len(found.holding),
+                _ELEMENT in place.path,
+                len(place.path),
+                found.condition,
+            )
+            if best is None or rank < best[0]:
+                best = rank, found
+        if best is not None:
+            yield best[1]
+
+
+def _is_telling(value: JsonValue) -> bool:
+    """Return whether an output that repeats a value can hardly do so by chance."""
+    if value is None or isinstance(value, bool):
+        return False
+    if isinstance(value, int | float):
+        return True
+    return len(value) > 0
+
+
+def _places_of(value: JsonValue, part: JsonValue, path: Path, depth: int) -> Iterator[_Place]:
+    """Yield the places of a part of an output that repeat an argument."""
+    if part == value and kind_of(part) == kind_of(value):
+        yield _Place(path, "==")
+        return
+    if depth == 0:
+        return
+    if isinstance(part, dict):
+        if isinstance(value, str) and value in part:
+            yield _Place(path, "in")
+        for key in list(part)[:MAX_MEMBERS]:
+            yield from _places_of(value, part[key], (*path, key), depth - 1)
+    elif isinstance(part, list):
+        if value in part:
+            yield _Place(path, "in")
+        for item in part[:MAX_MEMBERS]:
+            yield from _places_of(value, item, (*path, _ELEMENT), depth - 1)
+    elif isinstance(part, str) and isinstance(value, str):
+        if len(value) >= MIN_VARIETY and value in part:
+            yield _Place(path, "in")
+
+
+def _repetition_at(
+    place: _Place, name: str, given: Sequence[Sample], samples: Sequence[Sample], base: Path
+) -> Repetition | None:
+    """Return the condition for an argument at a place; None without enough support."""
+    holding = []
+    present = 0
+    for sample in given:
+        holds = _holds_at(place, sample.arguments[name], at_base(sample, base), 0)
+        if holds is not None:
+            present += 1
+        if holds:
+            holding.append(sample)
+    different = {json.dumps(sample.arguments[name], sort_keys=True) for sample in holding}
+    if len(different) < MIN_VARIETY or present < len(given) * _MIN_SHARE:
+        return None
+    values = [sample.arguments[name] for sample in holding]
+    # A number, or a value elsewhere than under its name, may be the same by chance.
+    is_called = _is_called(place, name)
+    if not is_called and any(isinstance(value, int | float) for value in values):
+        return None
+    needed = MIN_OUTPUTS
+    if not is_called or _ELEMENT in place.path:
+        needed = MIN_VALUES
+    if present < needed or not _keeps_order(values):
+        return None
+    condition = _condition_at(place, name, samples, base)
+    if not condition:
+        return None
+    breaking = [sample for sample in samples if not _holds(condition, sample)]
+    if breaking:
+        is_near = len(samples) - len(breaking) >= len(samples) * _NEAR
+        if place.relation != "==" or present < MIN_VALUES or not is_near:
+            return None
+    return Repetition(condition, holding, breaking)
+
+
+def _keeps_order(values: Sequence[JsonValue]) -> bool:
+    """Return whether equal arrays show that the tool keeps their order, instead of sorting them."""
+    arrays = [list(map(str, value)) for value in values if isinstance(value, list)]
+    if not arrays:
+        return True
+    return any(array != sorted(array) for array in arrays)
+
+
+def _is_called(place: _Place, name: str) -> bool:
+    """Return whether the last field of a place has a word in common with an argument."""
+    fields = [step for step in place.path if isinstance(step, str)]
+    if not fields:
+        return False
+    return not _words(fields[-1]).isdisjoint(_words(name))
+
+
+def _words(name: str) -> set[str]:
+    words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+", name)}
+    return words | {word.removesuffix("s") for word in words}
+
+
+def _holds_at(place: _Place, value: JsonValue, part: JsonValue, step: int) -> bool | None:
+    """Return whether a part of an output repeats an argument at a place; None if it has none."""
+    if part is None:
+        return None
+    if step == len(place.path):
+        if place.relation == "==":
+            return part == value
+        if isinstance(part, list | dict):
+            return value in part
+        return isinstance(part, str) and isinstance(value, str) and value in part
+    key = place.path[step]
+    if isinstance(key, str):
+        if not isinstance(part, dict) or key not in part:
+            return None
+        return _holds_at(place, value, part[key], step + 1)
+    if not isinstance(part, list) or not part:
+        return None
+    items = [_holds_at(place, value, item, step + 1) for item in part]
+    # A condition looks at the first item, so it must speak for all of them.
+    return all(items)
+
+
+def _condition_at(place: _Place, name: str, samples: Sequence[Sample], base: Path) -> str:
+    """Return a condition that also holds for outputs and calls without the place or the argument.
+
+    Empty if a name cannot be written in a condition.
+    """
+    guards = []
+    argument = _lookup("arguments", name)
+    if any(name not in sample.arguments for sample in samples):
+        guards.append(f"{json.dumps(name)} not in arguments")
+    elif any(sample.arguments[name] is None for sample in samples):
+        guards.append(f"{argument} == null")
+    lookup = "output"
+    for step in base:
+        lookup = _lookup(lookup, step)
+    parts = [at_base(sample, base) for sample in samples]
+    for step in place.path:
+        if isinstance(step, str):
+            inner = [part for part in parts if isinstance(part, dict) and step in part]
+            if len(inner) < len(parts):
+                guards.append(f"{json.dumps(step)} not in {lookup}")
+            parts = [part[step] for part in inner]
+        else:
+            filled = [part for part in parts if isinstance(part, list) and part]
+            if len(filled) < len(parts):
+                guards.append(f"len({lookup}) == 0")
+            parts = [part[0] for part in filled]
+        lookup = _lookup(lookup, step)
+    if any(part is None for part in parts):
+        guards.append(f"{lookup} == null")
+    if lookup == "output" and all(isinstance(sample.output, str) for sample in samples):
+        lookup = "text"
+    repeated = f"{lookup} == {argument}"
+    if place.relation == "in":
+        repeated = f"{argument} in {lookup}"
+    condition = " or ".join([*guards, repeated])
+    try:
+        Condition.parse(condition, OUTPUT_ROOTS)
+    except ExpressionError:
+        return ""
+    return condition
+
+
+def _lookup(container: str, step: str | int) -> str:
+    """Return the expression of a member of an object or an item of an array."""
+    if isinstance(step, int):
+        return f"{container}[{step}]"
+    is_word = step.isascii() and step.isidentifier() and step != "matches"
+    if is_word and not keyword.iskeyword(step):
+        return f"{container}.{step}"
+    return f"{container}[{json.dumps(step, ensure_ascii=False)}]"
+
+
+def _holds(condition: str, sample: Sample) -> bool:
+    try:
+        return Condition.parse(condition, OUTPUT_ROOTS).holds(sample.roots())
+    except ExpressionError:
+        return False

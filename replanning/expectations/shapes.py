@@ -1,0 +1,327 @@
+"""Shapes of values: a JSON Schema of what many values have in common."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from replanning.plan.types import JsonObject, JsonValue
+
+MIN_OUTPUTS: Final = 5
+"""Outputs that say what the whole output is: its type, its fields, the arguments that it repeats."""
+
+MIN_VALUES: Final = 10
+"""Outputs that say what the values in it are: their types, their sign, lists that are not empty."""
+
+MIN_VARIETY: Final = 3
+"""Different values without which a rule may be a coincidence."""
+
+MAX_DEPTH: Final = 5
+"""Nesting of an output, beyond which nothing is learned."""
+
+MAX_MEMBERS: Final = 200
+"""Items of an array, and keys of an object, that are looked at."""
+
+_FIELD_NAME: Final = re.compile(r"[A-Za-z_$@][A-Za-z_-]*[0-9]?")
+"""Key that a programmer has chosen, and that is no id."""
+
+_COUNT_WORDS: Final = frozenset(
+    (
+        *("age", "capacity", "count", "distance", "duration", "guests", "height", "length"),
+        *("limit", "nights", "pages", "passengers", "price", "qty", "quantity", "rooms", "seats"),
+        *("size", "stock", "weight", "width"),
+    )
+)
+"""Words in the names of numbers that are never negative."""
+
+_SIGNED_WORDS: Final = frozenset(("adjustment", "change", "delta", "diff", "difference", "offset"))
+
+
+def schema_of(values: Sequence[JsonValue]) -> JsonObject:
+    """Return a JSON Schema that all values fit; empty if they have nothing in common."""
+    shape = _Shape()
+    different = set()
+    for value in values:
+        shape.add(value)
+        different.add(json.dumps(value, sort_keys=True))
+    return _root_schema(shape, values, len(different))
+
+
+def optional_fields(schema: JsonObject) -> Iterator[str]:
+    """Yield the fields that a schema describes and does not require."""
+    inner = [each for each in schema.get("anyOf") or () if isinstance(each, dict)]  # type: ignore[union-attr] # as it was made
+    for key in ("items", "additionalProperties"):
+        part = schema.get(key)
+        if isinstance(part, dict):
+            inner.append(part)
+    properties = schema.get("properties")
+    if isinstance(properties, dict):
+        required = schema.get("required")
+        for name, part in properties.items():
+            if isinstance(required, list) and name not in required:
+                yield name
+            if isinstance(part, dict):
+                inner.append(part)
+    for part in inner:
+        yield from optional_fields(part)
+
+
+@dataclass(slots=True)
+class _Shape:
+    """What the values at one place of the outputs have in common. Only `add` changes it.
+
+    Attributes:
+        outputs: number of outputs that have a value there.
+        kinds: number of values by their JSON type.
+        fields: the shapes of the members of objects.
+        present: number of objects that have each field.
+        items: the shape of the items of arrays.
+        shortest: length of the shortest text, array or object.
+        least: the least number.
+    """
+
+    outputs: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    fields: dict[str, _Shape] = field(default_factory=dict)
+    present: Counter[str] = field(default_factory=Counter)
+    items: _Shape | None = None
+    shortest: int | None = None
+    least: float | None = None
+
+    def add(self, value: JsonValue) -> None:
+        """Add an output, or the value of a new output at this place."""
+        for shape in self._add(value, MAX_DEPTH):
+            shape.outputs += 1
+
+    def _add(self, value: JsonValue, depth: int) -> list[_Shape]:
+        """Add a value, and return the shapes that got one, each of them once."""
+        touched: dict[int, _Shape] = {id(self): self}
+        kind = kind_of(value)
+        self.kinds[kind] += 1
+        if isinstance(value, str | list | dict):
+            if self.shortest is None or len(value) < self.shortest:
+                self.shortest = len(value)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            if self.least is None or value < self.least:
+                self.least = value
+        if depth > 0 and isinstance(value, dict):
+            for key in list(value)[:MAX_MEMBERS]:
+                self.present[key] += 1
+                member = self.fields.setdefault(key, _Shape())
+                for shape in member._add(value[key], depth - 1):
+                    touched[id(shape)] = shape
+        if depth > 0 and isinstance(value, list):
+            if self.items is None:
+                self.items = _Shape()
+            for item in value[:MAX_MEMBERS]:
+                for shape in self.items._add(item, depth - 1):
+                    touched[id(shape)] = shape
+        return list(touched.values())
+
+    @property
+    def always(self) -> list[str]:
+        """The fields that all objects have."""
+        return [key for key, count in self.present.items() if count == self.kinds["object"]]
+
+    @property
+    def is_map(self) -> bool:
+        """Whether the keys of the objects are data, such as ids, and not the names of fields."""
+        keys = self.present
+        if not keys:
+            return False
+        ids = sum(1 for key in keys if not _FIELD_NAME.fullmatch(key))
+        if ids * 2 >= len(keys):
+            return True
+        records = [shape.always for shape in self.fields.values() if shape.always]
+        # Several records with the same fields are entries of a table.
+        if len(records) == len(keys) >= MIN_VARIETY and all(
+            set(each) == set(records[0]) for each in records
+        ):
+            return True
+        return len(keys) > 1 and not self.always
+
+    def merged_members(self) -> _Shape:
+        """Return what the values of a map have in common."""
+        merged = _Shape()
+        for shape in self.fields.values():
+            merged.absorb(shape)
+        merged.outputs = self.outputs
+        return merged
+
+    def absorb(self, other: _Shape) -> None:
+        """Add the values of another place, whose outputs count as those of this place."""
+        self.outputs = max(self.outputs, other.outputs)
+        self.kinds.update(other.kinds)
+        self.present.update(other.present)
+        for key, shape in other.fields.items():
+            self.fields.setdefault(key, _Shape()).absorb(shape)
+        if other.items is not None:
+            if self.items is None:
+                self.items = _Shape()
+            self.items.absorb(other.items)
+        for name in ("shortest", "least"):
+            mine = getattr(self, name)
+            theirs = getattr(other, name)
+            if theirs is not None and (mine is None or theirs < mine):
+                setattr(self, name, theirs)
+
+
+def kind_of(value: JsonValue) -> str:
+    """Return the JSON type of a value; every number is a `number`."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int() | float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+    return "object"
+
+
+def _root_schema(shape: _Shape, values: Sequence[JsonValue], variety: int) -> JsonObject:
+    """Return the schema of whole outputs.
+
+    Args:
+        shape: what they have in common.
+        values: the outputs.
+        variety: number of different outputs.
+    """
+    if shape.kinds["object"] >= MIN_OUTPUTS and not shape.always:
+        alternatives = _separate_records(values)
+        if alternatives:
+            return {"anyOf": list(alternatives)}
+    kinds = [kind for kind in shape.kinds if kind != "null"]
+    schema: JsonObject = _types(shape)
+    if not schema:
+        return schema
+    is_varied = variety >= MIN_VARIETY
+    is_full = shape.outputs >= MIN_VALUES and len(kinds) == 1 and bool(shape.shortest)
+    if "object" in kinds and is_varied:
+        schema |= _object_schema(shape, "", depth=0, is_varied=True)
+    if "array" in kinds and is_varied:
+        schema |= _array_schema(shape, "", depth=0)
+    if kinds == ["object"] and is_full and "required" not in schema:
+        schema["minProperties"] = 1
+    if kinds == ["array"] and is_full and is_varied:
+        schema["minItems"] = 1
+    if kinds == ["string"] and shape.shortest:
+        schema["minLength"] = 1
+    return schema
+
+
+def _separate_records(values: Sequence[JsonValue]) -> list[JsonObject]:
+    """Return a schema for each kind of record, if objects are of kinds without a common field.
+
+    Empty if they are of one kind, if other values are among them, or if there are too many kinds to
+    be more than a coincidence.
+    """
+    groups: list[tuple[set[str], list[JsonObject]]] = []
+    for value in values:
+        if not isinstance(value, dict) or not value:
+            return []
+        keys = set(value)
+        members = [value]
+        apart = []
+        for group in groups:
+            if group[0] & keys:
+                keys |= group[0]
+                members += group[1]
+            else:
+                apart.append(group)
+        groups = [*apart, (keys, members)]
+    if not 2 <= len(groups) <= MIN_VARIETY or len(groups) * MIN_OUTPUTS > len(values) * 2:
+        return []
+    schemas = []
+    for _, members in sorted(groups, key=lambda group: -len(group[1])):
+        shape = _Shape()
+        for member in members:
+            shape.add(member)
+        if shape.is_map or not shape.always:
+            return []
+        schema: JsonObject = {"type": "object", "required": list[JsonValue](shape.always)}
+        if len(members) >= MIN_OUTPUTS:
+            schema |= _object_schema(shape, "", depth=0, is_varied=True)
+        schemas.append(schema)
+    return schemas
+
+
+def _types(shape: _Shape) -> JsonObject:
+    """Return the types that values have; empty if these are too many to say anything."""
+    kinds = sorted(shape.kinds)
+    if len(kinds) - ("null" in kinds) not in (1, 2):
+        return {}
+    if len(kinds) == 1:
+        return {"type": kinds[0]}
+    return {"type": list[JsonValue](kinds)}
+
+
+def _value_schema(shape: _Shape, name: str, depth: int) -> JsonObject:
+    """Return the schema of a value inside of outputs; empty if too little is known of it."""
+    kinds = [kind for kind in shape.kinds if kind != "null"]
+    # A field that is null so far may get any value, unless its name says that this is an error.
+    if not kinds:
+        if name.lower() in ("error", "errors") and shape.outputs >= MIN_VALUES:
+            return {"type": "null"}
+        return {}
+    is_container = not set(kinds) - {"object", "array"}
+    if shape.outputs < (MIN_OUTPUTS if is_container else MIN_VALUES):
+        return {}
+    schema = _types(shape)
+    if not schema:
+        return schema
+    if "object" in kinds:
+        is_varied = shape.outputs >= MIN_VALUES
+        schema |= _object_schema(shape, name, depth=depth, is_varied=is_varied)
+    if "array" in kinds:
+        schema |= _array_schema(shape, name, depth=depth)
+    if kinds == ["number"] and shape.least is not None and shape.least >= 0:
+        words = set(re.findall(r"[A-Z]?[a-z]+", name))
+        words = {word.lower() for word in words}
+        if words & _COUNT_WORDS and not words & _SIGNED_WORDS:
+            schema["minimum"] = 0
+    return schema
+
+
+def _object_schema(shape: _Shape, name: str, *, depth: int, is_varied: bool) -> JsonObject:
+    """Return what a schema says of the fields of objects.
+
+    Args:
+        shape: of the objects.
+        name: of the field that they are in.
+        depth: how deep they are nested.
+        is_varied: whether enough different ones are known to say which fields are always there.
+    """
+    if shape.is_map:
+        inner = _value_schema(shape.merged_members(), name, depth + 1)
+        return {"additionalProperties": inner} if inner else {}
+    schema: JsonObject = {}
+    if is_varied and shape.always:
+        schema["required"] = list[JsonValue](shape.always)
+    properties: JsonObject = {}
+    for key, member in shape.fields.items():
+        inner = _value_schema(member, key, depth + 1)
+        if inner:
+            properties[key] = inner
+    if properties:
+        schema["properties"] = properties
+    return schema
+
+
+def _array_schema(shape: _Shape, name: str, *, depth: int) -> JsonObject:
+    schema: JsonObject = {}
+    if shape.items is not None:
+        inner = _value_schema(shape.items, name, depth + 1)
+        if inner:
+            schema["items"] = inner
+    # Deeper ones belong to single records, which differ more than a few outputs show.
+    if depth == 1 and shape.outputs >= MIN_VALUES and shape.shortest and len(shape.kinds) == 1:
+        schema["minItems"] = 1
+    return schema

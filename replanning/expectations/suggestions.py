@@ -1,0 +1,258 @@
+"""Suggestions of expectations, learned from what tools have answered.
+
+A false alarm costs more than a miss, so everything here asks for support: what holds is suggested
+if it has held in enough outputs, for arguments that varied, without a single exception.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from replanning.expectations.calls import ToolCall
+from replanning.expectations.outputs import (
+    ERROR_OBJECT,
+    ERROR_WORD,
+    Path,
+    Sample,
+    at_base,
+    base_of,
+    count_runs,
+    error_texts,
+    failure_texts,
+)
+from replanning.expectations.repetitions import repeated_arguments
+from replanning.expectations.shapes import (
+    MIN_OUTPUTS,
+    MIN_VALUES,
+    MIN_VARIETY,
+    optional_fields,
+    schema_of,
+)
+from replanning.plan.expectations import readable_output, says_error
+from replanning.plan.json_form import json_form
+from replanning.plan.types import JsonObject, JsonValue
+
+_MAX_NAMED: Final = 3
+"""Calls that are named where a condition does not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """One entry of `expect` that is suggested for a tool.
+
+    Attributes:
+        field: the field of `expect`.
+        value: the JSON Schema, the condition or the text.
+        outputs: number of past outputs that support it.
+        runs: number of runs that these are of.
+        rejected: number of past outputs that it would have rejected.
+        proposed: false for a condition that some past outputs break, so that a person must look at
+            them first; it is no part of `ToolSuggestions.expect`.
+        note: what else a person should know; empty for most.
+    """
+
+    field: Literal["schema", "where", "errors"]
+    value: JsonValue
+    outputs: int
+    runs: int
+    rejected: int = 0
+    proposed: bool = True
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSuggestions:
+    """What is suggested for one tool.
+
+    Attributes:
+        tool: the name of the tool.
+        outputs: number of its outputs that were looked at.
+        runs: number of runs that these are of.
+        failed: number of its calls that failed.
+        unreadable: number of its outputs that are not kept, or have no JSON form.
+        suggestions: the suggestions.
+        notes: why nothing, or nothing more, is suggested.
+    """
+
+    tool: str
+    outputs: int
+    runs: int
+    failed: int
+    unreadable: int
+    suggestions: tuple[Suggestion, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def expect(self) -> JsonObject:
+        """The proposed fields of `expect`, as a plan or a tool takes them; empty without any."""
+        fields: JsonObject = {}
+        for suggestion in self.suggestions:
+            if not suggestion.proposed:
+                continue
+            if suggestion.field == "schema":
+                fields["schema"] = suggestion.value
+            else:
+                entries = fields.setdefault(suggestion.field, [])
+                assert isinstance(entries, list)
+                entries.append(suggestion.value)
+        return fields
+
+
+def suggest_expectations(calls: Iterable[ToolCall]) -> dict[str, ToolSuggestions]:
+    """Return what could be expected of the outputs of each tool, learned from past calls.
+
+    Suggested are a JSON Schema of the fields that were always there, conditions for arguments that
+    the output repeats, and texts with which errors begin. None of them would have rejected an
+    output among the calls, apart from the error texts. Shape and repeated arguments need
+    `MIN_OUTPUTS` outputs for arguments that vary, types of single values `MIN_VALUES`.
+
+    Args:
+        calls: the calls, of any number of tools and runs: `recorded_calls` of each journal, or your
+            own recordings.
+
+    Returns:
+        by the name of each tool that was called, in the order of the first calls.
+    """
+    by_tool: dict[str, list[ToolCall]] = {}
+    for call in calls:
+        by_tool.setdefault(call.tool, []).append(call)
+    recordings = {tool: _Recording(tool, each) for tool, each in by_tool.items()}
+    # What begins an error with one tool of a service begins it with the others as well.
+    conventions: Counter[str] = Counter()
+    for recording in recordings.values():
+        for pattern in recording.errors:
+            if ERROR_WORD.fullmatch(pattern) or ERROR_OBJECT.fullmatch(pattern):
+                conventions[pattern] += 1
+    return {tool: each.suggestions(conventions) for tool, each in recordings.items()}
+
+
+class _Recording:
+    """The past outputs of one tool, split into those that report errors and the others.
+
+    Attributes:
+        samples: the outputs that report no error.
+        errors: the texts with which outputs report errors, with those outputs.
+    """
+
+    def __init__(self, tool: str, calls: Sequence[ToolCall]) -> None:
+        self.tool = tool
+        self.samples: list[Sample] = []
+        self._failed = 0
+        self._unreadable = 0
+        failures = []
+        for call in calls:
+            if call.failure:
+                self._failed += 1
+                failures.append(call)
+                continue
+            try:
+                if not call.kept:
+                    raise ValueError("not kept")
+                output, text = readable_output(call.output)
+                arguments = json_form(call.arguments)
+                assert isinstance(arguments, dict)
+            except ValueError:
+                self._unreadable += 1
+                continue
+            self.samples.append(Sample(call, arguments, output, text))
+        self._total = len(self.samples)
+        self._runs = count_runs(self.samples)
+        self.errors = error_texts(self.samples)
+        self._failures = failure_texts(failures, self.errors, self.samples)
+        reported = {id(sample) for matching in self.errors.values() for sample in matching}
+        self.samples = [sample for sample in self.samples if id(sample) not in reported]
+
+    def __repr__(self) -> str:
+        return f"<_Recording of {self.tool!r}: {len(self.samples)} outputs>"
+
+    def suggestions(self, conventions: Mapping[str, int]) -> ToolSuggestions:
+        """Return what is suggested.
+
+        Args:
+            conventions: how many tools report errors with a text, by that text.
+        """
+        found: list[Suggestion] = []
+        notes = []
+        count = len(self.samples)
+        if count < MIN_OUTPUTS:
+            least = f"at least {MIN_OUTPUTS} are needed"
+            notes.append(f"outputs that report no error: {count}; to learn from them, {least}")
+        else:
+            base = base_of(self.samples)
+            found += self._schema(base)
+            if not found:
+                notes.append("its outputs have no type in common")
+            found += self._repetitions(base)
+            found += _single_word(self.samples)
+        found += self._error_suggestions(conventions)
+        return ToolSuggestions(
+            self.tool,
+            self._total,
+            self._runs,
+            self._failed,
+            self._unreadable,
+            tuple(found),
+            tuple(notes),
+        )
+
+    def _schema(self, base: Path) -> Iterator[Suggestion]:
+        schema = schema_of([at_base(sample, base) for sample in self.samples])
+        if not schema:
+            return
+        note = ""
+        optional = sorted(set(optional_fields(schema)))
+        if optional:
+            note = f"not in all of them: {', '.join(optional)}"
+        if base:
+            schema = {"type": "object", "required": ["json"], "properties": {"json": schema}}
+        runs = count_runs(self.samples)
+        yield Suggestion("schema", schema, len(self.samples), runs, note=note)
+
+    def _repetitions(self, base: Path) -> Iterator[Suggestion]:
+        for found in repeated_arguments(self.samples, base):
+            note = ""
+            if found.breaking:
+                calls = [sample.call for sample in found.breaking[:_MAX_NAMED]]
+                where = [f"{call.task or call.tool} of run {call.run or '-'}" for call in calls]
+                note = f"look at these first: {', '.join(where)}"
+            yield Suggestion(
+                "where",
+                found.condition,
+                len(found.holding),
+                count_runs(found.holding),
+                rejected=len(found.breaking),
+                proposed=not found.breaking,
+                note=note,
+            )
+
+    def _error_suggestions(self, conventions: Mapping[str, int]) -> Iterator[Suggestion]:
+        for pattern, matching in self.errors.items():
+            count = len(matching)
+            yield Suggestion("errors", pattern, count, count_runs(matching), rejected=count)
+        known = set(self.errors)
+        for pattern, failures in self._failures.items():
+            known.add(pattern)
+            note = "it begins the messages of calls that failed"
+            yield Suggestion("errors", pattern, 0, count_runs(failures), note=note)
+        for pattern, tools in conventions.items():
+            is_new = not any(pattern.startswith(each) for each in known)
+            if is_new and not any(says_error(sample.text, pattern) for sample in self.samples):
+                note = f"it begins the errors of {tools} other tools"
+                if tools == 1:
+                    note = "it begins the errors of another tool"
+                yield Suggestion("errors", pattern, 0, 0, note=note)
+
+
+def _single_word(samples: Sequence[Sample]) -> Iterator[Suggestion]:
+    """Yield the condition that outputs are single words, such as ids, which messages are not."""
+    different = {sample.text for sample in samples if isinstance(sample.output, str)}
+    if len(samples) < MIN_VALUES or len(different) < MIN_VARIETY:
+        return
+    for sample in samples:
+        if not isinstance(sample.output, str) or re.search(r"\s", sample.text):
+            return
+    yield Suggestion("where", '" " not in text', len(samples), count_runs(samples))
