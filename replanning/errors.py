@@ -24,6 +24,7 @@ ReplanningError                  catch this to catch all of them
 │   └── RecordNotSerializable    a record holds what JSON cannot express; trying again does not help
 ├── OutputError                  a task's output is too large or cannot be stored
 ├── UnexpectedOutput             a task's output is not what was expected of it
+│   └── UnconfirmedOutput        ... or the second tool that was to confirm it gave no answer
 ├── TaskHeld                     raised by work: a person must decide before it goes on
 ├── NotAccepted                  a judge did not accept the output of a task
 ├── BudgetExceeded               a reservation does not fit the budget
@@ -337,6 +338,10 @@ class UnexpectedOutput(ReplanningError):
         super().__init__(message)
         self.output = output
         self.not_done = not_done
+
+
+class UnconfirmedOutput(UnexpectedOutput):
+    """The output of a task was not confirmed: the second tool (`agrees_with`) gave no answer to compare."""
 
 
 class TaskHeld(ReplanningError):

@@ -161,6 +161,8 @@ class JudgedWork:
             Exception: any error of the work.
         """
         output = await self._work(task, context)
+        if context.confirms:
+            return output  # which is compared, and is not that of the task
         life = context._run._lifecycle
         settings = life.settings
         judge = self._judge if settings.enabled else getattr(self._judge, "rules", self._judge)

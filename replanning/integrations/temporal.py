@@ -381,6 +381,7 @@ class ActivityContext:
         secrets: the values that the work has added.
         reports: what the work has reported: the name of a method of `TaskContext`, and its arguments.
         reads: the keys of the context that the work has read.
+        confirms: whether another tool than that of the task is asked, to confirm what that has said.
         tool: None, because the worker has the description of the tool.
     """
 
@@ -392,6 +393,7 @@ class ActivityContext:
     results: Mapping[str, Any]
     feedback: str
     continuations: int
+    confirms: bool
     lost: InitVar[Sequence[str]]
     redactor: InitVar[Redactor]
     arguments: JsonObject = field(init=False)
@@ -634,6 +636,7 @@ class PlanWorkflow:
                 "missing": missing,
                 "feedback": context.feedback,
                 "continuations": context.continuations,
+                "confirms": context.confirms,
             },
         }
         if (size := _size(request)) > _MAX_PAYLOAD_BYTES:

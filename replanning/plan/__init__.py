@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replanning.plan.tasks import Expectation, Fallback, McpServer
+from replanning.plan.tasks import Agreement, Expectation, Fallback, McpServer
 from replanning.plan.types import (
     AttemptId,
     JsonObject,
@@ -15,6 +15,7 @@ from replanning.plan.types import (
 )
 
 __all__ = [
+    "Agreement",
     "AttemptId",
     "Expectation",
     "Fallback",

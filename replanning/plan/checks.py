@@ -31,7 +31,14 @@ from replanning.plan.references import (
     has_references,
     placeholders,
 )
-from replanning.plan.tasks import McpServer, Task, TaskBody, ToolSpec
+from replanning.plan.tasks import (
+    Expectation,
+    McpServer,
+    Task,
+    TaskBody,
+    ToolSpec,
+    confirmation_problem,
+)
 from replanning.plan.types import JsonPath
 from replanning.secrets import MASK, Redactor, name_fields
 
@@ -118,6 +125,11 @@ def check_plan(
         which = f"tool {tool.name!r}"
         for path, text in _check_tool(tool, scope):
             yield ("tools", index, *path), which + text
+        problem = _agreement_problem(tool.expect, tool.name, scope)
+        if tool.expect is not None and tool.expect.second_tool == tool.name:
+            problem = "its output cannot confirm itself; name another tool"
+        if problem:
+            yield ("tools", index, "expect", "agrees_with"), f"{which}: {problem}"
     for index, task in enumerate(tasks):
         if not bodies[index]:
             continue
@@ -245,6 +257,8 @@ def _is_simple_call(task: TaskBody, scope: TaskScope) -> bool:
     A quick look: most tasks are like that, and they need no further check.
     """
     if task.resources or task.fallbacks or task.undo or task.when:
+        return False
+    if task.expect is not None:
         return False
     arguments = task.arguments
     if task.tool is None:
@@ -467,6 +481,26 @@ def _check_tool(tool: ToolSpec, scope: TaskScope) -> Iterator[Finding]:
             yield path, f": {text}"
 
 
+def _agreement_problem(expect: Expectation | None, own: str, scope: TaskScope) -> str:
+    """Return why the second tool cannot confirm an output; empty if it can, or none is named.
+
+    Args:
+        expect: what is expected of the output, if anything.
+        own: the tool whose output it is.
+        scope: the tools of the plan.
+    """
+    if expect is None or not expect.second_tool:
+        return ""
+    name = expect.second_tool
+    if name in scope.tools:
+        return confirmation_problem(name, own, scope.tools)
+    # Only the server can tell what its tools do; they are described before a run begins.
+    if scope.may_be_served(name):
+        return ""
+    hint = scope.hints(name, scope.tools)
+    return f"there is no tool {name!r}{hint}; describe it under `tools`"
+
+
 def _check_resource_declared(resource: str, scope: TaskScope) -> Iterator[Finding]:
     if resource not in scope.capacity:
         hint = scope.hints(resource, scope.capacity)
@@ -512,6 +546,9 @@ def _check_bodies(bodies: Sequence[_ParsedBody], scope: TaskScope) -> Iterator[F
         if tool is not None:
             for inner, text in _check_call(body, tool, scope):
                 yield (*path, *inner), text
+            problem = _agreement_problem(body.expect, tool.name, scope)
+            if problem:
+                yield (*path, "expect", "agrees_with"), problem
         elif body.tool is not None and (scope.tools or scope.servers):
             # A plan that describes no tool at all may name any.
             if not scope.may_be_served(body.tool):

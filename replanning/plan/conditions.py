@@ -142,7 +142,15 @@ class Condition:
         Raises:
             ExpressionError: as `evaluate`.
         """
-        return bool(self._value(self._tree, roots))
+        return bool(self.value(roots))
+
+    def value(self, roots: Mapping[str, object]) -> object:
+        """Return the value of the condition over the values of its roots.
+
+        Raises:
+            ExpressionError: as `evaluate`.
+        """
+        return self._value(self._tree, roots)
 
     def operands(self, roots: Mapping[str, object]) -> Iterator[tuple[str, object]]:
         """Yield the lookups that the condition makes, as they are written, with their values."""
@@ -268,6 +276,22 @@ class Condition:
             # A chain `a < b < c` compares neighbours.
             left = right
         return True
+
+
+def output_lookup(path: str) -> Condition:
+    """Return the lookup of a value within an output.
+
+    Args:
+        path: where it is: `json.items[0].id`, `["unit-price"]` or `[0].id`.
+
+    Raises:
+        ExpressionError: this is no such path.
+    """
+    dot = "." if path[:1] != "[" else ""
+    lookup = Condition.parse(f"output{dot}{path}", OUTPUT_ROOTS)
+    if not isinstance(lookup._tree, ast.Attribute | ast.Subscript):
+        raise ExpressionError(f"{truncate(path, 81)!r} is no path such as json.items[0].id")
+    return lookup
 
 
 def _grammar(roots: Sequence[str]) -> str:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from itertools import islice
 from typing import Final
 
 from replanning.errors import ExpressionError, UnexpectedOutput
-from replanning.plan.conditions import OUTPUT_ROOTS, Condition, matches_wildcards
+from replanning.plan.conditions import (
+    OUTPUT_ROOTS,
+    Condition,
+    matches_wildcards,
+    output_lookup,
+)
 from replanning.plan.json_form import json_form
 from replanning.plan.messages import brief_repr
 from replanning.plan.schemas import schema_problems
-from replanning.plan.tasks import Expectation
+from replanning.plan.tasks import Agreement, Expectation
 from replanning.plan.types import JsonValue
 
 _MAX_FOUND: Final = 5
@@ -61,10 +67,70 @@ def readable_output(output: object) -> tuple[JsonValue, str]:
         ValueError: it has no JSON form.
     """
     value = json_form(output)
-    text = _text_of(value)
-    if isinstance(value, str):
-        value = _parsed(value)
-    return value, text
+    return _parsed(value), _text_of(value)
+
+
+def disagreement(agreement: Agreement, output: object, other: object) -> UnexpectedOutput | None:
+    """Return how the output of a second tool differs from an output; None if they agree.
+
+    Args:
+        agreement: what is compared. A value that one of them lacks makes a difference.
+        output: the output, which is JSON or has a JSON form.
+        other: that of the second tool, likewise.
+    """
+    values = [{"output": readable_output(each)[0]} for each in (output, other)]
+    tolerance = Decimal(repr(agreement.tolerance))
+    differences = []
+    for path in agreement.fields or ("",):
+        lookup = Condition.parse("output", OUTPUT_ROOTS)
+        if path:
+            lookup = output_lookup(path)
+        try:
+            mine, theirs = [lookup.value(roots) for roots in values]
+        except ExpressionError as error:
+            differences.append(str(error))  # it names the value and what there is instead
+            continue
+        if not _is_same(mine, theirs, tolerance):
+            found = f"{brief_repr(mine)}, and {brief_repr(theirs)} by {agreement.tool!r}"
+            differences.append(f"{lookup.text} is {found}")
+    if not differences:
+        return None
+    listed = "; ".join(differences[:_MAX_FOUND])
+    return UnexpectedOutput(f"expected the same output from {agreement.tool!r}; {listed}", output)
+
+
+def _is_same(one: object, other: object, tolerance: Decimal) -> bool:
+    """Return whether two values of JSON are equal, but for numbers that differ by the tolerance."""
+    pairs = [(one, other)]
+    while pairs:
+        mine, theirs = pairs.pop()
+        if isinstance(mine, dict) and isinstance(theirs, dict):
+            if mine.keys() != theirs.keys():
+                return False
+            pairs += [(value, theirs[name]) for name, value in mine.items()]
+        elif isinstance(mine, list) and isinstance(theirs, list):
+            if len(mine) != len(theirs):
+                return False
+            pairs += zip(mine, theirs, strict=True)
+        elif not _is_near(mine, theirs, tolerance):
+            return False
+    return True
+
+
+def _is_near(one: object, other: object, tolerance: Decimal) -> bool:
+    # A boolean is an integer in Python, and no number in JSON.
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if not isinstance(one, int | float) or not isinstance(other, int | float):
+        return one == other
+    # As they are written: 10.01 and 10 differ by 0.01, which binary fractions would miss.
+    return abs(_decimal(one) - _decimal(other)) <= tolerance
+
+
+def _decimal(number: float) -> Decimal:
+    if isinstance(number, int):
+        return Decimal(number)
+    return Decimal(repr(number))
 
 
 def _text_of(value: JsonValue) -> str:
@@ -82,15 +148,15 @@ def _text_of(value: JsonValue) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _parsed(text: str) -> JsonValue:
-    """Return the object or array that a text is as JSON, or else the text."""
-    if text.lstrip()[:1] not in ("{", "["):
-        return text
+def _parsed(value: JsonValue) -> JsonValue:
+    """Return the object or array that a text is as JSON; any other value as it is."""
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
+        return value
     try:
-        value: JsonValue = json.loads(text)
+        parsed: JsonValue = json.loads(value)
     except (ValueError, RecursionError):
-        return text
-    return value
+        return value
+    return parsed
 
 
 def says_error(text: str, pattern: str) -> bool:

@@ -17,6 +17,7 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     JsonValue,
     SerializerFunctionWrapHandler,
     StringConstraints,
@@ -26,10 +27,11 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from replanning.errors import ExpressionError, PlanError, ReplanningError
-from replanning.plan.conditions import OUTPUT_ROOTS, Condition
+from replanning.plan.conditions import OUTPUT_ROOTS, Condition, output_lookup
 from replanning.plan.json_values import as_text
 from replanning.plan.messages import validation_problems
 from replanning.plan.references import fact_problem, fill_placeholders, normalise_fact, placeholders
@@ -451,6 +453,42 @@ def _checked_condition(condition: str) -> str:
     return condition
 
 
+def _checked_path(path: str) -> str:
+    """Return a path into an output if it can be read."""
+    try:
+        output_lookup(path)
+    except ExpressionError as error:
+        raise ValueError(str(error)) from None
+    return path
+
+
+class Agreement(StrictModel):
+    """Second tool that must give the same output for the same arguments."""
+
+    tool: Name = Field(description="The tool to ask: of the same capability, and it only reads.")
+    fields: Items[Annotated[str, AfterValidator(_checked_path)]] = Field(
+        default=(),
+        description="What is compared, as paths into the output: json.total; by default all of it.",
+    )
+    tolerance: NonNegativeFloat = Field(
+        default=0.0, description="How far apart two numbers may be, in their own unit."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_name(cls, stated: object) -> object:
+        """Read the name of a tool as an agreement of whole outputs."""
+        if isinstance(stated, str):
+            return {"tool": stated}
+        return stated
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {"anyOf": [{"type": "string"}, handler.resolve_ref_schema(handler(core_schema))]}
+
+
 class Expectation(StrictModel):
     """What an output must satisfy. An attempt whose output does not has failed."""
 
@@ -471,6 +509,14 @@ class Expectation(StrictModel):
         default=None,
         description="What an output says that `errors` describe: not-done, nothing was changed.",
     )
+    agrees_with: Agreement | None = Field(
+        default=None, description="Another tool, which is called as well and must say the same."
+    )
+
+    @property
+    def second_tool(self) -> str:
+        """The tool that must say the same; empty without one."""
+        return "" if self.agrees_with is None else self.agrees_with.tool
 
     @field_validator("json_schema")
     @classmethod
@@ -879,6 +925,27 @@ def share_capability(one: str | None, other: str | None, tools: Mapping[str, Too
     if first is None or second is None or first.capability is None:
         return False
     return first.capability == second.capability
+
+
+def confirmation_problem(name: str, own: str | None, tools: Mapping[str, ToolSpec]) -> str:
+    """Return why a tool cannot confirm what another one says; empty if it can.
+
+    Args:
+        name: the tool that is to confirm it.
+        own: the tool whose output it is.
+        tools: the described tools by name.
+    """
+    second = tools.get(name)
+    if second is None:
+        return f"there is no tool {name!r}"
+    if not share_capability(own, name, tools):
+        return f"{name!r} and {own!r} do not have the same `capability`"
+    if second.dangerous:
+        return f"{name!r} is `dangerous`, and would be used without asking a person"
+    # Its calls are made beside those of the plan, which nobody counts on to change anything.
+    if not has_no_effect(TaskBody(), second):
+        return f"{name!r} may change something; state {READING_ADVICE}"
+    return ""
 
 
 def _http_method(tool: ToolSpec) -> str:

@@ -954,7 +954,7 @@ async def run_action(
         if not (may_fail and ran) or isinstance(failure, TransientError):
             raise
         output = _failure_output(failure)
-    if session.tool_loop_only:
+    if session.tool_loop_only or context.confirms:
         return output
     name = session.state.name_of(session.run.live.entry(task.id).root)
     json_output = (

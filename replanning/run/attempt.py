@@ -15,14 +15,16 @@ import anyio
 from opentelemetry.context import Context
 from pydantic import TypeAdapter
 
-from replanning.errors import NotRunning, StoreError
+from replanning.errors import NotRunning, StoreError, UnconfirmedOutput
 from replanning.journal.records import Usage
 from replanning.live.entries import TaskEntry
 from replanning.live.graph import CopyOnRead
-from replanning.plan.tasks import Task, ToolSpec
+from replanning.plan.json_values import copy_json
+from replanning.plan.tasks import Task, ToolSpec, confirmation_problem
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, TaskId
-from replanning.run.event_loop import CancelledWithin, is_cancelled
+from replanning.run.event_loop import Alarm, CancelledWithin, is_cancelled, isolate
 from replanning.run.observations import ObservedRun
+from replanning.run.retries import failure_from
 
 CONTINUATION_MARK: Final = "#continued-"
 """Stands in an idempotency key before the number of times that a judge has had the task run again."""
@@ -110,6 +112,14 @@ class TaskContext:
     def tool(self) -> ToolSpec | None:
         """The tool of the task, if the plan describes it."""
         return self._run.live.tool_of(self._task)
+
+    @property
+    def confirms(self) -> bool:
+        """Whether the work is only asked to confirm the output of the task's own tool.
+
+        The task that it is given names the other tool, see `agrees_with`.
+        """
+        return self._task.tool != self._run.live.entry(self._task.id).task.tool
 
     @property
     def feedback(self) -> str:
@@ -271,6 +281,8 @@ class Attempt:
         id: the id of this attempt.
         output: assigned by the body.
         cancelled: whether nothing that the body still reports is accepted.
+        asking: the second tool that is being asked to confirm the output; empty if none is.
+        confirmed: whether the other tools that must say the same have done so.
         error: what the body raised, if it failed.
     """
 
@@ -288,6 +300,8 @@ class Attempt:
     output: object = field(default=None, init=False)
     error: Exception | None = field(default=None, init=False)
     cancelled: bool = field(default=False, init=False)
+    asking: str = field(default="", init=False)
+    confirmed: bool = field(default=False, init=False)
     context: TaskContext = field(init=False)
     _before: TaskContext | None = field(default=None, init=False)
     _token: Token[Context] | None = field(default=None, init=False)
@@ -313,6 +327,80 @@ class Attempt:
     def charge(self, *, calls: int = 0, tokens: int = 0, money: float = 0.0) -> None:
         """Count usage against the budget."""
         self.context.charge(calls=calls, tokens=tokens, money=money)
+
+    async def confirm(self, work: Work) -> None:
+        """Have the other tools that must say the same (`agrees_with`) confirm the output.
+
+        They are called with the same arguments within this attempt: its deadline holds for all
+        calls, and a cancellation ends them. The journal has one attempt, because the calls only
+        read: a resumed run loses nothing if it makes them again. None is repeated here; the
+        retries of the task repeat all of them.
+
+        Args:
+            work: executes the tools, as it has executed that of the task.
+
+        Raises:
+            UnexpectedOutput: the outputs differ.
+            UnconfirmedOutput: another tool failed, or did not answer in time.
+        """
+        attempts = self.run._lifecycle.attempts
+        entry = self.run.live.entry(self.task.id)
+        agreements = attempts.outputs.agreements(entry, self.output)
+        if agreements:
+            # What is wrong in another way needs no second opinion; the report says so.
+            if attempts.outputs.unexpected(entry, self.output, self.value_of, confirmed=True):
+                return
+        for agreement in agreements:
+            self.asking = agreement.tool
+            try:
+                other = await self._ask(agreement.tool, work)
+            finally:
+                self.asking = ""
+            differs = attempts.outputs.disagreement(
+                entry, agreement, self.output, other, self.value_of
+            )
+            if differs is not None:
+                raise differs
+        self.confirmed = True
+
+    async def _ask(self, name: str, work: Work) -> object:
+        """Return the output of another tool for the arguments of the task.
+
+        Raises:
+            UnconfirmedOutput: there is none.
+        """
+        life = self.run._lifecycle
+        live = life.live
+        problem = confirmation_problem(name, self.task.tool, live.tools)
+        if problem:
+            raise UnconfirmedOutput(f"it cannot be confirmed: {problem}", self.output)
+        # Of its own, because the work may have changed those that it was given.
+        arguments = copy_json(live.arguments(live.entry(self.task.id)))
+        task = self.task.model_copy(update={"tool": name, "arguments": arguments})
+        context = TaskContext(self.run, task, self.id)
+        life.spans.record_asked(self.id, name)
+        other: object = None
+        alarm: Alarm | None = None
+        timeout = live.tools[name].timeout
+        with anyio.CancelScope() as scope, as_current_attempt(context):
+            if timeout is not None:
+                alarm = life.timer.call_at(life.clock.now() + timeout, scope.cancel)
+            try:
+                other = await isolate(work, task, context)
+            except self.passes:
+                raise
+            except Exception as error:
+                raise UnconfirmedOutput(
+                    f"{name!r} was to confirm it, and failed: {failure_from(error)}", self.output
+                ) from error
+            finally:
+                if alarm is not None:
+                    alarm.cancel()
+        if scope.cancelled_caught:
+            raise UnconfirmedOutput(
+                f"{name!r} has not confirmed it within its {timeout:g} s", self.output
+            )
+        return other
 
     def cancel(self) -> None:
         """Stop the body; nothing that it still reports is accepted."""
@@ -381,7 +469,11 @@ class Attempt:
                     return False  # the worker's scope takes it
         elif error is None:
             life.attempts.succeeded(
-                self.id, self.output, must_store=self.must_store, value_of=self.value_of
+                self.id,
+                self.output,
+                must_store=self.must_store,
+                value_of=self.value_of,
+                confirmed=self.confirmed,
             )
             return True
         assert error is not None

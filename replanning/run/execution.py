@@ -66,6 +66,7 @@ class Worker:
                 async with attempt:
                     if not attempt.cancelled:
                         attempt.output = await self._work(claim.task, attempt.context)
+                        await attempt.confirm(self._work)
                 if attempt.cancelled:
                     return True
             return False
@@ -258,6 +259,7 @@ class LineageExecution:
             if not attempt.cancelled:
                 attempt.output = await work(task, attempt.context)
                 self.outputs[task.id] = attempt.output
+                await attempt.confirm(work)
         self.last = attempt.error
         failure = self._lifecycle.failures.last_failure(entry)
         if self.last is None and failure is not None and failure.kind == "unexpected":

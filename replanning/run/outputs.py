@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio  # noqa: TID251 - to recognise its futures
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import NoneType
@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, get_type_hints
 
 from pydantic import TypeAdapter
 
-from replanning.errors import OutputError, UnexpectedOutput
+from replanning.errors import OutputError, UnconfirmedOutput, UnexpectedOutput
 from replanning.journal.records import AttemptSucceeded
 from replanning.journal.values import (
     MAX_INTEGER,
@@ -27,8 +27,8 @@ from replanning.journal.values import (
 )
 from replanning.live.entries import TaskEntry, TaskOutput
 from replanning.live.plan import LivePlan
-from replanning.plan.expectations import broken_expectation
-from replanning.plan.tasks import ToolSpec
+from replanning.plan.expectations import broken_expectation, disagreement
+from replanning.plan.tasks import Agreement, Expectation, ToolSpec
 from replanning.plan.types import AttemptId, JsonValue, TaskId
 from replanning.run.event_loop import describe_error
 from replanning.secrets import MASK, Redactor
@@ -146,11 +146,34 @@ class OutputKeeper:
         body = AttemptSucceeded(attempt, entry.id, copied, True, reads, unstored)
         return body, replace(body, output=document, recoverable=not unstored)
 
+    def agreements(self, entry: TaskEntry, output: object) -> list[Agreement]:
+        """Return which other tools must say the same as the tool of a task has said."""
+        agreements: list[Agreement] = []
+        if isinstance(output, WithheldOutput):
+            return agreements  # there is nothing to compare
+        for expectation in self._expectations(entry):
+            agreement = expectation.agrees_with
+            # Where the other tool stands in for the first, it has the last word.
+            if agreement is not None and agreement.tool != entry.task.tool:
+                agreements.append(agreement)
+        return agreements
+
+    def _expectations(self, entry: TaskEntry) -> list[Expectation]:
+        tool = self._live.tool_of(entry.task)
+        expectations = []
+        if tool is not None and tool.expect is not None:
+            expectations.append(tool.expect)
+        if entry.task.expect is not None:
+            expectations.append(entry.task.expect)
+        return expectations
+
     def unexpected(
         self,
         entry: TaskEntry,
         output: object,
         value_of: Callable[[object], object] | None = None,
+        *,
+        confirmed: bool,
     ) -> UnexpectedOutput | None:
         """Return why an output is not what its tool and its task expect; None if it is.
 
@@ -158,16 +181,69 @@ class OutputKeeper:
             entry: the task.
             output: its output.
             value_of: makes of the output what is checked; by default the output.
+            confirmed: whether the other tools that must say the same were asked, or are yet to be.
         """
-        live = self._live
-        tool = live.tool_of(entry.task)
-        expectations = []
-        if tool is not None and tool.expect is not None:
-            expectations.append(tool.expect)
-        if entry.task.expect is not None:
-            expectations.append(entry.task.expect)
+        expectations = self._expectations(entry)
         if not expectations or isinstance(output, WithheldOutput):
             return None
+        broken = self._broken(entry, expectations, output, value_of)
+        if broken is not None or confirmed:
+            return broken
+        agreements = self.agreements(entry, output)
+        if not agreements:
+            return None
+        return UnconfirmedOutput(
+            f"{agreements[0].tool!r} must say the same, and was not asked: whoever only reports"
+            " outputs cannot have another tool called; execute the task with `run.perform`",
+            output,
+        )
+
+    def disagreement(
+        self,
+        entry: TaskEntry,
+        agreement: Agreement,
+        output: object,
+        other: object,
+        value_of: Callable[[object], object] | None,
+    ) -> UnexpectedOutput | None:
+        """Return why a second tool does not confirm an output; None if it does.
+
+        Args:
+            entry: the task.
+            agreement: the second tool, and what is compared.
+            output: the output of the task.
+            other: that of the second tool, which is held to what that tool expects itself.
+            value_of: makes of an output what is compared; by default the output.
+        """
+        name = agreement.tool
+        if isinstance(other, WithheldOutput):
+            return UnconfirmedOutput(f"{name!r} gave nothing to compare: {other.reason}", output)
+        expectations = []
+        expected = self._live.tools[name].expect
+        if expected is not None:
+            expectations.append(expected)
+        broken = self._broken(entry, expectations, other, value_of)
+        if broken is not None:
+            return UnconfirmedOutput(f"{name!r} gave nothing to compare: {broken}", output)
+        value = output
+        other_value = other
+        if value_of is not None:
+            value = value_of(output)
+            other_value = value_of(other)
+        differs = disagreement(agreement, value, other_value)
+        if differs is not None:
+            differs.output = output
+        return differs
+
+    def _broken(
+        self,
+        entry: TaskEntry,
+        expectations: Sequence[Expectation],
+        output: object,
+        value_of: Callable[[object], object] | None,
+    ) -> UnexpectedOutput | None:
+        """Return which expectation an output does not satisfy."""
+        live = self._live
         started = datetime.fromtimestamp(self._started_at, UTC).isoformat()
         roots = {
             "arguments": live.arguments(entry),

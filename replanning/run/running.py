@@ -12,6 +12,7 @@ from replanning.errors import (
     NotRunning,
     OutputError,
     StoreError,
+    UnconfirmedOutput,
     UnexpectedOutput,
     UnknownAttempt,
 )
@@ -45,10 +46,19 @@ _LATE_SECONDS: Final = 0.1
 
 
 class AttemptHandle(Protocol):
-    """What the run knows of whoever executes an attempt."""
+    """What the run knows of whoever executes an attempt.
+
+    Attributes:
+        id: the id of the attempt.
+        task: its task.
+        output: the output of its work, once there is one.
+        asking: the second tool that is being asked to confirm the output; empty if none is.
+    """
 
     id: AttemptId
     task: Task
+    output: object
+    asking: str
 
     def cancel(self) -> None:
         """Stop the work; nothing that is still reported is accepted."""
@@ -103,7 +113,7 @@ class RunningAttempts:
     _live: LivePlan
     _journal: RunJournal
     _dispatcher: Dispatcher
-    _outputs: OutputKeeper
+    outputs: OutputKeeper
     _failures: FailureKeeper
     _timer: Timer
     _spans: RunTracer
@@ -209,6 +219,7 @@ class RunningAttempts:
         *,
         must_store: bool = True,
         value_of: Callable[[object], object] | None = None,
+        confirmed: bool = False,
     ) -> None:
         """Take the output of an attempt, see `PlanRun.succeeded`.
 
@@ -218,16 +229,17 @@ class RunningAttempts:
             must_store: whether an output that is too large for the journal is a failure, instead
                 of being left out of it.
             value_of: makes of the output what expectations are about; by default the output.
+            confirmed: whether the other tools that must say the same have done so.
         """
         entry = self._take_out(attempt_id, "succeeded")
         if entry is None:
             return
-        unexpected = self._outputs.unexpected(entry, output, value_of)
+        unexpected = self.outputs.unexpected(entry, output, value_of, confirmed=confirmed)
         if unexpected is not None:
             self._record_failure(attempt_id, entry, unexpected)
             return
         try:
-            body, stored = self._outputs.take(attempt_id, entry, output, must_store=must_store)
+            body, stored = self.outputs.take(attempt_id, entry, output, must_store=must_store)
         except OutputError as error:
             failure = Failure("OutputError", str(error), kind="output", in_doubt=error.in_doubt)
             self._record_failure(attempt_id, entry, failure)
@@ -271,7 +283,7 @@ class RunningAttempts:
         trace = self._spans.attempt_trace(attempt_id)
         output = None
         if isinstance(error, UnexpectedOutput):
-            output = self._outputs.recorded_form(error.output)
+            output = self.outputs.recorded_form(error.output)
         self._journal.append_soon(
             AttemptFailed(attempt_id, entry.id, failure, retry_at, exhausted, trace, output)
         )
@@ -399,6 +411,16 @@ class RunningAttempts:
                 continue
             timeout = entry.log.time_limit or 0.0
             self._report_overrun(entry)
+            handle = self.running[attempt_id][1]
+            if handle is not None and handle.asking:
+                # The tool of the task has answered; what is missing is the word of another one.
+                late = UnconfirmedOutput(
+                    f"{handle.asking!r} has not confirmed it within the {timeout:g} s of the task",
+                    handle.output,
+                )
+                self.cancel(attempt_id)
+                self._record_failure(attempt_id, entry, late)
+                continue
             failure = Failure("TimedOut", "", kind="timeout")
             retry_at, exhausted = self._next_attempt(entry, failure, now)
             self.cancel(attempt_id)

@@ -71,6 +71,9 @@ ATTEMPT_ID: Final = "replanning.attempt.id"
 ATTEMPT_NUMBER: Final = "replanning.attempt.number"
 ATTEMPT_OUTCOME: Final = "replanning.attempt.outcome"
 
+ASKED_EVENT: Final = "replanning.asked"
+"""Event of an attempt: the second tool of `agrees_with`, which the event names, is called."""
+
 LINK_KIND: Final = "replanning.link"
 """On a link: how a span comes from the attempt it points to: `replaces`, `retries` or `caused-by`."""
 

@@ -481,6 +481,12 @@ class OTelRunTracer(RunTracer):
         span = self._attempt_spans.get(attempt)
         return None if span is None else otel.attach(set_span_in_context(span))
 
+    def record_asked(self, attempt: AttemptId, tool: str) -> None:
+        """Record in the span of an attempt that a second tool is called."""
+        span = self._attempt_spans.get(attempt)
+        if span is not None:
+            span.add_event(names.ASKED_EVENT, {names.TASK_TOOL: tool}, timestamp=self._writer.now())
+
     def detach(self, token: Token[Context]) -> None:
         """Restore the span that was current before `attach_attempt`."""
         otel.detach(token)

@@ -104,6 +104,9 @@ class RunTracer:
         """Make the span of an attempt current, so that spans of its body become children; None without a span."""
         return None
 
+    def record_asked(self, attempt: AttemptId, tool: str) -> None:
+        """Record in the span of an attempt that a second tool is called, to confirm its output."""
+
     def detach(self, token: Token[Context]) -> None:
         """Restore the span that was current before `attach_attempt`."""
 

@@ -1,13 +1,16 @@
 """Outputs that are not as expected: failures of plans and of calls, with the output on record alone."""
 
+from copy import deepcopy
 from typing import Any
 
+import anyio
 import pytest
 
-from replanning import Retry, Task, TaskState, ToolSpec, tool
+from replanning import Retry, Task, TaskState, ToolSpec, current_attempt, tool
 from replanning.errors import UnexpectedOutput
 from replanning.journal import AttemptFailed, AttemptStarted, ResourceUpdated
-from replanning.plan import Expectation
+from replanning.plan import Agreement, Expectation
+from replanning.run.outputs import WithheldOutput
 from tests.support.runs import bodies, make_engine, plan
 
 EMPTY: dict[str, Any] = {"where": ["len(output.found) > 0"]}
@@ -189,3 +192,235 @@ async def test_value_within_an_output(expect, clock):
             assert output == {"said": said}
     (failed,) = bodies(engine.store, session.run.id, AttemptFailed)
     assert failed.output == {"said": "nothing"}
+
+
+# A second tool that must say the same
+
+
+def pricing(**fields: Any) -> Any:
+    """A plan of a price that a mirror must confirm."""
+    shop = ToolSpec(
+        name="shop",
+        capability="price",
+        **{"effect": "none", "expect": {"agrees_with": "mirror"}, **fields},
+    )
+    mirror = ToolSpec(name="mirror", capability="price", effect="none", timeout=5)
+    task = Task(id="a", tool="shop", arguments={"item": "x", "of": ["y"]})
+    return plan(task, Task(id="b", depends_on=("a",)), tools=(shop, mirror))
+
+
+class Prices:
+    """Work that says what each tool says, and remembers the calls."""
+
+    def __init__(self, **said: Any) -> None:
+        self.said = said
+        self.calls: list[tuple[str | None, Any]] = []
+        self.confirming: list[bool] = []
+
+    async def __call__(self, task: Task, context: Any) -> object:
+        """Give a price."""
+        if task.id == "b":
+            return context.results["a"]
+        self.calls.append((task.tool, deepcopy(context.arguments)))
+        self.confirming.append(context.confirms)
+        task.arguments["of"].append("z")  # arguments are the work's own
+        said = self.said[task.tool]
+        if isinstance(said, Exception):
+            raise said
+        if said == "nothing":
+            await anyio.sleep_forever()
+        assert context.tool.name == task.tool
+        assert current_attempt() is context
+        return said
+
+
+ARGUMENTS = {"item": "x", "of": ["y"]}
+
+
+async def test_second_tool_that_agrees(clock):
+    """The second tool is called with the same arguments, within the attempt of the first."""
+    work = Prices(shop=10, mirror=10.0)
+    engine = make_engine("repair", clock=clock)
+    result = await engine.execute(pricing(), work)
+    assert result.outputs == {"a": 10, "b": 10}
+    assert work.calls == [("shop", ARGUMENTS), ("mirror", ARGUMENTS)]
+    started = bodies(engine.store, result.run, AttemptStarted)
+    assert [each.attempt for each in started] == ["a#1", "b#1"]
+
+
+async def test_second_tool_that_disagrees(clock):
+    """An output that the second tool does not confirm is a failure; the second tool stands in, and has the last word."""
+    engine = make_engine("repair", clock=clock)
+    work = Prices(shop=10, mirror=12)
+    result = await engine.execute(pricing(), work)
+    assert result.outputs == {"a": 12, "b": 12}
+    assert [name for name, _ in work.calls] == ["shop", "mirror", "mirror"]
+    assert work.confirming == [False, True, False]
+    (failed,) = bodies(engine.store, result.run, AttemptFailed)
+    assert (failed.failure.kind, failed.failure.type) == ("unexpected", "UnexpectedOutput")
+    assert failed.failure.message == (
+        "expected the same output from 'mirror'; output is 10, and 12 by 'mirror'"
+    )
+    assert failed.output == 10
+
+
+async def test_second_tool_of_a_task(clock):
+    """What a task expects to be confirmed holds for whatever stands in, but not for the second tool itself."""
+    document = pricing(expect=None)
+    task = document.tasks[0].model_copy(
+        update={"expect": Expectation(agrees_with=Agreement(tool="mirror"))}
+    )
+    document = document.model_copy(update={"tasks": (task,)})
+    work = Prices(shop=10, mirror=12)
+    result = await make_engine("repair", clock=clock).execute(document, work)
+    assert result.outputs == {"a": 12}
+    assert work.confirming == [False, True, False]
+
+
+async def test_output_that_is_wrong_anyway(clock):
+    """An output that breaks another expectation needs no second opinion."""
+    expect = {"agrees_with": "mirror", "where": ["output > 10"]}
+    work = Prices(shop=10, mirror=10)
+    engine = make_engine(clock=clock)
+    result = await engine.execute(pricing(expect=expect), work)
+    assert [name for name, _ in work.calls] == ["shop"]
+    assert "expected output > 10" in result.reason
+
+
+@pytest.mark.parametrize(
+    ("said", "fields", "reason"),
+    [
+        (RuntimeError("down"), {}, "'mirror' was to confirm it, and failed: RuntimeError: down"),
+        ("nothing", {}, "'mirror' has not confirmed it within its 5 s"),
+        ("nothing", {"timeout": 3}, "'mirror' has not confirmed it within the 3 s of the task"),
+        (WithheldOutput("a secret"), {}, "'mirror' gave nothing to compare: a secret"),
+        (object(), {}, "'mirror' gave nothing to compare: expected an output that is JSON"),
+    ],
+    ids=["fails", "late", "too late for the task", "withheld", "no JSON"],
+)
+async def test_second_tool_without_an_answer(said, fields, reason, clock):
+    """Without an answer to compare, an output is not confirmed, and the attempt has failed; nothing is repeated for that."""
+    engine = make_engine(clock=clock)
+    work = Prices(shop=10, mirror=said)
+    result = await engine.execute(pricing(**fields), work)
+    assert result.status == "failed"
+    (failed,) = bodies(engine.store, result.run, AttemptFailed)
+    assert (failed.failure.kind, failed.failure.type) == ("unexpected", "UnconfirmedOutput")
+    assert failed.failure.message.startswith(reason)
+    assert failed.output == 10
+    assert [name for name, _ in work.calls] == ["shop", "mirror"]
+
+
+async def test_second_tool_that_is_held_to_its_own_expectations(clock):
+    """A second tool whose own output is not as expected has confirmed nothing."""
+    document = pricing()
+    mirror = document.tools[1].model_copy(update={"expect": Expectation(errors=["Error"])})
+    document = document.model_copy(update={"tools": (document.tools[0], mirror)})
+    work = Prices(shop="Error", mirror="Error")
+    result = await make_engine(clock=clock).execute(document, work)
+    assert "'mirror' gave nothing to compare: its output says that it failed" in result.reason
+
+
+async def test_withheld_output(clock):
+    """An output that stays elsewhere can be compared with nothing."""
+    work = Prices(shop=WithheldOutput("a secret"), mirror=10)
+    document = pricing()
+    document = document.model_copy(update={"tasks": document.tasks[:1]})
+    result = await make_engine(clock=clock).execute(document, work)
+    assert result.status == "succeeded"
+    assert len(work.calls) == 1
+
+
+async def test_unconfirmed_changes(clock):
+    """A call that may have changed something, and was not confirmed, is in doubt, and is not repeated."""
+    work = Prices(shop=10, mirror=12)
+    result = await make_engine("repair", clock=clock).execute(pricing(effect=None), work)
+    assert result.status == "needs_human"
+    assert "it is unknown whether 'a' took effect" in result.reason
+    assert len(work.calls) == 2
+
+
+async def test_who_is_blamed(clock):
+    """A tool whose outputs are not confirmed, because the second tool is down, stays available."""
+    tasks = [
+        Task(id=f"t{n}", tool="shop", arguments={"n": n, "of": []}, optional=True) for n in range(9)
+    ]
+    engine = make_engine("repair", clock=clock)
+    tools = pricing().tools
+    work = Prices(shop=10, mirror=RuntimeError("down"))
+    result = await engine.execute(plan(*tasks, tools=tools), work, max_concurrency=1)
+    updates = bodies(engine.store, result.run, ResourceUpdated)
+    assert "shop" not in {update.name for update in updates}
+
+
+async def test_outputs_that_are_only_reported(clock):
+    """Whoever only reports outputs cannot have the second tool called, and is told so."""
+    engine = make_engine(clock=clock)
+    async with engine.open(pricing()) as run:
+        async for task in run.ready():
+            async with run.attempt(task) as attempt:
+                attempt.output = 10
+    assert "'mirror' must say the same, and was not asked" in run.result.reason
+    assert "execute the task with `run.perform`" in run.result.reason
+
+
+async def test_control_flow_of_a_second_tool(clock):
+    """What is control flow in the call of a tool is control flow in that of the second one."""
+
+    class Stop(Exception):
+        pass
+
+    async with make_engine(clock=clock).session(pricing()) as session:
+        with pytest.raises(Stop):
+            await session.run.perform("a", Prices(shop=10, mirror=Stop()), passes=(Stop,))
+        assert session.run.live.entry("a").state is not TaskState.FAILED
+
+
+async def test_calls_that_are_confirmed(clock):
+    """Functions confirm calls and tasks; where no way is left, a call returns what its tool said."""
+    said = {"right": "yes", "wrong": "no"}
+
+    async def answer(query: str) -> str:
+        return said[query]
+
+    async def confirm(query: str) -> str:
+        return "yes"
+
+    tools = [
+        tool(name="t", capability="c", effect="none", expect={"agrees_with": "u"})(answer),
+        tool(name="u", capability="c", effect="none")(confirm),
+    ]
+    engine = make_engine(clock=clock)
+    async with engine.session("ask", tools=tools) as session:
+        assert [await session.call(tools[0], query) for query in said] == ["yes", "no"]
+    tasks = [Task(id=query, tool="t", arguments={"query": query}) for query in said]
+    result = await engine.execute(plan(*tasks), tools=tools)
+    assert result.outputs == {"right": "yes"}
+    assert "output is 'no', and 'yes' by 'u'" in result.reason
+
+
+async def test_second_tool_that_nobody_described(clock):
+    """A second tool that the run does not know cannot confirm anything."""
+    unknown = tool(name="t", effect="none", expect={"agrees_with": "u"})(right)
+    async with make_engine(clock=clock).session("ask") as session:
+        assert await session.call(unknown, "x") == {"query": "x"}
+    (failed,) = bodies(session.run._lifecycle.journal.store, session.run.id, AttemptFailed)
+    assert "it cannot be confirmed: there is no tool 'u'" in failed.failure.message
+
+
+async def test_value_that_is_compared(clock):
+    """A framework says which part of the outputs is compared; the caller gets the whole of the first."""
+
+    async def execute(name: str, arguments: Any) -> object:
+        return {"said": arguments["query"], "by": name}
+
+    tools = [
+        tool(name="t", capability="c", effect="none", expect={"agrees_with": "u"})(right),
+        tool(name="u", capability="c", effect="none")(wrong),
+    ]
+    async with make_engine(clock=clock).session("say", tools=tools) as session:
+        output: Any = await session.invoke(
+            "t", {"query": "x"}, execute=execute, value_of=lambda whole: whole["said"]
+        )
+    assert output == {"said": "x", "by": "t"}
+    assert session.run.live.entry("t-1").state is TaskState.DONE

@@ -191,6 +191,21 @@ async def unexpected(driver: type[Driver]) -> None:
 
 
 @situation
+async def second_source(driver: type[Driver]) -> None:
+    """A second tool must say the same (`agrees_with`): it is executed with the same arguments, and if it says something else, the model sees that."""
+    stated: Stated = {
+        "search": {"capability": "web", "effect": "none", "expect": {"agrees_with": "archive"}},
+        "archive": {"capability": "web", "effect": "none"},
+    }
+    for body, told, times in ((found, "x, found", 1), (archived, "x, from the archive", 2)):
+        tools = [Fake("search", found), Fake("archive", body)]
+        outcome = await play(driver, tools, SEARCH, engine=engine_of(), stated=stated)
+        assert (outcome.end, outcome.told) == ("done", [told])
+        assert executions(*tools) == [1, times]
+        assert tools[1].executed == ["x"] * times
+
+
+@situation
 async def transient(driver: type[Driver]) -> None:
     """An error that may pass: the call is tried again, and the model sees the result."""
     search = Fake("search", raising(ConnectionRefusedError("refused"), None))

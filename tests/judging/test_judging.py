@@ -22,7 +22,7 @@ from replanning.judging import (
 )
 from replanning.live import TaskState
 from replanning.orchestrators import SwarmOrchestrator
-from replanning.plan import JsonObject
+from replanning.plan import Agreement, Expectation, JsonObject
 from replanning.providers.decompose import Decomposer
 from replanning.testing import LLMReply, ScriptedLLM, VirtualClock, hangs, virtual_environment
 from tests.support.llm import PRICES
@@ -575,3 +575,24 @@ async def test_another_key_after_feedback():
     assert played.told == ["", *["add the tests\nmissing: tests"] * 2], (
         "a failure between does not lose what was said"
     )
+
+
+async def test_second_tool_is_not_judged():
+    """What another tool says to confirm an output is compared, and not judged as that of the task."""
+    expect = Expectation(agrees_with=Agreement(tool="u"))
+    tools = (
+        ToolSpec(name="t", capability="c", effect="none", expect=expect),
+        ToolSpec(name="u", capability="c", effect="none"),
+    )
+
+    async def work(task: Task, context: object) -> str:
+        return "done"
+
+    judge = Scripted(DONE)
+    async with VirtualClock() as clock:
+        swarm = ReplanningEngine(environment=virtual_environment(clock=clock)).attach(
+            SwarmOrchestrator(JudgedWork(work, judge))
+        )
+        result = await swarm.run(plan(Task(id="a", tool="t"), tools=tools))
+    assert result.outputs == {"a": "done"}
+    assert len(judge.asked) == 1

@@ -56,7 +56,7 @@ ORDER = {"order_id": "W1", "updated": "2999-01-01", "items": ["a cup"]}
 async def test_lies(answer, reason, tmp_path, monkeypatch, caplog):
     """The plan of the guide takes a right answer, and asks the mirror after a wrong one."""
     monkeypatch.chdir(tmp_path)
-    [block] = blocks(GUIDES / "when-a-tool-lies.md", "yaml")
+    block, _ = blocks(GUIDES / "when-a-tool-lies.md", "yaml")
 
     def respond(request):
         told = answer if request.path.startswith("/shop") else ORDER
@@ -65,13 +65,39 @@ async def test_lies(answer, reason, tmp_path, monkeypatch, caplog):
         return 200, {"content-type": "application/json"}, json.dumps(told).encode()
 
     with HttpServer(respond) as server:
-        text = block.text.replace("https://shop.example", f"{server.url}/shop")
-        plan = Plan.parse(text.replace("https://mirror.example", server.url))
-        async with ToolExecutor(plan) as work:
-            result = await ReplanningEngine(["repair"]).execute(plan, work)
+        result = await executed(block, server)
     assert result.status == "succeeded"
     assert len(result.revisions) == bool(reason)
     assert reason in caplog.text
+
+
+async def executed(block: Any, server: HttpServer) -> Any:
+    """The result of a plan of the guide, whose shop and mirror this server is."""
+    text = block.text.replace("https://shop.example", f"{server.url}/shop")
+    plan = Plan.parse(text.replace("https://mirror.example", server.url))
+    async with ToolExecutor(plan) as work:
+        return await ReplanningEngine(["repair"]).execute(plan, work)
+
+
+@pytest.mark.parametrize(("total", "paid"), [(11.99, 11.99), (10, 12)])
+async def test_second_tool(total, paid, tmp_path, monkeypatch, caplog):
+    """The plan of the guide believes an amount that the mirror confirms, and otherwise that of the mirror."""
+    monkeypatch.chdir(tmp_path)
+    _, block = blocks(GUIDES / "when-a-tool-lies.md", "yaml")
+
+    def respond(request):
+        told = total if request.path.startswith("/shop") else 12
+        body = json.dumps({"total": told, "items": [{"id": "I1"}], "by": request.path})
+        return 200, {"content-type": "application/json"}, body.encode()
+
+    with HttpServer(respond) as server:
+        result = await executed(block, server)
+    assert result.outputs["price"]["json"]["total"] == paid
+    message = (GUIDES / "when-a-tool-lies.md").read_text(encoding="utf-8")
+    if total != paid:
+        told = "expected the same output from 'mirror'; output.json.total is 10, and 12 by 'mirror'"
+        assert told in message
+        assert told in caplog.text
 
 
 @pytest.mark.skipif(find_spec("fastapi") is None, reason="fastapi is not installed")

@@ -6,8 +6,9 @@ import pytest
 
 from replanning import Plan
 from replanning.errors import PlanError
-from replanning.plan.expectations import broken_expectation
-from replanning.plan.tasks import Expectation
+from replanning.plan.document import plan_schema
+from replanning.plan.expectations import broken_expectation, disagreement
+from replanning.plan.tasks import Agreement, Expectation
 
 ROOTS = {
     "arguments": {"id": "W1"},
@@ -88,9 +89,100 @@ def test_refusals():
     assert [each.not_done for each in said if each is not None] == [True, False]
 
 
+MISSING = "condition 'output.total': output.total does not exist"
+
+
+@pytest.mark.parametrize(
+    ("stated", "output", "other", "reason"),
+    [
+        ("mirror", {"a": [1, {"b": "x"}]}, {"a": [1.0, {"b": "x"}]}, ""),
+        ("mirror", '{"a": 1}', {"a": 1}, ""),
+        ("mirror", "yes", "no", "from 'mirror'; output is 'yes', and 'no' by 'mirror'"),
+        ("mirror", {"a": 1}, {"b": 1}, "output is {'a': 1}, and {'b': 1} by"),
+        ("mirror", [1], [1, 2], "output is [1], and [1, 2] by"),
+        ("mirror", [True], [1], "output is [True], and [1] by"),
+        ({"tool": "mirror", "fields": ["id"]}, {"id": 1, "at": 1}, {"id": 1, "at": 2}, ""),
+        (
+            {"tool": "mirror", "fields": ["a", "total", "items[0]['no-1']"]},
+            {"a": 1, "total": 1, "items": [{"no-1": "x"}]},
+            {"a": 1, "total": 2, "items": [{"no-1": "y"}]},
+            "output.total is 1, and 2 by 'mirror'; output.items[0]['no-1'] is 'x', and 'y' by",
+        ),
+        ({"tool": "mirror", "fields": ["[0].id"]}, [{"id": 1}], [{"id": 1}, {}], ""),
+        ({"tool": "mirror", "fields": ["total"]}, {}, {"total": 1}, MISSING),
+        ({"tool": "mirror", "fields": ["total"]}, {"total": 1}, {"sum": 1}, MISSING),
+        ({"tool": "mirror", "tolerance": 0.01}, {"total": 10}, {"total": 10.01}, ""),
+        ({"tool": "mirror", "tolerance": 0.01}, 10.0, 10.011, "output is 10.0, and 10.011 by"),
+        ({"tool": "mirror", "tolerance": 1}, [True], [False], "output is [True], and [False]"),
+        ({"tool": "mirror", "tolerance": 1}, 10**40, 10**40 + 2, "output is 1000"),
+    ],
+)
+def test_agreement(stated, output, other, reason):
+    """Two outputs agree if what is compared is equal; numbers may differ by the tolerance."""
+    differs = disagreement(Agreement.model_validate(stated), output, other)
+    if not reason:
+        assert differs is None
+        return
+    assert differs is not None
+    assert reason in str(differs)
+    assert differs.output == output
+
+
+SHOP = """
+goal: {objective: x}
+tools:
+  - {name: shop, kind: http, url: "http://a", capability: price, expect: {agrees_with: %s}}
+  - {name: mirror, kind: http, url: "http://b", capability: price}
+  - {name: other, kind: http, url: "http://b"}
+  - {name: buy, kind: http, method: POST, url: "http://b", capability: price}
+  - {name: risky, kind: http, url: "http://b", capability: price, dangerous: true}
+mcp: {far: {url: "http://c"}}
+tasks: [{id: a, tool: shop, expect: {agrees_with: %s}}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("mirror", ""),
+        ("far.price", ""),
+        ("miror", "there is no tool 'miror'; did you mean 'mirror'?; describe it under `tools`"),
+        ("other", "'other' and 'shop' do not have the same `capability`"),
+        ("buy", "'buy' may change something; state `effect: none` if it only reads"),
+        ("risky", "'risky' is `dangerous`, and would be used without asking a person"),
+    ],
+)
+def test_second_tools(name, problem):
+    """A second tool only reads, and has the capability of the first; a plan file says where it does not."""
+    for place, names in (
+        ("tools[0]: tool 'shop': ", (name, "mirror")),
+        ("tasks[0]: task 'a': ", ("mirror", name)),
+    ):
+        if not problem:
+            assert Plan.parse(SHOP % names).tools[0].expect is not None
+            continue
+        with pytest.raises(PlanError) as refused:
+            Plan.parse(SHOP % names)
+        [found] = refused.value.problems
+        where, _, which = place.partition(": ")
+        assert found.place.endswith(f"{where}.expect.agrees_with")
+        assert found.message == which + problem
+
+
+def test_tool_that_vouches_for_itself():
+    """The output of a tool cannot confirm itself; a task may name its tool, for what stands in."""
+    with pytest.raises(PlanError, match="'shop': its output cannot confirm itself; name another"):
+        Plan.parse(SHOP % ("shop", "mirror"))
+    assert Plan.parse(SHOP % ("mirror", "shop")).tasks[0].expect is not None
+
+
 @pytest.mark.parametrize(
     ("expect", "problem"),
     [
+        ("{agrees_with: {tool: b, fields: [total > 1]}}", "'total > 1' is no path such as json"),
+        ("{agrees_with: {tool: b, fields: ['a b']}}", "column 10: cannot be read as names"),
+        ("{agrees_with: {tool: b, tolerance: -1}}", "must be at least 0, got -1"),
+        ("{agrees_with: {fields: [a]}}", "tool"),
         (
             "{where: [output.a, 'order.a == 1']}",
             "where[1]: condition 'order.a == 1', column 1: a condition knows no 'order': write output",
@@ -154,3 +246,7 @@ def test_written_and_read():
     plan = Plan.parse(text)
     assert Plan.model_validate_json(plan.model_dump_json()) == plan
     assert plan.model_dump(mode="json")["tasks"][0]["expect"]["schema"] == {"type": "object"}
+    agreeing = Plan.parse(SHOP % ("mirror", "{tool: mirror, fields: [a], tolerance: 1}"))
+    assert Plan.model_validate_json(agreeing.model_dump_json()) == agreeing
+    stated = plan_schema()["$defs"]["Agreement"]["anyOf"]
+    assert [each["type"] for each in stated] == ["string", "object"]

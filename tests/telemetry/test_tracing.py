@@ -18,6 +18,7 @@ from replanning import (
     Retry,
     Settings,
     Task,
+    ToolSpec,
     open_run,
 )
 from replanning.changes import CancelTask, ReplaceTask
@@ -28,6 +29,7 @@ from replanning.journal import (
     RunOpened,
     Usage,
 )
+from replanning.plan import Agreement, Expectation
 from replanning.testing import (
     ScriptedExecutor,
     ScriptedGate,
@@ -583,3 +585,21 @@ async def test_metrics(clock):
         "replanning.replan.duration": {(): 3},
         "replanning.confidence": {("scripted",): pytest.approx(0.81)},
     }
+
+
+async def test_second_tool(clock, spans):
+    """The span of an attempt says which second tool was called, and what it calls is within that span."""
+    expect = Expectation(agrees_with=Agreement(tool="u"))
+    tools = (
+        ToolSpec(name="t", capability="c", effect="none", expect=expect),
+        ToolSpec(name="u", capability="c", effect="none"),
+    )
+    engine = make_engine(clock=clock, tracer_provider=spans.provider)
+    result = await engine.execute(plan(Task(id="a", tool="t"), tools=tools), ScriptedExecutor())
+    assert result.ok
+    (attempt,) = [span for span in spans.finished if span.name == "replanning.attempt"]
+    (asked,) = attempt.events
+    assert (asked.name, dict(asked.attributes or {})) == (
+        "replanning.asked",
+        {"replanning.task.tool": "u"},
+    )

@@ -6,6 +6,7 @@ import anyio
 import pytest
 from pydantic import JsonValue
 
+from replanning import ReplanningEngine
 from replanning.errors import ReplanningError, ToolError, TransientError
 from replanning.plan.document import Plan
 from replanning.plan.tasks import Task
@@ -196,3 +197,26 @@ async def run_in(scope: anyio.CancelScope, execute: ToolExecutor, work: Task) ->
     """Execute a task until a scope is cancelled."""
     with scope:
         await execute(work, Attempt())
+
+
+AGREEING = """
+goal: {objective: test}
+tools:
+  - {name: t, kind: shell, command: "echo {n}", effect: none, capability: c, expect: {agrees_with: {tool: u, fields: [stdout]}}}
+  - {name: u, kind: python, callable: "tests.tools.test_executor:doubled", effect: none, capability: c}
+tasks: [{id: a, tool: t, arguments: {n: 0}}, {id: b, tool: t, arguments: {n: 1}}]
+"""
+
+
+def doubled(n: int) -> dict[str, str]:
+    """Say what the double of a number is."""
+    return {"stdout": str(n * 2)}
+
+
+async def test_second_tool():
+    """An output is compared with that of another tool, which may be of another kind."""
+    plan = Plan.parse(AGREEING)
+    engine = ReplanningEngine(providers=["repair"])
+    async with ToolExecutor(plan) as execute:
+        result = await engine.execute(plan, execute)
+    assert [result.outputs[name]["stdout"] for name in "ab"] == ["0", "2"]
