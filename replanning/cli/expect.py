@@ -28,7 +28,7 @@ from replanning.cli.app import (
 )
 from replanning.cli.lookup import existing_store, find_run, load_document, read_plan
 from replanning.errors import PlanError, ReplanningError
-from replanning.expectations import ToolCall, ToolSuggestions, suggest_expectations
+from replanning.expectations import ObservedCall, ToolSuggestions, suggest_expectations
 from replanning.expectations.calls import CheckedCall, checked_calls, recorded_calls
 from replanning.history.status import replay_records
 from replanning.history.wording import pluralise
@@ -90,7 +90,7 @@ def expect_suggest(
     Each suggestion says how many outputs and runs support it, and how many past outputs it would have rejected. Nothing is
     expected until it is in a plan file.
     """
-    calls: list[ToolCall] = []
+    calls: list[ObservedCall] = []
     tools: dict[str, ToolSpec] = {}
     looked_at: list[RunId] = []
     with existing_store(store) as opened:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replanning.expectations.calls import CheckedCall, ToolCall, checked_calls, recorded_calls
+from replanning.expectations.calls import CheckedCall, ObservedCall, checked_calls, recorded_calls
 from replanning.expectations.suggestions import (
     Suggestion,
     ToolSuggestions,
@@ -11,8 +11,8 @@ from replanning.expectations.suggestions import (
 
 __all__ = [
     "CheckedCall",
+    "ObservedCall",
     "Suggestion",
-    "ToolCall",
     "ToolSuggestions",
     "checked_calls",
     "recorded_calls",

@@ -28,7 +28,7 @@ from replanning.plan.types import AttemptId, JsonObject, TaskId
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
+class ObservedCall:
     """Call of a tool, as a journal has it or as you have observed it yourself.
 
     Attributes:
@@ -60,11 +60,11 @@ class CheckedCall(NamedTuple):
         broken: why the output is not as expected; None if it is, or is not kept.
     """
 
-    call: ToolCall
+    call: ObservedCall
     broken: UnexpectedOutput | None
 
 
-def recorded_calls(records: Iterable[Record]) -> Iterator[ToolCall]:
+def recorded_calls(records: Iterable[Record]) -> Iterator[ObservedCall]:
     """Yield the calls of tools that a run has made, in the order in which they ended.
 
     Calls that were interrupted or ran into their deadline are left out: they have no answer.
@@ -126,7 +126,7 @@ def checked_calls(
 class _EndedCall(NamedTuple):
     """Call, with its task and with the plan as it was when the call ended."""
 
-    call: ToolCall
+    call: ObservedCall
     task: Task
     live: LivePlan
     started: float
@@ -165,7 +165,7 @@ def _ended_calls(records: Iterable[Record]) -> Iterator[_EndedCall]:
         else:
             kept = body.recoverable and not body.unstored
         output = decode(body.output)
-        call = ToolCall(tool, arguments, output, opened.run, task.id, failure, kept)
+        call = ObservedCall(tool, arguments, output, opened.run, task.id, failure, kept)
         yield _EndedCall(call, task, live, first.at)
 
 

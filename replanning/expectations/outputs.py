@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from replanning.expectations.calls import ToolCall
+from replanning.expectations.calls import ObservedCall
 from replanning.plan.expectations import says_error
 from replanning.plan.types import JsonObject, JsonValue
 
@@ -46,7 +46,7 @@ class Sample(NamedTuple):
         text: the output as text.
     """
 
-    call: ToolCall
+    call: ObservedCall
     arguments: JsonObject
     output: JsonValue
     text: str
@@ -56,7 +56,7 @@ class Sample(NamedTuple):
         return {"arguments": self.arguments, "output": self.output, "text": self.text}
 
 
-def count_runs(samples: Iterable[Sample | ToolCall]) -> int:
+def count_runs(samples: Iterable[Sample | ObservedCall]) -> int:
     """Return the number of runs that outputs or calls are of."""
     runs = set()
     for sample in samples:
@@ -157,10 +157,10 @@ def _common_words(lines: Sequence[Sequence[str]]) -> list[str]:
 
 
 def failure_texts(
-    failures: Sequence[ToolCall], known: Mapping[str, object], samples: Sequence[Sample]
-) -> dict[str, list[ToolCall]]:
+    failures: Sequence[ObservedCall], known: Mapping[str, object], samples: Sequence[Sample]
+) -> dict[str, list[ObservedCall]]:
     """Return the words with which the messages of failed calls begin, but no output does."""
-    found: dict[str, list[ToolCall]] = {}
+    found: dict[str, list[ObservedCall]] = {}
     for call in failures:
         match = ERROR_WORD.match(call.failure)
         if match and match[1] not in known:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from replanning.expectations.calls import ToolCall
+from replanning.expectations.calls import ObservedCall
 from replanning.expectations.outputs import (
     ERROR_OBJECT,
     ERROR_WORD,
@@ -102,7 +102,7 @@ class ToolSuggestions:
         return fields
 
 
-def suggest_expectations(calls: Iterable[ToolCall]) -> dict[str, ToolSuggestions]:
+def suggest_expectations(calls: Iterable[ObservedCall]) -> dict[str, ToolSuggestions]:
     """Return what could be expected of the outputs of each tool, learned from past calls.
 
     Suggested are a JSON Schema of the fields that were always there, conditions for arguments that
@@ -117,7 +117,7 @@ def suggest_expectations(calls: Iterable[ToolCall]) -> dict[str, ToolSuggestions
     Returns:
         by the name of each tool that was called, in the order of the first calls.
     """
-    by_tool: dict[str, list[ToolCall]] = {}
+    by_tool: dict[str, list[ObservedCall]] = {}
     for call in calls:
         by_tool.setdefault(call.tool, []).append(call)
     recordings = {tool: _Recording(tool, each) for tool, each in by_tool.items()}
@@ -138,7 +138,7 @@ class _Recording:
         errors: the texts with which outputs report errors, with those outputs.
     """
 
-    def __init__(self, tool: str, calls: Sequence[ToolCall]) -> None:
+    def __init__(self, tool: str, calls: Sequence[ObservedCall]) -> None:
         self.tool = tool
         self.samples: list[Sample] = []
         self._failed = 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from replanning.expectations import ToolCall, ToolSuggestions, suggest_expectations
+from replanning.expectations import ObservedCall, ToolSuggestions, suggest_expectations
 from replanning.plan.expectations import broken_expectation
 from replanning.plan.tasks import Expectation
 
@@ -15,15 +15,17 @@ NAMES = ("ada", "bo", "cy", "di", "eve", "flo", "gus", "hal", "ivy", "jo", "kim"
 """Twelve values, enough for every suggestion."""
 
 
-def called(answer: Callable[[int], object], count: int = 12, **arguments: object) -> list[ToolCall]:
+def called(
+    answer: Callable[[int], object], count: int = 12, **arguments: object
+) -> list[ObservedCall]:
     """Calls of a tool with the argument `id`, which differs."""
     return [
-        ToolCall("lookup", {"id": f"{NAMES[i % 12]}_{i}", **arguments}, answer(i), f"r{i}", "t")
+        ObservedCall("lookup", {"id": f"{NAMES[i % 12]}_{i}", **arguments}, answer(i), f"r{i}", "t")
         for i in range(count)
     ]
 
 
-def suggested(calls: Iterable[ToolCall]) -> ToolSuggestions:
+def suggested(calls: Iterable[ObservedCall]) -> ToolSuggestions:
     """What is suggested for the only tool."""
     [found] = suggest_expectations(calls).values()
     return found
@@ -92,7 +94,7 @@ def test_few_outputs_say_nothing_of_values():
 
 def test_same_arguments_are_no_variety():
     """What one call after the other has answered alike says nothing about other arguments."""
-    calls = [ToolCall("lookup", {"id": "a"}, {"id": "a", "n": 1})] * 20
+    calls = [ObservedCall("lookup", {"id": "a"}, {"id": "a", "n": 1})] * 20
     assert suggested(calls).expect == {"schema": {"type": "object", "minProperties": 1}}
 
 
@@ -146,9 +148,11 @@ def test_no_errors(answer):
 def test_errors_of_other_tools():
     """What begins the errors of one tool is suggested for the others, unless their outputs begin so."""
     calls = called(lambda i: "Error: no" if i == 0 else record(i))
-    calls += [ToolCall("send", {}, "sent") for _ in range(5)]
-    calls += [ToolCall("explain", {}, "Error 404 means that a page is missing") for _ in range(5)]
-    calls += [ToolCall("count", {}, "Error") for _ in range(1)]
+    calls += [ObservedCall("send", {}, "sent") for _ in range(5)]
+    calls += [
+        ObservedCall("explain", {}, "Error 404 means that a page is missing") for _ in range(5)
+    ]
+    calls += [ObservedCall("count", {}, "Error") for _ in range(1)]
     found = suggest_expectations(calls)
     assert found["send"].expect["errors"] == ["Error"]
     [errors] = [one for one in found["send"].suggestions if one.field == "errors"]
@@ -158,8 +162,8 @@ def test_errors_of_other_tools():
 
 def test_messages_of_failed_calls():
     """What begins the messages of failed calls is suggested, and their outputs teach nothing."""
-    failed = ToolCall("lookup", {"id": "x"}, None, failure="Error: no such user")
-    odd = ToolCall("lookup", {"id": "y"}, "odd", failure="its output does not fit")
+    failed = ObservedCall("lookup", {"id": "x"}, None, failure="Error: no such user")
+    odd = ObservedCall("lookup", {"id": "y"}, "odd", failure="its output does not fit")
     found = suggested([*called(record), failed, odd])
     assert found.expect["errors"] == ["Error"]
     assert (found.outputs, found.failed) == (12, 2)
@@ -305,9 +309,9 @@ def test_repeated_arguments(answer, arguments, condition):
 def test_optional_arguments():
     """A condition about an argument that was left out, or null, holds without it."""
 
-    def calls(missing: dict[str, object]) -> list[ToolCall]:
-        given = [ToolCall("list", {"city": name}, {"city": name, "n": 1}) for name in NAMES]
-        return [*given, ToolCall("list", missing, {"city": "any", "n": 2})]
+    def calls(missing: dict[str, object]) -> list[ObservedCall]:
+        given = [ObservedCall("list", {"city": name}, {"city": name, "n": 1}) for name in NAMES]
+        return [*given, ObservedCall("list", missing, {"city": "any", "n": 2})]
 
     assert suggested(calls({})).expect["where"] == [
         '"city" not in arguments or output.city == arguments.city'
@@ -320,26 +324,28 @@ def test_optional_arguments():
 def test_numbers_that_agree_by_chance():
     """A number is expected under its own name alone, and lists only if their order is kept."""
 
-    def answer(call: dict[str, Any]) -> list[ToolCall]:
-        return [ToolCall("put", {"n": i, "rows": [str(i)]}, {**call, "x": i}) for i in range(12)]
+    def answer(call: dict[str, Any]) -> list[ObservedCall]:
+        return [
+            ObservedCall("put", {"n": i, "rows": [str(i)]}, {**call, "x": i}) for i in range(12)
+        ]
 
     assert "where" not in suggested(answer({})).expect
     kept = [
-        ToolCall("put", {"n": i, "rows": ["b", str(i)]}, {"n": i, "rows": ["b", str(i)]})
+        ObservedCall("put", {"n": i, "rows": ["b", str(i)]}, {"n": i, "rows": ["b", str(i)]})
         for i in range(12)
     ]
     assert suggested(kept).expect["where"] == [
         "output.n == arguments.n",
         "output.rows == arguments.rows",
     ]
-    sorted_rows = [ToolCall("put", {"rows": [str(i)]}, {"rows": [str(i)]}) for i in range(12)]
+    sorted_rows = [ObservedCall("put", {"rows": [str(i)]}, {"rows": [str(i)]}) for i in range(12)]
     assert "where" not in suggested(sorted_rows).expect
 
 
 @pytest.mark.parametrize("value", [True, None, "", [], "open"])
 def test_arguments_that_say_little(value):
     """Flags, empty values and values that never vary are not expected."""
-    calls = [ToolCall("set", {"to": value}, {"to": value, "i": i}) for i in range(12)]
+    calls = [ObservedCall("set", {"to": value}, {"to": value, "i": i}) for i in range(12)]
     assert "where" not in suggested(calls).expect
 
 
@@ -367,21 +373,21 @@ def test_single_words():
 
 def test_names_that_need_quotes():
     """Fields that are no names of the language are written in brackets; others cannot be written."""
-    calls = [ToolCall("t", {"a-b": n}, {"if": n, "x": {"a-b": n}}) for n in NAMES]
+    calls = [ObservedCall("t", {"a-b": n}, {"if": n, "x": {"a-b": n}}) for n in NAMES]
     assert suggested(calls).expect["where"] == ['output.x["a-b"] == arguments["a-b"]']
-    odd = [ToolCall("t", {"a" * 600: n}, {"a" * 600: n}) for n in NAMES]
+    odd = [ObservedCall("t", {"a" * 600: n}, {"a" * 600: n}) for n in NAMES]
     assert "where" not in suggested(odd).expect
 
 
 def test_any_outputs():
     """Outputs are anything with a JSON form; others are counted."""
-    calls = [ToolCall("today", {}, date(2026, 1, i + 1)) for i in range(12)]
-    calls += [ToolCall("today", {}, object()), ToolCall("today", {}, kept=False)]
+    calls = [ObservedCall("today", {}, date(2026, 1, i + 1)) for i in range(12)]
+    calls += [ObservedCall("today", {}, object()), ObservedCall("today", {}, kept=False)]
     found = suggested(calls)
     assert schema(found) == {"type": "string", "minLength": 1}
     assert (found.outputs, found.unreadable) == (12, 2)
     mixed: list[Any] = [1, "a", [], {}, True]
-    found = suggested(ToolCall("t", {}, mixed[i % 5]) for i in range(20))
+    found = suggested(ObservedCall("t", {}, mixed[i % 5]) for i in range(20))
     assert found.expect == {}
     assert found.notes == ("its outputs have no type in common",)
     assert suggest_expectations([]) == {}
