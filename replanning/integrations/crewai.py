@@ -21,7 +21,6 @@ from replanning.engine.engine import ReplanningEngine
 from replanning.engine.session import Execute
 from replanning.errors import (
     CallSkipped,
-    NeedsHuman,
     NotRunning,
     StoreError,
     TransientError,
@@ -31,10 +30,8 @@ from replanning.integrations.kit import (
     ONE_ATTEMPT,
     Capabilities,
     ReportedFailure,
-    answer_questions,
     call_tool,
     describe_tools,
-    hand_back,
     missing_framework,
     thread_run,
     tool_fields,
@@ -399,20 +396,7 @@ class _Attachment:
 
         async def call(hand_over: Execute) -> Any:
             assert session is not None
-            try:
-                return await call_tool(
-                    self._engine, session.session, called, arguments, hand_over, asks=True
-                )
-            except NeedsHuman as error:
-                # CrewAI does not make the call again, so nobody is asked in vain.
-                answer_questions(
-                    self._engine,
-                    error.questions,
-                    approved=False,
-                    comment="the call is not made again",
-                )
-                own = error.own_error
-            return hand_back(own)
+            return await call_tool(self._engine, session.session, called, arguments, hand_over)
 
         try:
             return session.call(call, execute)

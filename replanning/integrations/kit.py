@@ -353,8 +353,8 @@ async def call_tool(
         key: identifies the call, also when it is made again by a later run of the agent.
         once: as `Session.invoke` takes it.
         passes: as `Session.invoke` takes it.
-        asks: whether the framework can put a question about this call to a person. Otherwise the call fails with its own
-            error; the question stays open only in a durable store.
+        asks: whether the framework can put a question about this call to a person, or makes the call again later. Otherwise
+            the call fails with its own error, and the question is withdrawn, because an answer would execute nothing.
         approved: whether a person has approved the call in the framework. Then the first alternative is chosen for a question
             that was open before.
         approved_questions: the questions that the approval names, in a framework whose approvals can. Without its name, a
@@ -425,11 +425,8 @@ async def call_tool(
                 continue
             if asks:
                 raise
-            if not engine.store.durable:
-                # In a session that can ask about other calls. Elsewhere, somebody may find them.
-                answer_questions(
-                    engine, error.questions, approved=False, comment="nobody can be asked"
-                )
+            # An answer would execute nothing: the agent goes on with the error.
+            answer_questions(engine, error.questions, approved=False, comment="nobody can be asked")
             own: BaseException = error.own_error
         except _HandedBack as error:
             own = error

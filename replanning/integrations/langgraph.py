@@ -47,6 +47,7 @@ from replanning.integrations.kit import (
     SessionTask,
     call_tool,
     describe_tools,
+    hand_back,
     hinted_fields,
     missing_framework,
     shown_questions,
@@ -465,7 +466,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
                     key=key,
                     once=once,
                     passes=_PASSES,
-                    asks=self._asks,
+                    asks=True,
                     encode=encoded,
                     decode=decode,
                     value=_value,
@@ -475,8 +476,12 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
                     return None
                 return ToolMessage(str(skipped), name=name, tool_call_id=call_id)
             except NeedsHuman as error:
-                self._ask(error.questions[0])
-                answered = True
+                if self._asks:
+                    self._ask(error.questions[0])
+                    answered = True
+                    continue
+                # The question stays open: a thread that is resumed makes the call again.
+                own = error.own_error
             except GraphInterrupt as error:
                 if answered:  # when resumed, it would take the answer to the question for its own
                     text = f"{name!r} was put to a person before, and cannot interrupt the graph after that"
@@ -486,6 +491,9 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
                 if not once:
                     self._failed.add(key)
                 raise
+            if not once:
+                self._failed.add(key)
+            return hand_back(own)
 
     def _recorded_output(self, call: TaskEntry) -> tuple[object] | None:
         """Return the output of a call of a tool that was finished before the graph was resumed; None if it has none.

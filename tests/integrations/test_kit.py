@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -23,6 +24,7 @@ from replanning.integrations.kit import (
     thread_run,
     tool_fields,
 )
+from replanning.journal import SqliteStore
 from replanning.testing import VirtualClock
 from tests.support.runs import alternative, make_engine
 
@@ -192,6 +194,25 @@ async def test_approval(clock: VirtualClock) -> None:
         with pytest.raises(PermissionError, match="no key"):
             await call(session, key="call-2")
         assert engine.pending() == []
+
+
+async def test_question_that_nobody_waits_for(clock: VirtualClock, tmp_path: Path) -> None:
+    """A question about a call that has ended with its own error is withdrawn, also in a durable store."""
+    engine = make_engine("repair", clock=clock, store=SqliteStore(tmp_path / "runs.db"))
+    described = describe_tools({"send": tool_fields("", {})}, None)
+
+    async def execute(name: str, arguments: Mapping[str, object]) -> str:
+        raise ConnectionResetError("lost")
+
+    async with engine.session("talk", tools=described) as session:
+        with pytest.raises(ConnectionResetError, match="lost"):
+            await call_tool(engine, session, "send", {}, execute)
+        assert engine.pending() == []
+    assert session.run.result.status == "succeeded"
+    verdicts = [
+        each.body for each in session.run.records() if each.body.kind == "question-answered"
+    ]
+    assert [each.comment for each in verdicts] == ["nobody can be asked"]
 
 
 async def test_approval_of_a_call_in_doubt(clock: VirtualClock) -> None:
