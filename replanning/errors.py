@@ -331,12 +331,21 @@ class UnexpectedOutput(ReplanningError):
 
     Attributes:
         output: the output.
+        refused: whether the tool says itself that it failed, in one of the texts under `errors`.
         not_done: whether it says that nothing was changed, so that the call may be repeated.
     """
 
-    def __init__(self, message: str, output: object = None, *, not_done: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        output: object = None,
+        *,
+        refused: bool = False,
+        not_done: bool = False,
+    ) -> None:
         super().__init__(message)
         self.output = output
+        self.refused = refused
         self.not_done = not_done
 
 

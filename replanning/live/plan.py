@@ -509,6 +509,28 @@ class LivePlan(TaskGraph):
             self.world.change(*effects, self.statistics.ended_attempts)
         self.satisfy_dependents(entry)
 
+    def confirmed_failure(self, entry: TaskEntry, failure: Failure) -> TaskEntry | None:
+        """Return the task whose failure this one confirms; None if it does not confirm any.
+
+        Two tools whose outputs are unexpected in the same words are right, as where both say that
+        there is no such order, or the expectation is wrong. That says nothing against the tools:
+        if it did, a few such calls would make both of them unavailable.
+
+        Args:
+            entry: the task that failed.
+            failure: how it failed.
+        """
+        if failure.kind != "unexpected":
+            return None
+        replaced = entry.parent
+        while replaced is not None:
+            earlier = replaced.log.failure
+            if earlier is not None and earlier.message == failure.message:
+                if replaced.task.tool != entry.task.tool:
+                    return replaced
+            replaced = replaced.parent
+        return None
+
     def _on_attempt_failed(
         self, body: AttemptFailed | AttemptTimedOut | AttemptInterrupted, at: float
     ) -> None:
@@ -524,7 +546,13 @@ class LivePlan(TaskGraph):
             raise IllegalTransition(entry.state, event, _stale_attempt_subject(body))
         # First of all, because an illegal event must leave everything as it was.
         self.transition(entry, event)
-        self.scheduler.count_failure(entry, failure)
+        tool = entry.task.tool
+        confirmed = self.confirmed_failure(entry, failure)
+        if confirmed is None:
+            self.scheduler.count_failure(entry, failure)
+        else:
+            self.scheduler.forget_failure(confirmed)
+            tool = None
         self.end_attempt(entry)
         log.failure = failure
         ended_by_itself = isinstance(body, AttemptInterrupted) and not body.in_doubt
@@ -534,7 +562,7 @@ class LivePlan(TaskGraph):
         log.duration = at - log.started_at
         interrupted = isinstance(body, AttemptInterrupted)
         self.statistics.count_end(
-            entry.task.tool, at, log.duration, succeeded=False, by_itself=not interrupted
+            tool, at, log.duration, succeeded=False, by_itself=not interrupted
         )
         entry.reads.ended = self.statistics.ended_attempts
         log.keep_round_start()

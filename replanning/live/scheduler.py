@@ -391,6 +391,12 @@ class Scheduler:
             self.breakers[tool.name] = breaker
         breaker.roots[entry.root] = None
 
+    def forget_failure(self, entry: TaskEntry) -> None:
+        """Take the failure of a task back, which says nothing about its tool after all."""
+        breaker = self.breakers.get(entry.task.tool or "")
+        if breaker is not None:
+            breaker.roots.pop(entry.root, None)
+
     def begin(self, entry: TaskEntry) -> None:
         """End the claim of a task because its attempt starts; the attempt keeps the resources."""
         if entry.claim:

@@ -47,6 +47,7 @@ def broken_expectation(
                 return UnexpectedOutput(
                     f"its output says that it failed (errors: {pattern}): {brief_repr(text)}",
                     output,
+                    refused=True,
                     not_done=expectation.means == "not-done",
                 )
         problems = schema_problems(expectation.json_schema, value)

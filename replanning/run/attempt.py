@@ -283,7 +283,7 @@ class Attempt:
         cancelled: whether nothing that the body still reports is accepted.
         asking: the second tool that is being asked to confirm the output; empty if none is.
         confirmed: whether the other tools that must say the same have done so.
-        error: what the body raised, if it failed.
+        error: what the body raised if it failed, or why its output is not as expected.
     """
 
     run: ObservedRun
@@ -468,7 +468,7 @@ class Attempt:
                 if error is None or isinstance(error, anyio.get_cancelled_exc_class()):
                     return False  # the worker's scope takes it
         elif error is None:
-            life.attempts.succeeded(
+            self.error = life.attempts.succeeded(
                 self.id,
                 self.output,
                 must_store=self.must_store,

@@ -89,6 +89,7 @@ class LineageExecution:
         outputs: the outputs of tasks that succeeded.
         error: what the tool of the first task raised last, if it failed, or an `UnexpectedOutput`.
         last: the same of the last attempt.
+        refusal: what a tool that stood in said last, if it said itself that it failed.
 
     Raises:
         UnknownTask: there never was such a task.
@@ -111,6 +112,7 @@ class LineageExecution:
         self.outputs: dict[TaskId, object] = {}
         self.error: Exception | None = None
         self.last: Exception | None = None
+        self.refusal: Exception | None = None
 
     async def perform(
         self, work: Work, *, started: AttemptId | None = None, copied: bool = True
@@ -166,12 +168,17 @@ class LineageExecution:
     def _own_error(self) -> Exception:
         """Return the error of a call that goes no further: its own tool's, or else the reasons.
 
+        Where its own tool has raised something, or has answered nonsense, and another tool says
+        itself that it cannot be done, that is the answer.
+
         If the call may have had its effect, the error says so and how to declare that it may be
         repeated.
         """
         life = self._lifecycle
         needed = life.needed_for(self.root).values()
         doubt = self._doubt()
+        if self.refusal is not None and not doubt and not _is_refusal(self.error):
+            return self.refusal
         if self.error is not None:
             # The same exception may be raised again by a later call, and one note is enough.
             notes = getattr(self.error, "__notes__", ())
@@ -261,8 +268,12 @@ class LineageExecution:
                 self.outputs[task.id] = attempt.output
                 await attempt.confirm(work)
         self.last = attempt.error
-        failure = self._lifecycle.failures.last_failure(entry)
-        if self.last is None and failure is not None and failure.kind == "unexpected":
-            self.last = UnexpectedOutput(failure.message, self.outputs.get(task.id))
         if is_own_tool:
             self.error = self.last
+        elif _is_refusal(self.last):
+            self.refusal = self.last
+
+
+def _is_refusal(error: Exception | None) -> bool:
+    """Return whether a tool has answered, and said that it failed."""
+    return isinstance(error, UnexpectedOutput) and error.refused

@@ -181,8 +181,11 @@ class OutcomeCollector:
         assert isinstance(body, ATTEMPT_ENDS)
         entry = self._live.entries[body.task]
         name = entry.task.tool
-        # An interruption says nothing about the tool.
-        if name is not None and not isinstance(body, AttemptInterrupted):
+        # An interruption says nothing about the tool, and neither does a confirmed failure.
+        says_nothing = isinstance(body, AttemptInterrupted)
+        if isinstance(body, AttemptFailed):
+            says_nothing = self._live.confirmed_failure(entry, body.failure) is not None
+        if name is not None and not says_nothing:
             tool = self._live.tools.get(name)
             capability = tool.capability if tool else None
             succeeded = isinstance(body, AttemptSucceeded)

@@ -625,9 +625,15 @@ class FailureKeeper:
                 is_transient = self._ask_is_transient
             failure = failure_from(error, policy.on, is_transient)
             if isinstance(error, UnexpectedOutput):
-                # What a changing call did is unknown where its answer makes no sense.
-                in_doubt = not error.not_done and not has_no_effect(entry.task, tool)
-                failure = replace(failure, kind="unexpected", in_doubt=in_doubt)
+                failure = replace(failure, kind="unexpected", in_doubt=False)
+                if has_no_effect(entry.task, tool):
+                    pass
+                elif error.not_done:
+                    # As a rule, no other tool makes the change, and trying again does no harm.
+                    failure = replace(failure, transient=True)
+                else:
+                    # What the call did is unknown where its answer makes no sense.
+                    failure = replace(failure, in_doubt=True)
         message = failure.message
         kind = failure.kind
         most = self.settings.judge.max_iterations

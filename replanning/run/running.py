@@ -220,7 +220,7 @@ class RunningAttempts:
         must_store: bool = True,
         value_of: Callable[[object], object] | None = None,
         confirmed: bool = False,
-    ) -> None:
+    ) -> UnexpectedOutput | None:
         """Take the output of an attempt, see `PlanRun.succeeded`.
 
         Args:
@@ -230,20 +230,23 @@ class RunningAttempts:
                 of being left out of it.
             value_of: makes of the output what expectations are about; by default the output.
             confirmed: whether the other tools that must say the same have done so.
+
+        Returns:
+            Why the output is not as expected, so that the attempt has failed; None if it is.
         """
         entry = self._take_out(attempt_id, "succeeded")
         if entry is None:
-            return
+            return None
         unexpected = self.outputs.unexpected(entry, output, value_of, confirmed=confirmed)
         if unexpected is not None:
             self._record_failure(attempt_id, entry, unexpected)
-            return
+            return unexpected
         try:
             body, stored = self.outputs.take(attempt_id, entry, output, must_store=must_store)
         except OutputError as error:
             failure = Failure("OutputError", str(error), kind="output", in_doubt=error.in_doubt)
             self._record_failure(attempt_id, entry, failure)
-            return
+            return None
         if body.unstored and not entry.output.unstored:
             consequence = "the tasks of this process get it, and a resumed run lacks it"
             if not body.recoverable:
@@ -258,6 +261,7 @@ class RunningAttempts:
         if may_be_stale(self._live, entry):
             self._run.record_stale_results()
         self._run.follow_up()
+        return None
 
     def failed(self, attempt_id: AttemptId, error: BaseException | str | Failure) -> None:
         """Record a failure, and decide when its task runs again (`FailureKeeper.schedule_retry`)."""

@@ -6,12 +6,14 @@ from typing import Any
 import anyio
 import pytest
 
-from replanning import Retry, Task, TaskState, ToolSpec, current_attempt, tool
+from replanning import Answer, Retry, Task, TaskState, ToolSpec, current_attempt, tool
+from replanning.changes import Alternative, ReplaceTask
 from replanning.errors import UnexpectedOutput
 from replanning.journal import AttemptFailed, AttemptStarted, ResourceUpdated
 from replanning.plan import Agreement, Expectation
 from replanning.run.outputs import WithheldOutput
-from tests.support.runs import bodies, make_engine, plan
+from replanning.testing import ScriptedGate
+from tests.support.runs import alternative, bodies, make_engine, plan
 
 EMPTY: dict[str, Any] = {"where": ["len(output.found) > 0"]}
 
@@ -54,6 +56,7 @@ async def test_expectation_of_a_task(clock):
 
 
 RETRY = Retry(max_attempts=3, delay=0)
+REFUSED = {"errors": ["Refused"], "means": "not-done"}
 
 
 @pytest.mark.parametrize(
@@ -63,9 +66,14 @@ RETRY = Retry(max_attempts=3, delay=0)
         ({"effect": "none"}, 1),
         ({"retry": RETRY}, 1),
         ({"idempotent": True}, 3),
-        ({"retry": RETRY, "expect": {"errors": ["Refused"], "means": "not-done"}}, 3),
+        ({"expect": REFUSED}, 3),
+        ({"expect": REFUSED, "retry": Retry(max_attempts=1)}, 1),
+        ({"expect": REFUSED, "effect": "none"}, 1),
     ],
-    ids=["reading, retried", "reading", "changing, retried", "idempotent", "refused"],
+    ids=[
+        *("reading, retried", "reading", "changing, retried", "idempotent"),
+        *("refused", "refused, stated to be tried once", "refused reading"),
+    ],
 )
 async def test_repetitions(fields, attempts, clock):
     """A call that reads, or changed nothing, is repeated as after any failure; one that may have changed something is not."""
@@ -150,6 +158,127 @@ async def test_calls(expect, has_stand_in, clock):
     (failed,) = bodies(engine.store, session.run.id, AttemptFailed)
     assert failed.output == {"query": "another"}
     assert session.run.result.ok
+
+
+def shop(*answers: Any, **fields: Any) -> list[Any]:
+    """A tool that finds orders, and its mirror, which give or raise these answers in turn."""
+    given = {"find": iter(answers[::2]), "mirror": iter(answers[1::2])}
+
+    def made(name: str) -> Any:
+        async def find(order: str) -> str:
+            answer = next(given[name])
+            if isinstance(answer, Exception):
+                raise answer
+            return str(answer)
+
+        expect = {"errors": ["Error"], "where": ["output == arguments.order"]}
+        return tool(name=name, effect="none", capability="orders", expect=expect)(find)
+
+    return [made("find"), made("mirror")]
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "seen"),
+    [
+        (ValueError("broken"), "Error: no such order", "Error: no such order"),
+        ("another", "Error: no such order", "Error: no such order"),
+        ("Error: no such order", "Error: nothing here", "Error: no such order"),
+        ("another", "a third", "another"),
+        ("another", ValueError("broken"), "another"),
+    ],
+)
+async def test_refusal_of_a_stand_in(own, other, seen, clock):
+    """Where a call's own tool gives no answer of use, the caller sees in which words another one refuses it."""
+    tools = shop(own, other)
+    async with make_engine("repair", clock=clock).session("find", tools=tools) as session:
+        assert await session.call(tools[0], order="W1") == seen
+
+
+async def test_refusal_of_a_stand_in_for_a_call_in_doubt(clock):
+    """Where a call may have taken effect, its caller is told so, whatever another tool says."""
+    tools = [
+        tool(capability="pay")(lost),
+        tool(capability="pay", effect="none", expect={"errors": ["Error"]})(refuse_payment),
+    ]
+    engine = make_engine("repair", clock=clock, gate=ScriptedGate([Answer("approve")]))
+    async with engine.session("pay", tools=tools) as session:
+        with pytest.raises(ConnectionResetError) as raised:
+            await session.call(tools[0])
+    assert "whether 'lost' took effect is unknown" in raised.value.__notes__[0]
+
+
+async def lost() -> str:
+    """Pay, and lose the connection."""
+    raise ConnectionResetError
+
+
+async def refuse_payment() -> str:
+    """Refuse."""
+    return "Error: no"
+
+
+async def test_confirmed_refusals(clock):
+    """Tools that refuse in the same words are right: however often, neither counts as wrong or as down."""
+    refusals = [f"Error: no order V{number // 2}" for number in range(20)]
+    tools = shop(*refusals, "another", "W1")
+    engine = make_engine("repair", clock=clock)
+    async with engine.session("find", tools=tools) as session:
+        for number in range(10):
+            assert await session.call(tools[0], order=f"V{number}") == f"Error: no order V{number}"
+        assert await session.call(tools[0], order="W1") == "W1"
+    assert [each.succeeded for each in engine.store.outcomes(tool="mirror")] == [True]
+    assert not bodies(engine.store, session.run.id, ResourceUpdated)
+
+
+async def test_tools_that_are_wrong_in_different_words(clock):
+    """A stand-in that is wrong in its own way has failed: before long, it is not trusted any more."""
+    wrong_answers = [f"{name} is wrong {number}" for number in range(5) for name in "ab"]
+    tools = shop(*wrong_answers)
+    engine = make_engine("repair", clock=clock)
+    async with engine.session("find", tools=tools) as session:
+        for number in range(5):
+            await session.call(tools[0], order=f"V{number}")
+    outcomes = engine.store.outcomes(tool="mirror")
+    assert 0 < len(outcomes) < 5
+    assert not any(each.succeeded for each in outcomes)
+
+
+async def test_refusal_confirmed_late(clock):
+    """A refusal may be confirmed when its own tool has already worked again."""
+
+    async def find(order: str) -> str:
+        return order if order == "W1" else "Error: no such order"
+
+    async def mirror(order: str) -> str:
+        await clock.sleep(1)
+        return "Error: no such order"
+
+    fields = {"effect": "none", "capability": "orders", "expect": {"errors": ["Error"]}}
+    tools = [tool(**fields)(find), tool(**fields)(mirror)]
+    engine = make_engine("repair", clock=clock)
+    async with (
+        engine.session("find", tools=tools) as session,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(session.call, tools[0], "V1")
+        await anyio.wait_all_tasks_blocked()
+        assert await session.call(tools[0], "W1") == "W1"
+    assert [each.succeeded for each in engine.store.outcomes(tool="mirror")] == []
+
+
+async def test_tool_that_repeats_itself(clock):
+    """A tool that says the same of another call confirms nothing: it has failed twice."""
+
+    def ask_again(request: Any) -> list[Alternative]:
+        again = Task(id="again", tool="find", arguments={"order": "W2"})
+        return [alternative(ReplaceTask(task_id="find-1", tasks=(again,)))]
+
+    tools = shop("Error: none", "Error: none", "Error: none")
+    engine = make_engine(ask_again, clock=clock)
+    async with engine.session("find", tools=tools) as session:
+        assert await session.call(tools[0], order="W1") == "Error: none"
+    outcomes = engine.store.outcomes(tool="find")
+    assert [each.succeeded for each in outcomes] == [False, False]
 
 
 async def test_functions_of_a_plan(clock):
