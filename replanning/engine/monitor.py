@@ -235,7 +235,7 @@ class PlanMonitor:
         return called
 
     def _has_handlers(self, event_type: type) -> bool:
-        return any(self._emitter.listeners(name) for name in _event_names(event_type))
+        return not self._emitter.event_names().isdisjoint(_event_names(event_type))
 
     # Runs
 

@@ -411,12 +411,8 @@ class _Attachment:
         if _current.get() is not self or session is None:
             return
         data = event.model_dump(mode="json", include=_NOTED_FIELDS, exclude_none=True)
-
-        def record() -> None:
-            with suppress(NotRunning, StoreError):
-                session.session.run.note(event.type, data)
-
-        session.start(record)
+        with suppress(NotRunning, StoreError):
+            session.session.run.note(event.type, data)
 
 
 class _Tool(BaseTool):  # type: ignore[misc] # its types may not be installed

@@ -59,6 +59,18 @@ class AfterTheAgent(Exception):
         self.error = error
 
 
+@contextmanager
+def _failing_after_the_agent(task: Any) -> Iterator[None]:
+    """Tell what fails once a task has its output from the failure of its agent."""
+    before = task.output
+    try:
+        yield
+    except Exception as error:
+        if task.output is before:
+            raise
+        raise AfterTheAgent(error) from error
+
+
 @dataclass(eq=False)
 class _Step:
     """A task of a crew, and its task in the plan.
@@ -283,26 +295,16 @@ class CrewPlan:
         def execute_planned(_: str, values: Mapping[str, Any]) -> object:
             planned: _Planned = values[_PLANNED]
             chosen = self._chosen(step, work, planned)
-            before = chosen.task.output
-            try:
+            with _failing_after_the_agent(chosen.task):
                 output = execute(*chosen)
-            except Exception as error:
-                if chosen.task.output is before:
-                    raise
-                raise AfterTheAgent(error) from error
             return self._keep(planned, output)
 
-        failure: Exception
         try:
             output = self._session.call(partial(self._perform, step), execute_planned)
-        except AfterTheAgent as after:
-            failure = after.error
-        else:
-            return self._handed_on(step, output)
         finally:
             # Executing a task makes the agent its own, and the next run would begin with a stand-in.
             work.task.agent = work.agent
-        raise failure
+        return self._handed_on(step, output)
 
     async def aperform(
         self, work: CrewWork, execute: Callable[..., Awaitable[TaskOutput]]
@@ -313,25 +315,15 @@ class CrewPlan:
         async def execute_planned(_: str, values: Mapping[str, Any]) -> object:
             planned: _Planned = values[_PLANNED]
             chosen = self._chosen(step, work, planned)
-            before = chosen.task.output
-            try:
+            with _failing_after_the_agent(chosen.task):
                 output = await execute(*chosen)
-            except Exception as error:
-                if chosen.task.output is before:
-                    raise
-                raise AfterTheAgent(error) from error
             return self._keep(planned, output)
 
-        failure: Exception
         try:
             output = await self._session.acall(partial(self._perform, step), execute_planned)
-        except AfterTheAgent as after:
-            failure = after.error
-        else:
-            return self._handed_on(step, output)
         finally:
             work.task.agent = work.agent
-        raise failure
+        return self._handed_on(step, output)
 
     def leave_out(self, task: Any) -> None:
         """Skip a task of the plan whose condition CrewAI has found not to hold."""
@@ -379,6 +371,16 @@ class CrewPlan:
             )
         except CallSkipped:
             return None
+        except AfterTheAgent as after:
+            failure = after.error
+        else:
+            return self._output(step, recorded)
+        # Not while the other one is handled, which would become its context.
+        raise failure
+
+    def _output(self, step: _Step, recorded: object) -> TaskOutput:
+        """Return the output of a step as its agent returned it, or else as it was recorded."""
+        live = self._session.session.run.live
         leaf = live.entry(step.id)
         while len(leaf.replacement.sinks) == 1:
             leaf = leaf.replacement.sinks[0]

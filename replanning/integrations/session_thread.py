@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio  # noqa: TID251 - anyio sets an event of another thread only in a task that it waits for
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+import asyncio  # noqa: TID251 - the loop is one of asyncio, which other threads wake without waiting for it
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from queue import SimpleQueue
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
+import sniffio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from opentelemetry import context as otel
 
@@ -28,17 +28,22 @@ ResultT = TypeVar("ResultT")
 ExecuteInThread = Callable[[str, Mapping[str, object]], object]
 """Executes a tool, given its name and its arguments, in the thread of the call."""
 
+_Work = Callable[[], Coroutine[Any, Any, None]]
+"""Executes a tool where the call was made, and wakes the call."""
+
 
 class SessionThread:
     """Session on an event loop in a thread of its own, whose tools are executed in the threads that call them.
 
     Attributes:
         session: the session.
+        calls: the calls that are under way; only the thread of the session changes it.
     """
 
     session: Session
 
     def __init__(self, portal: BlockingPortal) -> None:
+        self.calls = set[_Call]()
         self._portal = portal
         self._thread = portal.call(get_ident)
         self._loop = portal.call(asyncio.get_running_loop)
@@ -61,8 +66,13 @@ class SessionThread:
             finally:
                 with thread._lock:
                     thread._is_closed = True
+                portal.call(thread._cancel_calls)
             # After an exception the portal does so by itself.
             portal.call(portal.stop, True)
+
+    async def _cancel_calls(self) -> None:
+        for call in tuple(self.calls):
+            await call.cancel()
 
     def call(
         self,
@@ -85,16 +95,16 @@ class SessionThread:
         """
         call = _ThreadCall(self, function, execute)
         try:
-            future: Future[ResultT] = self.start(call.run)
-            future.add_done_callback(lambda _: call.inbox.put(None))
+            self.post(call.begin)
             while (work := call.inbox.get()) is not None:
-                work()
+                _run_without_loop(work())
         except BaseException:
             # Waits until the call has ended, which its cancellation brings about at once, so that it can be made again.
             with suppress(NotRunning, RuntimeError, CancelledError):
                 self.start(call.cancel).result()
             raise
-        return _result_of(future)
+        result: ResultT = call.result()
+        return result
 
     async def acall(
         self, function: Callable[[Execute], Coroutine[Any, Any, ResultT]], execute: Execute
@@ -110,15 +120,16 @@ class SessionThread:
         """
         call = _AsyncCall(self, function, execute)
         try:
-            future: Future[ResultT] = self.start(call.run)
-            future.add_done_callback(lambda _: call.post(None))
+            self.post(call.begin)
             while (work := await call.inbox.get()) is not None:
-                await work()
+                with anyio.CancelScope() as call.scope:
+                    await work()
         except BaseException:
             with anyio.CancelScope(shield=True), suppress(NotRunning, RuntimeError, CancelledError):
                 await asyncio.wrap_future(self.start(call.cancel))
             raise
-        return _result_of(future)
+        result: ResultT = call.result()
+        return result
 
     def start(self, function: Callable[[], Any]) -> Future[Any]:
         """Have a function called in the thread of the session, and awaited if it is async, without waiting for its result.
@@ -127,82 +138,131 @@ class SessionThread:
             NotRunning: the block was left.
             RuntimeError: this is the thread of the session.
         """
+        with self._lock:
+            self._require_open()
+            return self._portal.start_task_soon(function)
+
+    def post(self, function: Callable[..., object], *args: object) -> None:
+        """Have a function that does not wait called in the thread of the session, and go on at once.
+
+        Raises:
+            NotRunning: the block was left.
+            RuntimeError: this is the thread of the session.
+        """
+        with self._lock:
+            self._require_open()
+            self._loop.call_soon_threadsafe(function, *args)
+
+    def _require_open(self) -> None:
         if get_ident() == self._thread:
             raise RuntimeError(
                 "this is called from the thread of the session, which cannot wait for itself"
             )
-        with self._lock:
-            if self._is_closed:
-                raise NotRunning("the session has ended")
-            return self._portal.start_task_soon(function)
-
-    def wake(self, event: anyio.Event) -> None:
-        """Set an event of the event loop from another thread; does nothing once the block was left."""
-        with self._lock:
-            if not self._is_closed:
-                self._loop.call_soon_threadsafe(event.set)
+        if self._is_closed:
+            raise NotRunning("the session has ended")
 
 
-def _result_of(future: Future[ResultT]) -> ResultT:
-    """Return the result of a call whose thread has executed all that it was handed.
-
-    Raises:
-        Exception: of the call.
-        NotRunning: the block was left.
-    """
-    if future.cancelled():
-        raise NotRunning("the session was left before the call was done")
-    return future.result()
+def _run_without_loop(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine that never waits, in a thread that need not have an event loop."""
+    with suppress(StopIteration):
+        work.send(None)
 
 
-class _Call(ABC):
+class _Call:
     """Call from outside of the session's thread: the event loop awaits its function, and hands its tools back.
 
     Args:
         thread: of the session.
         function: is given `hand_over`.
+        execute: executes a tool where the call was made.
+        put: gives work to where the call was made; None at the end.
     """
 
     def __init__(
-        self, thread: SessionThread, function: Callable[[Execute], Coroutine[Any, Any, Any]]
+        self,
+        thread: SessionThread,
+        function: Callable[[Execute], Coroutine[Any, Any, Any]],
+        execute: Execute,
+        put: Callable[[_Work | None], object],
     ) -> None:
         self._thread = thread
         self._function = function
-        self._is_cancelled = False
-        self._scope: anyio.CancelScope | None = None
-        self._ended: anyio.Event
+        self._execute = execute
+        self._put = put
+        self._task: asyncio.Task[None] | None = None
+        self._output: Any = None
+        self._error: BaseException | None = None
 
-    @abstractmethod
-    async def _hand_over(self, name: str, arguments: Mapping[str, object]) -> object:
-        """Have a tool executed where the call was made."""
+    def begin(self) -> None:
+        """Start the async task of the call, in the thread of the session and with the context of the caller."""
+        # The caller may run another kind of event loop.
+        sniffio.current_async_library_cvar.set("asyncio")
+        self._task = asyncio.create_task(self._run())
+        self._thread.calls.add(self)
 
-    async def run(self) -> Any:
-        """Await the function, unless the thread of the call has gone before."""
-        if self._is_cancelled:
-            return None
-        self._ended = anyio.Event()
+    async def _run(self) -> None:
         try:
-            with anyio.CancelScope() as self._scope:
-                return await self._function(self._hand_over)
-        finally:
-            self._ended.set()
-        return None
+            self._output = await self._function(self._hand_over)
+        except BaseException as error:  # noqa: BLE001 # it is raised where the call was made
+            self._error = error
+        self._thread.calls.discard(self)
+        self._put(None)
 
     async def cancel(self) -> None:
-        """Cancel the function, and wait until it has ended."""
-        self._is_cancelled = True
-        if self._scope is not None:
-            self._scope.cancel()
-            await self._ended.wait()
+        """Cancel the function, and wait until it has ended; one that was not begun never will be."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def result(self) -> Any:
+        """Return the result of the function, which has ended.
+
+        Raises:
+            Exception: of the function.
+            NotRunning: the block was left.
+        """
+        if isinstance(self._error, asyncio.CancelledError):
+            raise NotRunning("the session was left before the call was done")
+        if self._error is not None:
+            raise self._error
+        return self._output
+
+    async def _hand_over(self, name: str, arguments: Mapping[str, object]) -> object:
+        """Have a tool executed where the call was made."""
+        attempt = current_attempt()
+        spans = otel.get_current()
+        executed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        output: object = None
+        failure: Exception | None = None
+
+        def wake() -> None:
+            if not executed.done():
+                executed.set_result(None)
+
+        async def work() -> None:
+            nonlocal output, failure
+            if executed.done():
+                return  # it was cancelled before the caller had time for it
+            token = otel.attach(spans)
+            try:
+                with as_current_attempt(attempt):
+                    output = await self._execute(name, arguments)
+            except Exception as error:  # noqa: BLE001 # it is raised in the session
+                failure = error
+            finally:
+                otel.detach(token)
+            with suppress(NotRunning):
+                self._thread.post(wake)
+
+        self._put(work)
+        await executed
+        if failure is not None:
+            raise failure
+        return output
 
 
 class _ThreadCall(_Call):
-    """Call that another thread makes, and in which its tools are executed.
-
-    Args:
-        thread: of the session.
-        function: is given `hand_over`.
-        execute: executes a tool.
+    """Call that another thread makes, and in which its tools are executed, or in a third one if they have a deadline.
 
     Attributes:
         inbox: what the thread of the call has to execute; None at the end.
@@ -214,63 +274,37 @@ class _ThreadCall(_Call):
         function: Callable[[Execute], Coroutine[Any, Any, Any]],
         execute: ExecuteInThread | None,
     ) -> None:
-        super().__init__(thread, function)
-        self._execute = execute
-        self.inbox = SimpleQueue[Callable[[], None] | None]()
+        async def execute_in_coroutine(name: str, arguments: Mapping[str, object]) -> object:
+            return self._execute_now(name, arguments)
+
+        self.inbox = SimpleQueue[_Work | None]()
+        self._execute_in_thread = execute
+        super().__init__(thread, function, execute_in_coroutine, self.inbox.put)
+
+    def _execute_now(self, name: str, arguments: Mapping[str, object]) -> object:
+        assert self._execute_in_thread is not None
+        return self._execute_in_thread(name, arguments)
 
     async def _hand_over(self, name: str, arguments: Mapping[str, object]) -> object:
-        """Have a tool executed by the thread of the call, or by a third one if it has a deadline."""
-        attempt = current_attempt()
-        if has_deadline(self._thread.session):
-            return await self._execute_in_third_thread(name, arguments)
-        assert self._execute is not None
-        execute = self._execute
-        spans = otel.get_current()
-        executed = Future[object]()
-        is_executed = anyio.Event()
-
-        def work() -> None:
-            if not executed.set_running_or_notify_cancel():
-                return  # it was cancelled before this thread had time for it
-            token = otel.attach(spans)
-            try:
-                with as_current_attempt(attempt):
-                    output = execute(name, arguments)
-            except Exception as error:  # noqa: BLE001 # it is raised in the session
-                executed.set_exception(error)
-            else:
-                executed.set_result(output)
-            finally:
-                otel.detach(token)
-            self._thread.wake(is_executed)
-
-        self.inbox.put(work)
-        try:
-            await is_executed.wait()
-        finally:
-            executed.cancel()
-        return executed.result()
-
-    async def _execute_in_third_thread(self, name: str, arguments: Mapping[str, object]) -> object:
-        assert self._execute is not None
-        execute = self._execute
+        if not has_deadline(self._thread.session):
+            return await super()._hand_over(name, arguments)
         exits = list[BaseException]()
 
         def work() -> object:
             try:
-                return execute(name, arguments)
+                return self._execute_now(name, arguments)
             except Exception:
                 raise
             except BaseException as error:  # noqa: BLE001 # it would end the thread of the session
                 exits.append(error)
                 return None
 
-        def leave() -> None:
+        async def leave() -> None:
             raise exits[0]
 
         output = await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
         if exits:
-            self.inbox.put(leave)
+            self._put(leave)
             await anyio.sleep_forever()
         return output
 
@@ -278,13 +312,9 @@ class _ThreadCall(_Call):
 class _AsyncCall(_Call):
     """Call of an async task of another event loop, in which its tools are executed.
 
-    Args:
-        thread: of the session.
-        function: is given `hand_over`.
-        execute: executes a tool.
-
     Attributes:
         inbox: what the task of the call has to execute; None at the end.
+        scope: of the tool that is executed, which is cancelled when its time is up.
     """
 
     def __init__(
@@ -293,43 +323,17 @@ class _AsyncCall(_Call):
         function: Callable[[Execute], Coroutine[Any, Any, Any]],
         execute: Execute,
     ) -> None:
-        super().__init__(thread, function)
-        self._execute = execute
-        self._loop = asyncio.get_running_loop()
-        self.inbox = asyncio.Queue[Callable[[], Awaitable[None]] | None]()
+        def put(work: _Work | None) -> None:
+            self._loop.call_soon_threadsafe(self.inbox.put_nowait, work)
 
-    def post(self, work: Callable[[], Awaitable[None]] | None) -> None:
-        """Put something into the inbox, from any thread."""
-        self._loop.call_soon_threadsafe(self.inbox.put_nowait, work)
+        self._loop = asyncio.get_running_loop()
+        self.inbox = asyncio.Queue[_Work | None]()
+        self.scope = anyio.CancelScope()
+        super().__init__(thread, function, execute, put)
 
     async def _hand_over(self, name: str, arguments: Mapping[str, object]) -> object:
-        """Have a tool executed in the task of the call; it is cancelled there when its time is up."""
-        attempt = current_attempt()
-        spans = otel.get_current()
-        executed = Future[object]()
-        is_executed = anyio.Event()
-        scope = anyio.CancelScope()
-
-        async def work() -> None:
-            if not executed.set_running_or_notify_cancel():
-                return  # it was cancelled before this task had time for it
-            token = otel.attach(spans)
-            try:
-                with scope, as_current_attempt(attempt):
-                    executed.set_result(await self._execute(name, arguments))
-            except Exception as error:  # noqa: BLE001 # it is raised in the session
-                executed.set_exception(error)
-            finally:
-                otel.detach(token)
-            # Nobody waits for what was cancelled.
-            if executed.done():
-                self._thread.wake(is_executed)
-
-        self.post(work)
         try:
-            await is_executed.wait()
-        except BaseException:
-            executed.cancel()
-            self._loop.call_soon_threadsafe(scope.cancel)
+            return await super()._hand_over(name, arguments)
+        except asyncio.CancelledError:
+            self._loop.call_soon_threadsafe(self.scope.cancel)
             raise
-        return executed.result()
