@@ -1,12 +1,15 @@
 """Agents of Google ADK with a scripted model: with an engine and without one. `make test-frameworks` runs these tests."""
 
 import asyncio  # noqa: TID251 # the framework's own event loop
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 pytest.importorskip(
@@ -19,6 +22,7 @@ from google.adk.apps import App, ResumabilityConfig
 from google.adk.models import BaseLlm, LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import InMemoryRunner
+from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from google.adk.tools import AgentTool, FunctionTool, LongRunningFunctionTool, ToolContext
 from google.adk.workflow import JoinNode, Workflow
 from google.genai import types
@@ -989,6 +993,68 @@ async def test_agent_that_was_cut_off(clock: VirtualClock) -> None:
     await chat.send(invocation_id=session.events[0].invocation_id)
     assert asked(*agents) == [1, 1, 1]
     assert states(engine) == {"finder": "DONE", "writer": "DONE", "critic": "DONE"}
+
+
+class Killing(Answering):
+    """A model whose process is killed while it is asked."""
+
+    async def generate_content_async(
+        self, llm_request: Any, stream: bool = False
+    ) -> AsyncIterator[Any]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        yield None
+
+
+async def begin(folder: Path, killed: str) -> None:
+    """Begin an invocation in the process that is killed while this agent is asked; the writer fails before the critic is."""
+    writer = saying("writer", KeyError("no model") if killed == "critic" else None)
+    chat, agents = on_disk(folder, writer)
+    for each in agents:
+        if each.name == killed:
+            each.model = Killing(answer="", instructed=[])
+    await chat.send(text("go"))
+
+
+def on_disk(folder: Path, writer: Any) -> tuple[Chat, list[Any]]:
+    """The team, an editor who can stand in for its writer, and their session, with everything in files of a folder."""
+    editor = saying("editor")
+    engine = ReplanningEngine(["repair"], store=SqliteStore(folder / "runs.db"))
+    chat, agents = team("sequential", writer, replanning_agents(engine, editor), resumable=True)
+    chat.runner.session_service = SqliteSessionService(str(folder / "sessions.db"))
+    return chat, [*agents, editor]
+
+
+BEGINNING = """
+import asyncio, sys
+from pathlib import Path
+from tests.integrations.test_google_adk import begin
+
+asyncio.run(begin(Path(sys.argv[1]), sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(("killed", "left"), [("writer", [0, 1, 1, 0]), ("critic", [0, 0, 1, 0])])
+async def test_killed(tmp_path: Path, killed: str, left: list[int]) -> None:
+    """After a process was killed, another one goes on: who had finished is not asked again, and their outputs are used."""
+    beginning = [sys.executable, "-c", BEGINNING, str(tmp_path), killed]
+    died = await anyio.run_process(beginning, check=False)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    chat, agents = on_disk(tmp_path, saying("writer"))
+    sessions = await chat.runner.session_service.list_sessions(app_name="app", user_id="u")
+    [chat.session] = sessions.sessions
+    [run] = SqliteStore(tmp_path / "runs.db").runs()
+    events = await chat.send(invocation_id=run.run)
+    assert asked(*agents) == left
+    wrote = "editor" if killed == "critic" else "writer"
+    assert f"Judge {wrote}." in agents[2].model.instructed[0]
+    [answer] = [
+        event.content.parts[0].text
+        for event in events
+        if event.author == "critic" and event.content
+    ]
+    assert answer == "critic"
+    engine = ReplanningEngine(store=SqliteStore(tmp_path / "runs.db"))
+    assert (status(engine), len(engine.store.runs())) == ("succeeded", 1)
 
 
 class Interrupting(Answering):
