@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import anyio
 import typer
 
-from replanning import Goal, Plan, ReplanningEngine
+from replanning import Goal, Plan, PlanError, ReplanningEngine
 from replanning.cli import lookup
 from replanning.cli.app import (
     ExitCode,
@@ -23,9 +23,10 @@ from replanning.cli.app import (
     stop_signals,
 )
 from replanning.cli.plans import read_tools
-from replanning.errors import ReplanningError, SettingsError
-from replanning.plan.messages import join_names
-from replanning.plan.tasks import Retry
+from replanning.errors import Problem, ReplanningError, SettingsError
+from replanning.plan.messages import format_path, join_names, parse_path
+from replanning.plan.reading import format_of, locate_problems, read_document, with_positions
+from replanning.plan.tasks import Expectation, Retry
 
 commands = Program()
 
@@ -39,6 +40,7 @@ _PROXY_CODES: Final = "0 the client, or Ctrl-C, ended it · 2 wrong usage, setti
     epilog=epilog(
         "replanning mcp-proxy -- npx -y some-mcp-server --its-option",
         "replanning mcp-proxy --capability web=search,search_archive --retries 2 --timeout 20 -- python server.py",
+        "replanning mcp-proxy --expect expect.yaml -- python server.py",
         "replanning mcp-proxy --tools servers.yaml --store /home/me/runs.db --ask store",
         "In the configuration of a client, in the place of the server:",
         '{"command": "replanning", "args": ["mcp-proxy", "--store", "/home/me/runs.db", "--", "npx", "-y", "some-mcp-server"]}',
@@ -73,6 +75,15 @@ def mcp_proxy(
             "--capability",
             metavar="NAME=TOOL,TOOL",
             help="Tools that can stand in for one another, by the names that the client sees; repeat for several.",
+        ),
+    ] = None,
+    expect: Annotated[
+        Path | None,
+        typer.Option(
+            "--expect",
+            metavar="FILE",
+            help="YAML or JSON: by the name of a tool that the client sees, what its output must satisfy, as `expect` of a"
+            " tool in a plan; in addition to what a file of tools states.",
         ),
     ] = None,
     safe: Annotated[
@@ -141,6 +152,7 @@ def mcp_proxy(
         started = mcp.server_of_command(server or [], environ=os.environ, safe=words)
         plan = Plan(goal=Goal(objective=""), mcp={mcp.SERVER_NAME: started})
     capabilities = _parse_capabilities(capability or ())
+    expectations = {} if expect is None else _read_expectations(expect)
     settings = lookup.read_settings(options.settings, quiet=options.quiet, replan=options.replan)
     display = lookup.create_display(picture=False)
     exporters = lookup.open_exporters(
@@ -153,6 +165,7 @@ def mcp_proxy(
             engine,
             plan,
             capabilities=capabilities,
+            expect=expectations,
             retry=retry,
             timeout=timeout or None,
             run_id=run_id,
@@ -177,6 +190,8 @@ def mcp_proxy(
             group.start_soon(_cancel_on_signals, scopes)
             try:
                 await serve(engine, scopes)
+            except PlanError as error:
+                failure = error if expect is None else _with_places(error, expect)
             except ReplanningError as error:
                 failure = error  # raised below, not wrapped into a group
             finally:
@@ -205,6 +220,56 @@ async def _cancel_on_signals(scopes: list[anyio.CancelScope]) -> None:
         async for _ in signals:
             scopes[-1].cancel()
             del scopes[1:]
+
+
+class _InvalidExpectations(PlanError):
+    """A file of expectations is not valid, or does not fit the tools."""
+
+    summary = "the expectations are not valid"
+
+
+def _read_expectations(path: Path) -> dict[str, Expectation]:
+    """Return expectations by the names of tools.
+
+    Raises:
+        PlanError: the file is not valid; names every offender with its place.
+        SettingsError: it cannot be read.
+    """
+    text = lookup.read_text_argument(path, "--expect")
+    try:
+        document = read_document(text, format=format_of(path), source=str(path))
+        if not isinstance(document, dict):
+            raise PlanError.at(str(path), "expected names of tools, each with what is expected")
+    except PlanError as error:
+        raise _InvalidExpectations(error.problems) from None
+    expectations: dict[str, Expectation] = {}
+    problems: list[Problem] = []
+    for name, stated in document.items():
+        try:
+            expectations[name] = Expectation.model_validate(stated)
+        except PlanError as error:
+            for problem in error.problems:
+                _, *fields = parse_path(problem.place)  # the name of the model comes first
+                place = format_path((name, *fields))
+                problems.append(Problem(place, problem.message))
+    if problems:
+        raise _InvalidExpectations(with_positions(problems, text, format_of(path), str(path)))
+    return expectations
+
+
+def _with_places(error: PlanError, path: Path) -> PlanError:
+    """Return an error of the proxy with the places of expectations in their file."""
+    located: list[Problem] = []
+    others: list[Problem] = []
+    for problem in error.problems:
+        root, *fields = parse_path(problem.place) or ("",)
+        if root == "expect":
+            located += locate_problems([Problem(format_path(fields), problem.message)], path)
+        else:
+            others.append(problem)
+    if not located:
+        return error
+    return _InvalidExpectations([*located, *others])
 
 
 def _parse_capabilities(options: list[str] | tuple[str, ...]) -> dict[str, str]:

@@ -34,8 +34,16 @@ from replanning.errors import (
 from replanning.integrations.kit import call_tool, missing_framework, unknown_names
 from replanning.plan.document import Plan
 from replanning.plan.json_values import as_object
+from replanning.plan.messages import format_path
 from replanning.plan.schemas import schema_problems
-from replanning.plan.tasks import Goal, McpServer, Retry, ToolSpec
+from replanning.plan.tasks import (
+    Expectation,
+    Goal,
+    McpServer,
+    Retry,
+    ToolSpec,
+    confirmation_problem,
+)
 from replanning.tools.call import inherited_variables
 from replanning.tools.errors import (
     McpToolFailed,
@@ -110,6 +118,7 @@ class McpProxy:
         plan: Plan,
         capabilities: Mapping[str, str],
         *,
+        expect: Mapping[str, Expectation],
         retry: Retry | None,
         timeout: float | None,
         environ: Mapping[str, str],
@@ -119,6 +128,7 @@ class McpProxy:
         self.session: Session  # once the servers have answered, or failed
         self._engine = engine
         self._plan, self._capabilities, self._retry = plan, capabilities, retry
+        self._expect = expect
         self._timeout = timeout
         self._environ, self._cwd = environ, cwd
         self._sessions: list[McpSession] = []
@@ -146,7 +156,8 @@ class McpProxy:
         """Start the servers, and wait until each answers or has failed.
 
         Raises:
-            PlanError: a capability names a tool that no server has.
+            PlanError: a capability or an expectation names a tool that no server has, or an expectation cannot be added to that
+                of the plan.
         """
         self._group = group
         for name, server in self._plan.mcp.items():
@@ -164,9 +175,9 @@ class McpProxy:
             for session in self._sessions:
                 starting.start_soon(session.start)
         self._tools = self._list_tools()
-        unknown = unknown_names(self._capabilities, self._tools)
-        if unknown and not self.unavailable:
-            raise PlanError([Problem("capabilities", each) for each in unknown])
+        problems = list(self._problems())
+        if problems:
+            raise PlanError(problems)
         client = self._sessions[0].client if len(self._sessions) == 1 else None
         about = client.server_info if client is not None else None
         self.server = Server(
@@ -177,6 +188,38 @@ class McpProxy:
             on_call_tool=self._on_call_tool,
             on_subscriptions_listen=ListenHandler(self._changes),
         )
+
+    def _problems(self) -> Iterator[Problem]:
+        """Yield a problem for each option that does not fit the tools. A server that is unavailable may have any tool."""
+        described = {
+            name: each.function.spec
+            for name, each in self._tools.items()
+            if each.function is not None
+        }
+        if not self.unavailable:
+            for text in unknown_names(self._capabilities, self._tools):
+                yield Problem("capabilities", text)
+        for name, further in self._expect.items():
+            place = format_path(("expect", name))
+            if name in described:
+                for field, text in _misfits(self._stated_expectation(name), further):
+                    yield Problem(f"{place}.{field}", text)
+                second = further.second_tool
+                problem = second and confirmation_problem(second, name, described)
+                if problem:
+                    yield Problem(f"{place}.agrees_with", problem)
+            elif name in self._tools:
+                text = "nothing can be expected of a tool whose name is not valid in a plan"
+                yield Problem(place, f"{text}; give it another name in the file of servers")
+            elif not self.unavailable:
+                [text] = unknown_names({name: ""}, self._tools)
+                yield Problem(place, text)
+
+    def _stated_expectation(self, name: str) -> Expectation | None:
+        stated = (
+            each.expect for each in self._plan.tools if (each.kind, each.name) == ("mcp", name)
+        )
+        return next(stated, None)
 
     def attach(self, session: Session) -> None:
         """Set the session that calls belong to, and report to it which tools are available."""
@@ -222,6 +265,8 @@ class McpProxy:
             {key: getattr(own, key) for key in own.model_fields_set} if own is not None else {}
         )
         fields |= {"capability": self._capabilities[name]} if name in self._capabilities else {}
+        if name in self._expect:
+            fields["expect"] = _joined(self._stated_expectation(name), self._expect[name])
         with suppress(PlanError, ValueError):  # its name is not valid in a plan
             given = ToolSpec.model_validate(fields)
             spec = mcp_tool_spec(session.name, session.server, tool, given, session.secrets.redact)
@@ -388,6 +433,36 @@ def _without_reserved(meta: Mapping[str, Any] | None) -> Any:
     } or None
 
 
+def _misfits(stated: Expectation | None, further: Expectation) -> Iterator[tuple[str, str]]:
+    """Yield the fields of an expectation that cannot be added to another one, and why."""
+    if stated is None:
+        return
+    fields: list[str] = []
+    if stated.json_schema is not None and further.json_schema is not None:
+        fields.append("schema")
+    if stated.second_tool and further.second_tool:
+        fields.append("agrees_with")
+    if stated.errors and further.errors and stated.means != further.means:
+        fields.append("errors")
+    for field in fields:
+        text = f"the file of servers states `{field}` as well, and the two cannot be joined"
+        yield field, f"{text}; state it in one of the files"
+
+
+def _joined(stated: Expectation | None, further: Expectation) -> Expectation:
+    """Return an expectation of all that two expect, which do not clash."""
+    if stated is None:
+        return further
+    joined: dict[str, object] = {
+        "where": (*stated.where, *further.where),
+        "errors": (*stated.errors, *further.errors),
+    }
+    for field in ("json_schema", "means", "agrees_with"):
+        if getattr(further, field) is not None:
+            joined[field] = getattr(further, field)
+    return stated.model_copy(update=joined)
+
+
 def _recorded(result: CallToolResult) -> object:
     return as_object(result.model_dump(mode="json", by_alias=True, exclude_none=True))
 
@@ -413,6 +488,7 @@ async def open_proxy(
     plan: Plan,
     *,
     capabilities: Mapping[str, str] | None = None,
+    expect: Mapping[str, Expectation] | None = None,
     retry: Retry | None = None,
     timeout: float | None = None,
     run_id: str | None = None,
@@ -428,6 +504,7 @@ async def open_proxy(
             sees those by the names in that section, and others by their own names, or by `SERVER_TOOL` if there are
             several servers.
         capabilities: by the name of a tool, its capability; tools of the same capability stand in for one another.
+        expect: by the name of a tool, what its output must satisfy, in addition to what the plan states.
         retry: how often tools that their server calls read-only or idempotent are tried again after any failure.
         timeout: time limit for each attempt at a call, in seconds, where the plan states none for the tool; None for no
             limit. Waiting for a server that is being started counts.
@@ -438,7 +515,8 @@ async def open_proxy(
         cwd: the folder to which the `cwd` of a server is relative; by default that of this process.
 
     Raises:
-        PlanError: there is no server, or a capability names a tool that no server has.
+        PlanError: there is no server, a capability or an expectation names a tool that no server has, or an expectation
+            cannot be added to that of the plan.
         ToolError: none of the servers can be started.
         RunOwned: another process owns this run.
         StoreError: the run was opened for other servers, or has ended, or the store fails.
@@ -449,6 +527,7 @@ async def open_proxy(
         engine,
         plan,
         capabilities or {},
+        expect=expect or {},
         retry=retry,
         timeout=timeout,
         environ=os.environ if environ is None else environ,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,9 @@ from replanning import (
 )
 from replanning.errors import StoreError, ToolError
 from replanning.integrations.mcp import McpProxy, open_proxy, server_of_command
-from replanning.journal import SqliteStore
-from replanning.plan.tasks import Retry
+from replanning.journal import AttemptFailed, Record, SqliteStore
+from replanning.plan.tasks import Expectation, Retry
+from replanning.plan.types import RunId
 from tests.support.cli import ENVIRONMENT, PATIENCE, SCRIPT, answer, cli
 from tests.support.runs import make_engine, skipping
 from tests.support.tools import Pulse
@@ -435,6 +437,73 @@ async def test_wrong_servers() -> None:
                 pass
 
 
+WRONG_ARCHIVE = {"where": ["output.found == 'y, from the archive'"]}
+
+
+async def test_expectations() -> None:
+    """What is expected of a tool is added to what the file of servers states; without a stand-in the client sees its answer."""
+    stated = {"where": ["len(output.found) > 0"], "errors": ["no"], "means": "not-done"}
+    own = {"name": "archive", "kind": "mcp", "server": "server", "expect": stated}
+    further = Expectation.model_validate(
+        {"schema": {"type": "object"}, **WRONG_ARCHIVE, "errors": ["nothing"], "means": "not-done"}
+    )
+    async with proxied(plan(own), expect={"archive": further}) as (client, proxy):
+        result = await client.call_tool("archive", {"query": "x"})
+        assert result.structured_content == SUBSTITUTE
+        joined = proxy.session.run.live.tools["archive"].expect
+    assert joined == Expectation.model_validate(
+        {
+            "schema": {"type": "object"},
+            "where": ["len(output.found) > 0", *WRONG_ARCHIVE["where"]],
+            "errors": ["no", "nothing"],
+            "means": "not-done",
+        }
+    )
+    assert unexpected(proxy.session.run.records()) == [
+        "expected output.found == 'y, from the archive'; output.found is 'x, from the archive'"
+    ]
+
+
+def unexpected(records: Iterable[Record]) -> list[str]:
+    """The messages of attempts whose outputs broke an expectation."""
+    failed = [each.body for each in records if isinstance(each.body, AttemptFailed)]
+    return [body.failure.message for body in failed if body.failure.kind == "unexpected"]
+
+
+async def test_wrong_expectations() -> None:
+    """Expectations that do not fit the tools are named together, with those of the options, before a client is served."""
+    stated = {
+        "schema": {"type": "object"},
+        "agrees_with": "news",
+        "errors": ["no"],
+        "means": "not-done",
+    }
+    web = {"kind": "mcp", "server": "server", "capability": "web", "effect": "none"}
+    own = [{**web, "name": "archive", "expect": stated}, {**web, "name": "news"}]
+    expect = {
+        "archive": {**stated, "means": None},
+        "news": {"agrees_with": "order"},
+        "newz": WRONG_ARCHIVE,
+    }
+    with pytest.raises(PlanError) as raised:
+        async with open_proxy(
+            ReplanningEngine(["repair"]),
+            plan(*own),
+            capabilities={"odrer": "o"},
+            expect={name: Expectation.model_validate(each) for name, each in expect.items()},
+        ):
+            pass
+    joined = "as well, and the two cannot be joined; state it in one of the files"
+    assert [str(problem) for problem in raised.value.problems] == [
+        "capabilities: there is no tool called 'odrer'; did you mean 'order'?",
+        f"expect.archive.schema: the file of servers states `schema` {joined}",
+        f"expect.archive.agrees_with: the file of servers states `agrees_with` {joined}",
+        f"expect.archive.errors: the file of servers states `errors` {joined}",
+        "expect.news.agrees_with: 'order' and 'news' do not have the same `capability`",
+        "expect.newz: there is no tool called 'newz'; did you mean 'news'?",
+    ]
+
+
 class TellingGate(StoreGate):
     """A gate that tells when it is asked."""
 
@@ -535,6 +604,52 @@ async def test_command(tmp_path: Path, mode: Any) -> None:
     assert "run mine keeps the calls of 15 tools alive" in (tmp_path / "stderr").read_text()
 
 
+async def test_command_with_expectations(tmp_path: Path) -> None:
+    """A file says what is expected of the tools by the names that the client sees."""
+    file = tmp_path / "expect.json"
+    file.write_text(json.dumps({"archive": WRONG_ARCHIVE}))
+    words = ["--run-id", "mine", "--expect", str(file), "--", *FAILING]
+    async with Client(launched(tmp_path, *words)) as client:
+        result = await client.call_tool("archive", {"query": "x"})
+        assert result.structured_content == SUBSTITUTE
+    with closing(SqliteStore(tmp_path / "runs.db")) as store:
+        assert len(unexpected(store.read(RunId("mine")))) == 1
+
+
+def test_wrong_file_of_expectations(tmp_path: Path) -> None:
+    """A file that is wrong, or does not fit the tools, is refused with line and column of every offender."""
+    file = tmp_path / "e.yaml"
+    for text, capability, problems in (
+        ("", "web=news", ["e.yaml: expected names of tools, each with what is expected"]),
+        ("news: {", "web=news", ["e.yaml:2:1: this is not YAML"]),
+        (
+            "news: 3\narchive:\n  where: ['output.found ==']\n  erors: [a]\n",
+            "web=news",
+            [
+                "e.yaml:1:1 news: expected a mapping of fields to values, got 3",
+                "e.yaml:3:11 archive.where[0]: condition 'output.found ==', column 16: cannot be read",
+                "e.yaml:4:3 archive.erors: there is no field 'erors' here; did you mean 'errors'?",
+            ],
+        ),
+        (
+            "newz: {errors: [no]}\nnews: {agrees_with: order}\n",
+            "web=news,archiv",
+            [
+                "e.yaml:1:1 newz: there is no tool called 'newz'; did you mean 'news'?",
+                "e.yaml:2:8 news.agrees_with: 'order' and 'news' do not have the same `capability`",
+                "capabilities: there is no tool called 'archiv'; did you mean 'archive'?",
+            ],
+        ),
+        ("news: {errors: [no]}\n", "web=archiv", ["capabilities: there is no tool called"]),
+    ):
+        file.write_text(text)
+        options = ["--capability", capability, "--expect", "e.yaml"]
+        done = cli(tmp_path, "mcp-proxy", *options, "--", *FAILING, code=2)
+        told = " ".join(done.stderr.split())
+        assert [problem for problem in problems if problem not in told] == [], told
+        assert "Traceback" not in told
+
+
 @pytest.mark.parametrize("end", ["stdin", "SIGINT", "SIGTERM"])
 def test_end(tmp_path: Path, end: str) -> None:
     """A closed input and a signal end the proxy and its servers, and the run has succeeded; output has the protocol alone."""
@@ -573,6 +688,7 @@ def test_end(tmp_path: Path, end: str) -> None:
         ("--timeout -1 -- x", "--timeout: expected a number of seconds"),
         ("--timeout nan -- x", "--timeout: expected a number of seconds"),
         ("--ask console -- x", "standard input belongs to the client"),
+        ("--expect none.yaml -- x", "--expect: none.yaml: the file cannot be read"),
         ("--capability web -- x", "--capability: expected NAME=TOOL,TOOL, got 'web'"),
         ("--capability a=x --capability b=x -- x", "a tool has one capability; several have x"),
         (
