@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from pydantic import BaseModel, JsonValue
 
 from replanning.errors import ExpressionError, Problem
-from replanning.plan.conditions import Condition
+from replanning.plan.conditions import OUTPUT_ROOTS, Condition
 from replanning.plan.json_values import iter_strings, json_type_name
 from replanning.plan.messages import (
     MAX_PROBLEMS,
@@ -136,7 +136,11 @@ def check_plan(
         which = f"task {task.id!r}"
         for path, text in _check_bodies(bodies[index], scope):
             yield ("tasks", index, *path), f"{which}: {text}"
-    yield from _check_graph(tasks, bodies, scope.hints)
+    expecting = {}
+    for tool in tools:
+        if tool.expect is not None:
+            expecting[tool.name] = tool.expect
+    yield from _check_graph(tasks, bodies, scope.hints, expecting)
 
 
 def check_graph(tasks: Sequence[Task]) -> list[Problem]:
@@ -146,12 +150,15 @@ def check_graph(tasks: Sequence[Task]) -> list[Problem]:
     """
     ids = {task.id for task in tasks}
     bodies = [_parsed_bodies(task, ids) for task in tasks]
-    found = _check_graph(tasks, bodies, NameSuggester())
+    found = _check_graph(tasks, bodies, NameSuggester(), {})
     return first_problems(Problem(format_path(path), text) for path, text in found)
 
 
 def _check_graph(
-    tasks: Sequence[Task], bodies: Sequence[Sequence[_ParsedBody]], hints: NameSuggester
+    tasks: Sequence[Task],
+    bodies: Sequence[Sequence[_ParsedBody]],
+    hints: NameSuggester,
+    expecting: Mapping[str, Expectation],
 ) -> Iterator[Finding]:
     """Yield the problems between tasks: ids, dependencies, cycles, and references to results.
 
@@ -188,9 +195,9 @@ def _check_graph(
 
     uses = []
     for number, task in enumerate(tasks):
-        if not bodies[number]:
-            continue
         for path, name, text in _results_read(task, bodies[number]):
+            uses.append((number, path, name, text))
+        for path, name, text in _results_expected(task, expecting):
             uses.append((number, path, name, text))
     for number, path, name, text in uses:
         if name not in number_of:
@@ -316,6 +323,39 @@ def _results_read(task: Task, bodies: Sequence[_ParsedBody]) -> Iterator[tuple[J
                     # What undoes a task runs after it, and may read what it has returned.
                     if reference.task is not None and not read_by_undo:
                         yield where, reference.task, str(reference)
+
+
+def _results_expected(
+    task: Task, expecting: Mapping[str, Expectation]
+) -> Iterator[tuple[JsonPath, str, str]]:
+    """Yield the results that the expectations of a task and of its tools compare its output with.
+
+    Each with its path, the id of the other task, and how it is written.
+
+    Args:
+        task: the task.
+        expecting: what tools expect, by name.
+    """
+    for path, body in nested_bodies(task):
+        if body.expect is not None:
+            for number, text in enumerate(body.expect.where):
+                if "results" not in text:
+                    continue
+                for name in sorted(Condition.parse(text, OUTPUT_ROOTS).names("results")):
+                    # What undoes a task runs after it.
+                    if name != task.id or "undo" not in path:
+                        yield (*path, "expect", "where", number), name, f"results.{name}"
+        expected = expecting.get(body.tool or "")
+        if expected is None:
+            continue
+        for text in expected.where:
+            if "results" not in text:
+                continue
+            condition = Condition.parse(text, OUTPUT_ROOTS)
+            # A tool may be used before and after a task, and ask which of these it is.
+            for name in sorted(condition.names("results") - condition.questions("results")):
+                use = f"results.{name} in what its tool {body.tool!r} expects"
+                yield (*path, "tool"), name, use
 
 
 def nested_bodies(task: TaskBody) -> list[tuple[JsonPath, TaskBody]]:

@@ -76,10 +76,15 @@ _TIME: Final = re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d.*)?\Z")
 
 @dataclass(frozen=True)
 class Condition:
-    """Parsed `when` of a task, evaluated with the context and the results so far."""
+    """Parsed condition, evaluated with the values of its roots.
+
+    Attributes:
+        text: the condition as it is written.
+        tree: its expression, of nodes that the language has; `matches` is the operator `@` there.
+    """
 
     text: str
-    _tree: ast.expr = field(compare=False, repr=False)
+    tree: ast.expr = field(compare=False, repr=False)
 
     @classmethod
     # The check of a plan and every evaluation parse the same texts.
@@ -150,24 +155,24 @@ class Condition:
         Raises:
             ExpressionError: as `evaluate`.
         """
-        return self._value(self._tree, roots)
+        return self._value(self.tree, roots)
 
     def operands(self, roots: Mapping[str, object]) -> Iterator[tuple[str, object]]:
         """Yield the lookups that the condition makes, as they are written, with their values."""
-        stack: list[ast.AST] = [self._tree]
+        stack: list[ast.AST] = [self.tree]
         while stack:
             node = stack.pop()
             match node:
                 case ast.Attribute() | ast.Subscript() | ast.Name(id="output" | "text"):
                     with suppress(ExpressionError):
-                        yield _shown(node), self._value(node, roots)
+                        yield shown(node), self._value(node, roots)
                 case _:
                     stack += reversed(list(ast.iter_child_nodes(node)))
 
     def names(self, root: str) -> frozenset[str]:
         """Return the keys of the context, or the tasks whose results or status it reads."""
         found = set()
-        for node in ast.walk(self._tree):
+        for node in ast.walk(self.tree):
             match node:
                 # The three forms in which a condition can name a key.
                 case (
@@ -179,6 +184,17 @@ class Condition:
                 ):
                     if name == root:
                         found.add(key)
+        return frozenset(found)
+
+    def questions(self, root: str) -> frozenset[str]:
+        """Return the keys of which the condition asks whether a root has them: `"key" in root`."""
+        found = set()
+        for node in ast.walk(self.tree):
+            match node:
+                case ast.Compare(
+                    left=ast.Constant(value=str(key)), comparators=[ast.Name(id=name)]
+                ) if name == root:
+                    found.add(key)
         return frozenset(found)
 
     def _value(self, node: ast.expr, roots: Mapping[str, object]) -> object:
@@ -215,7 +231,7 @@ class Condition:
         try:
             return json_form(self._lookup(lookup, roots))
         except ValueError as error:
-            raise ExpressionError(f"{_name(self.text)}: {_shown(node)}: {error}") from None
+            raise ExpressionError(f"{_name(self.text)}: {shown(node)}: {error}") from None
 
     def _matches(self, node: ast.expr, text: object, pattern: object) -> bool:
         # The output of a task that was left out is like no text.
@@ -223,20 +239,20 @@ class Condition:
             return False
         if not isinstance(text, str) or not isinstance(pattern, str):
             types = f"{json_type_name(text)} with {json_type_name(pattern)}"
-            raise ExpressionError(f"{_name(self.text)}: {_shown(node)!r} compares {types}")
+            raise ExpressionError(f"{_name(self.text)}: {shown(node)!r} compares {types}")
         return matches_wildcards(text, pattern)
 
     def _length(self, node: ast.expr, value: object) -> int:
         if value is None:
             return 0
         if not isinstance(value, str | list | Mapping):
-            reason = f"{_shown(node)!r} asks for the length of {json_type_name(value)}"
+            reason = f"{shown(node)!r} asks for the length of {json_type_name(value)}"
             raise ExpressionError(f"{_name(self.text)}: {reason}")
         return len(value)
 
     def _lookup(self, node: ast.Attribute | ast.Subscript, roots: Mapping[str, object]) -> object:
         """Return the value that a lookup finds, before it takes its JSON form."""
-        key = cast("str | int", _literal_key(node))
+        key = cast("str | int", literal_key(node))
         if isinstance(node.value, ast.Attribute | ast.Subscript):
             container = self._lookup(node.value, roots)
         else:
@@ -246,7 +262,7 @@ class Condition:
         except NoResult as error:
             raise ExpressionError(f"{_name(self.text)}: {error}") from None
         except LookupError as error:
-            reason = f"{_shown(node)} {error.args[0]}"
+            reason = f"{shown(node)} {error.args[0]}"
             raise ExpressionError(f"{_name(self.text)}: {reason}") from None
 
     def _compare(self, node: ast.Compare, roots: Mapping[str, object]) -> bool:
@@ -269,7 +285,7 @@ class Condition:
                 raise ExpressionError(f"{_name(self.text)}: {error}") from None
             except TypeError:
                 types = f"{json_type_name(left)} with {json_type_name(right)}"
-                reason = f"{_shown(node)!r} compares {types}"
+                reason = f"{shown(node)!r} compares {types}"
                 raise ExpressionError(f"{_name(self.text)}: {reason}") from None
             if not holds:
                 return False
@@ -289,7 +305,7 @@ def output_lookup(path: str) -> Condition:
     """
     dot = "." if path[:1] != "[" else ""
     lookup = Condition.parse(f"output{dot}{path}", OUTPUT_ROOTS)
-    if not isinstance(lookup._tree, ast.Attribute | ast.Subscript):
+    if not isinstance(lookup.tree, ast.Attribute | ast.Subscript):
         raise ExpressionError(f"{truncate(path, 81)!r} is no path such as json.items[0].id")
     return lookup
 
@@ -326,9 +342,9 @@ def _node_problem(node: ast.expr, roots: Sequence[str]) -> str:
         case ast.Compare():
             return _comparison_problem(node, roots)
         case ast.Attribute(value=ast.Name(id=name)) | ast.Subscript(value=ast.Name(id=name)):
-            return _root_problem(name, _literal_key(node), roots)
+            return _root_problem(name, literal_key(node), roots)
         case ast.Attribute() | ast.Subscript():
-            key = _literal_key(node)
+            key = literal_key(node)
             # A boolean is an integer in Python, and would look up the first or the second item.
             if isinstance(key, bool) or not isinstance(key, str | int):
                 return 'looks up by a literal: ["key"] or [0]'
@@ -339,7 +355,7 @@ def _node_problem(node: ast.expr, roots: Sequence[str]) -> str:
                 return _unknown_name_message(name, roots)
         case ast.Constant(value=value):
             if not _is_json_literal(value):
-                return f"has no literals such as {_shown(node)}"
+                return f"has no literals such as {shown(node)}"
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float())):
             return ""
         case (
@@ -352,7 +368,7 @@ def _node_problem(node: ast.expr, roots: Sequence[str]) -> str:
         ):
             return ""
         case ast.BinOp(op=ast.Sub(), left=ast.Attribute() as lookup):
-            bracketed = f'{_shown(lookup.value)}["{lookup.attr}-…"]'
+            bracketed = f'{shown(lookup.value)}["{lookup.attr}-…"]'
             return f"has no arithmetic: a name with a dash is written as {bracketed}"
         case _:
             construct = _UNSUPPORTED_NODES.get(type(node), "such construct")
@@ -509,7 +525,7 @@ def _as_times(left: object, right: object) -> tuple[object, object]:
     return times[0], times[1]
 
 
-def _shown(node: ast.expr) -> str:
+def shown(node: ast.expr) -> str:
     """Return a part of a condition as it is written."""
     return ast.unparse(node).replace(" @ ", f" {_MATCHES} ")
 
@@ -533,7 +549,7 @@ def _unknown_name_message(name: str, roots: Sequence[str]) -> str:
     return f"knows no {name!r}: {instead}"
 
 
-def _literal_key(node: ast.Attribute | ast.Subscript) -> object:
+def literal_key(node: ast.Attribute | ast.Subscript) -> object:
     """Return the name, text or number by which a node looks a value up; None if not a literal."""
     match node:
         case ast.Attribute(attr=name):

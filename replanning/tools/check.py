@@ -8,11 +8,12 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
+from itertools import chain
 from typing import Final
 
 import httpx
 
-from replanning.errors import Problem
+from replanning.errors import ExpressionError, Problem
 from replanning.plan.commands import (
     command_problems,
     command_programs,
@@ -20,6 +21,7 @@ from replanning.plan.commands import (
     leading_holes,
     leading_problems,
 )
+from replanning.plan.conditions import Condition
 from replanning.plan.document import Plan
 from replanning.plan.json_values import iter_strings
 from replanning.plan.messages import brief_repr, did_you_mean, first_problems, format_path
@@ -42,6 +44,13 @@ from replanning.plan.tasks import (
 )
 from replanning.plan.types import JsonObject, JsonPath, JsonValue, TaskId
 from replanning.tools.call import missing_arguments, tool_templates, unset_variables
+from replanning.tools.conditions import (
+    OUTPUTS_BY_KIND,
+    Checked,
+    condition_problems,
+    expectation_problems,
+    output_schemas,
+)
 from replanning.tools.errors import (
     CommandFailed,
     HttpConnectionLost,
@@ -56,12 +65,6 @@ from replanning.tools.errors import (
 from replanning.tools.http import request_problems
 from replanning.tools.python import callable_problems
 from replanning.tools.shell import SANDBOX_PROGRAM, shell_problems
-
-_RESERVED_OUTPUT_KEYS: Final[Mapping[str, frozenset[str]]] = {
-    "shell": frozenset({"exit_code", "stdout", "stderr", "json", "undecodable"}),
-    "http": frozenset({"status", "headers", "json", "text", "undecodable"}),
-    "mcp": frozenset({"text", "json", "content"}),
-}
 
 _DEFINITION_CHECKS: Final[Mapping[str, Callable[[ToolSpec], list[str]]]] = {
     "shell": shell_problems,
@@ -108,7 +111,8 @@ def check_tools(plan: Plan, *, kinds: frozenset[str] = frozenset()) -> list[Prob
     Returns:
         The problems in the order of the plan, each with its place; none if the tools can be run.
     """
-    return first_problems(_tool_problems(plan, sorted(kinds | _DEFINITION_CHECKS.keys())))
+    known = sorted(kinds | _DEFINITION_CHECKS.keys())
+    return first_problems(chain(_tool_problems(plan, known), _condition_problems(plan)))
 
 
 def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
@@ -131,9 +135,7 @@ def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
             )
         if tool.retry is not None:
             yield from _retry_problems(tool.retry, tool, ("tools", index), name)
-        for key in sorted(
-            _RESERVED_OUTPUT_KEYS.get(tool.kind, frozenset()).intersection(tool.produces)
-        ):
+        for key in sorted(OUTPUTS_BY_KIND.get(tool.kind, {}).keys() & set(tool.produces)):
             yield Problem(
                 f"{at}.produces", f"{name}: {key!r} is a part of every output; name it otherwise"
             )
@@ -184,6 +186,58 @@ def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
                     Problem(at, f"task {task.id!r}: the check {text!r}: {problem}")
                     for problem in why
                 )
+
+
+def _condition_problems(plan: Plan) -> Iterator[Problem]:
+    """Yield the names and comparisons in conditions that can never be meant.
+
+    Where tools of other kinds may take the place of one, nobody knows the fields of the output.
+    """
+    kinds: dict[str, set[str | None]] = {}
+    for tool in plan.tools:
+        if tool.capability is not None:
+            kinds.setdefault(tool.capability, set()).add(tool.kind)
+    tools = {tool.name: tool for tool in plan.tools}
+    for name, tool in tools.items():
+        if len(kinds.get(tool.capability or "", ())) > 1:
+            tools[name] = tool.model_copy(update={"kind": None})
+    results: dict[TaskId, Sequence[JsonObject]] = {}
+    for task in plan.tasks:
+        described = tools.get(task.tool or "")
+        if described is None or task.fallbacks:
+            continue
+        schemas = output_schemas(described)
+        if task.expect is not None and task.expect.json_schema is not None:
+            schemas.append(task.expect.json_schema)
+        if schemas:
+            results[task.id] = schemas
+    # Without tasks, this is a file of tools, which may be of an MCP proxy.
+    is_plan = bool(plan.tasks)
+    for index, tool in enumerate(plan.tools):
+        if tool.expect is not None:
+            found = expectation_problems(tool.expect, tool, None, results, is_plan=is_plan)
+            for path, message in found:
+                where = format_path(("tools", index, "expect", *path))
+                yield Problem(where, f"tool {tool.name!r}: {message}")
+    for index, task in enumerate(plan.tasks):
+        if task.when is None and task.expect is None and not task.fallbacks and task.undo is None:
+            continue
+        for path, body, _ in _task_bodies(("tasks", index), task):
+            subject = f"task {task.id!r}"
+            if body.when is not None:
+                try:
+                    condition = Condition.parse(body.when)
+                except ExpressionError:
+                    continue  # the check of the plan says so
+                checked = Checked(condition, (), None, None, results)
+                for message in condition_problems(checked):
+                    yield Problem(format_path((*path, "when")), f"{subject}: {message}")
+            if body.expect is not None:
+                described = tools.get(body.tool or "")
+                found = expectation_problems(body.expect, described, body, results, is_plan=True)
+                for inner, message in found:
+                    where = format_path((*path, "expect", *inner))
+                    yield Problem(where, f"{subject}: {message}")
 
 
 _Command = tuple[int, str, list[str], tuple[str, ...]]

@@ -1,0 +1,436 @@
+"""Checks of conditions against what tools take and return.
+
+Reported is only what can never be meant: a name that nothing can have, and a comparison of values
+that are of other types whatever they are.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, cast
+
+from replanning.plan.conditions import OUTPUT_ROOTS, Condition, literal_key, shown
+from replanning.plan.messages import did_you_mean, join_names
+from replanning.plan.references import placeholders
+from replanning.plan.tasks import Expectation, TaskBody, ToolSpec
+from replanning.plan.types import JsonObject, JsonPath, JsonValue, TaskId
+
+OUTPUTS_BY_KIND: Final[Mapping[str, JsonObject]] = {
+    "shell": {
+        "exit_code": {"type": "integer"},
+        "stdout": {"type": "string"},
+        "stderr": {"type": "string"},
+        "json": {"type": ["object", "array"]},
+        "undecodable": {"type": "array"},
+    },
+    "http": {
+        "status": {"type": "integer"},
+        "headers": {"type": "object"},
+        "json": {},
+        "text": {"type": "string"},
+        "undecodable": {"type": "array"},
+    },
+    "mcp": {"text": {"type": "string"}, "json": {}, "content": {"type": "array"}},
+}
+"""Fields of what a tool of a kind returns, each with its JSON Schema."""
+
+_PARAMETER_TYPES: Final = {
+    "string": "string",
+    "integer": "number",
+    "number": "number",
+    "boolean": "boolean",
+    "array": "array",
+    "object": "object",
+}
+
+_ORDERINGS: Final = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+
+_MAX_NAMES: Final = 10
+
+_Types = frozenset[str] | None
+"""JSON types that a value may have, with `number` for every number; None if they are unknown."""
+
+
+class Checked(NamedTuple):
+    """A condition whose names are known in part.
+
+    Attributes:
+        condition: the condition.
+        output: schemas of the output, all of which it fits; none for `when`.
+        arguments: the names and schemas of the arguments that a tool takes; None if it takes any.
+        given: the arguments that the task gives; None for a condition of a tool.
+        results: schemas of the outputs of tasks.
+    """
+
+    condition: Condition
+    output: Sequence[JsonObject]
+    arguments: Mapping[str, JsonObject] | None
+    given: Mapping[str, JsonValue] | None
+    results: Mapping[TaskId, Sequence[JsonObject]]
+
+
+def expectation_problems(
+    expect: Expectation,
+    tool: ToolSpec | None,
+    body: TaskBody | None,
+    results: Mapping[TaskId, Sequence[JsonObject]],
+    *,
+    is_plan: bool,
+) -> Iterator[tuple[JsonPath, str]]:
+    """Yield what is wrong with the conditions of an expectation, each with its place in that.
+
+    Args:
+        expect: the expectation.
+        tool: the tool whose output it is about, if the plan describes it.
+        body: the task that states it; None for one of the tool.
+        results: schemas of the outputs of tasks.
+        is_plan: whether the tool is executed as a plan has it.
+    """
+    schemas: list[JsonObject] = []
+    arguments: Mapping[str, JsonObject] | None = None
+    if tool is not None:
+        schemas += output_schemas(tool, is_plan=is_plan)
+        arguments = _parameters(tool)
+    if body is not None and expect.json_schema is not None:
+        schemas.append(expect.json_schema)
+    given = None
+    if body is not None:
+        given = body.arguments
+    for number, text in enumerate(expect.where):
+        condition = Condition.parse(text, OUTPUT_ROOTS)
+        checked = Checked(condition, schemas, arguments, given, results)
+        for problem in condition_problems(checked):
+            yield ("where", number), problem
+
+
+def output_schemas(tool: ToolSpec, *, is_plan: bool = True) -> list[JsonObject]:
+    """Return JSON Schemas that the outputs of a tool fit: of its kind, and of what it expects.
+
+    Args:
+        tool: the tool.
+        is_plan: whether it is executed as a plan has it; a client of the MCP proxy gets the
+            content of a result by itself.
+    """
+    schemas: list[JsonObject] = []
+    fields = OUTPUTS_BY_KIND.get(tool.kind or "")
+    if fields is not None and (is_plan or tool.kind != "mcp"):
+        schema: JsonObject = {"type": "object", "properties": fields}
+        # What the tool produces is in its output, by names that arguments may complete.
+        if not any(placeholders(name) for name in tool.produces):
+            produced: JsonObject = {name: {} for name in tool.produces}
+            schema["properties"] = {**fields, **produced}
+            schema["additionalProperties"] = False
+        schemas.append(schema)
+    if tool.expect is not None and tool.expect.json_schema is not None:
+        schemas.append(tool.expect.json_schema)
+    return schemas
+
+
+def _parameters(tool: ToolSpec) -> dict[str, JsonObject] | None:
+    """Return the parameters of a tool, each with a JSON Schema; None if it takes any."""
+    if tool.parameters:
+        parameters: dict[str, JsonObject] = {}
+        for name, kind in tool.parameters.items():
+            parameters[name] = {"type": kind} if kind in _PARAMETER_TYPES else {}
+        return parameters
+    schema = tool.input_schema
+    if schema is None or schema.get("additionalProperties") is not False:
+        return None
+    properties = schema.get("properties")
+    if not isinstance(properties, dict) or "patternProperties" in schema:
+        return None
+    return {name: each if isinstance(each, dict) else {} for name, each in properties.items()}
+
+
+def condition_problems(checked: Checked) -> Iterator[str]:
+    """Yield what is wrong with a condition, as sentences that name its parts."""
+    questions = checked.condition.questions("arguments")
+    certain = set(map(id, _always_read(checked.condition.tree)))
+    pending: list[ast.AST] = [checked.condition.tree]
+    reported = set()
+    while pending:
+        node = pending.pop(0)
+        problem = ""
+        match node:
+            case ast.Attribute() | ast.Subscript():
+                problem = _lookup_problem(node, checked, questions, is_read=id(node) in certain)
+            case ast.Compare():
+                problem = _comparison_problem(node, checked)
+                pending += ast.iter_child_nodes(node)
+            case ast.BinOp(left=left, right=right):
+                for operand in (left, right):
+                    types = _types_of(operand, checked)
+                    if types is not None and types.isdisjoint({"string", "null"}):
+                        problem = f"`matches` compares texts, and {_told(operand, types)}"
+                pending += (left, right)
+            case ast.Call(args=[argument]):
+                types = _types_of(argument, checked)
+                if types is not None and types <= {"number", "boolean"}:
+                    problem = (
+                        f"len is of a text, an array or an object, and {_told(argument, types)}"
+                    )
+                pending.append(argument)
+            case _:
+                pending += ast.iter_child_nodes(node)
+        if problem and problem not in reported:
+            reported.add(problem)
+            yield f"condition {checked.condition.text!r}: {problem}"
+
+
+def _always_read(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the lookups that are made whatever the values are: `and` and `or` may stop before."""
+    match node:
+        case ast.Attribute() | ast.Subscript():
+            yield node
+        case ast.BoolOp(values=[first, *_]):
+            yield from _always_read(first)
+        case ast.Compare(left=left, comparators=[first, *_]):
+            yield from _always_read(left)
+            yield from _always_read(first)
+        case _:
+            for child in ast.iter_child_nodes(node):
+                yield from _always_read(child)
+
+
+# Names
+
+
+def _lookup_problem(
+    node: ast.Attribute | ast.Subscript,
+    checked: Checked,
+    questions: frozenset[str],
+    *,
+    is_read: bool,
+) -> str:
+    """Return why nothing can be found by a lookup; empty if something may be.
+
+    Args:
+        node: the lookup.
+        checked: the condition.
+        questions: the arguments of which the condition asks whether they are given.
+        is_read: whether it is made whatever the values are.
+    """
+    root, steps = _steps_of(node)
+    if root == "arguments" and steps:
+        return _argument_problem(str(steps[0]), checked, questions, is_read=is_read)
+    schemas, steps, lookup = _start(root, steps, checked)
+    for step in steps:
+        for schema in schemas:
+            problem = _step_problem(schema, step, lookup)
+            if problem:
+                return problem
+        schemas = [inner for schema in schemas for inner in _member_schemas(schema, step)]
+        lookup = _written(lookup, [step])
+    return ""
+
+
+def _argument_problem(
+    name: str, checked: Checked, questions: frozenset[str], *, is_read: bool
+) -> str:
+    given = checked.given
+    known = checked.arguments
+    if known is not None and name not in known and name not in (given or ()):
+        hint = did_you_mean(name, known)
+        names = _listed(known)
+        return "; ".join(filter(None, [f"the tool has no parameter {name!r}", hint, names]))
+    if given is None or not is_read or name in given or name in questions:
+        return ""
+    hint = did_you_mean(name, given)
+    names = _listed(given)
+    return "; ".join(filter(None, [f"the task gives no argument {name!r}", hint, names]))
+
+
+def _listed(names: Mapping[str, object]) -> str:
+    if not names:
+        return "there is none"
+    return f"there is {join_names([repr(name) for name in names], _MAX_NAMES)}"
+
+
+def _steps_of(node: ast.expr) -> tuple[str, list[str | int]]:
+    """Return the root of a lookup and the names and numbers by which it goes on."""
+    steps: list[str | int] = []
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        steps.append(cast("str | int", literal_key(node)))
+        node = node.value
+    return cast("ast.Name", node).id, steps[::-1]
+
+
+def _start(
+    root: str, steps: list[str | int], checked: Checked
+) -> tuple[Sequence[JsonObject], list[str | int], str]:
+    """Return the schemas of what a lookup begins with, the steps from there, and how it is written."""
+    if root == "output":
+        return checked.output, steps, "output"
+    if root == "results" and steps:
+        task = TaskId(str(steps[0]))
+        return checked.results.get(task, ()), steps[1:], _written(root, steps[:1])
+    return (), [], root
+
+
+def _written(lookup: str, steps: Sequence[str | int]) -> str:
+    """Return a lookup that goes on with these steps, as a condition has it."""
+    text = lookup
+    for step in steps:
+        if isinstance(step, str) and step.isidentifier():
+            text += f".{step}"
+        elif isinstance(step, str):
+            text += f'["{step}"]'
+        else:
+            text += f"[{step}]"
+    return text
+
+
+def _step_problem(schema: JsonObject, step: str | int, lookup: str) -> str:
+    """Return why a value that fits a schema has no such member; empty if it may have it."""
+    types = _schema_types(schema)
+    needed = "array" if isinstance(step, int) else "object"
+    if types is not None and needed not in types and "null" not in types:
+        kind = " or ".join(sorted(types))
+        return f"{lookup} is {_with_article(kind)}, and has no {step!r}"
+    properties = schema.get("properties")
+    if isinstance(step, int) or not isinstance(properties, dict):
+        return ""
+    if schema.get("additionalProperties") is not False or "patternProperties" in schema:
+        return ""
+    if step in properties:
+        return ""
+    hint = did_you_mean(step, properties)
+    if not hint and "json" in properties:
+        hint = f"did you mean {lookup}.json.{step}?"
+    text = f"{lookup} has no {step!r}"
+    return "; ".join(filter(None, [text, hint, _listed(properties)]))
+
+
+def _member_schemas(schema: JsonObject, step: str | int) -> Iterator[JsonObject]:
+    """Yield the schemas of a member of a value that fits a schema."""
+    if isinstance(step, int):
+        inner = schema.get("items")
+        if "prefixItems" in schema:
+            inner = None
+    else:
+        properties = schema.get("properties")
+        inner = properties.get(step) if isinstance(properties, dict) else None
+    if isinstance(inner, dict):
+        yield inner
+
+
+# Types
+
+
+def _schema_types(schema: JsonObject) -> _Types:
+    """Return the types that a schema states; None if it states none."""
+    stated = schema.get("type")
+    if isinstance(stated, str):
+        stated = [stated]
+    if not isinstance(stated, list):
+        return None
+    return frozenset("number" if kind == "integer" else str(kind) for kind in stated)
+
+
+def _types_of(node: ast.expr, checked: Checked) -> _Types:
+    """Return the types that a part of a condition may have; None if they are unknown."""
+    match node:
+        case ast.Constant(value=value):
+            return frozenset({_type_name(value)})
+        case ast.Name(id="null"):
+            return frozenset({"null"})
+        case ast.Name(id="true" | "false"):
+            return frozenset({"boolean"})
+        case ast.Name(id="text"):
+            return frozenset({"string"})
+        case ast.UnaryOp(op=ast.USub()) | ast.Call():
+            return frozenset({"number"})
+        case ast.List() | ast.Tuple():
+            return frozenset({"array"})
+        case ast.Name(id="output"):
+            return _common_types(checked.output)
+        case ast.Attribute() | ast.Subscript():
+            return _lookup_types(node, checked)
+    return None
+
+
+def _lookup_types(node: ast.expr, checked: Checked) -> _Types:
+    root, steps = _steps_of(node)
+    if root in ("run", "status"):
+        return frozenset({"string"})
+    if root == "arguments":
+        # What a task gives may be a reference, which is replaced by any value.
+        known = checked.arguments or {}
+        schemas: Sequence[JsonObject] = [known.get(str(steps[0]), {})]
+        steps = steps[1:]
+    else:
+        schemas, steps, _ = _start(root, steps, checked)
+        # An output that is a JSON text counts as its value where it is checked, and only there.
+        if root == "results" and not steps:
+            return None
+    for step in steps:
+        schemas = [inner for schema in schemas for inner in _member_schemas(schema, step)]
+    return _common_types(schemas)
+
+
+def _common_types(schemas: Sequence[JsonObject]) -> _Types:
+    """Return the types of a value that fits all schemas."""
+    common: _Types = None
+    for schema in schemas:
+        types = _schema_types(schema)
+        if types is not None:
+            common = types if common is None else common & types
+    return common or None
+
+
+def _type_name(value: object) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, str):
+        return "string"
+    return "null" if value is None else "number"
+
+
+def _comparison_problem(node: ast.Compare, checked: Checked) -> str:
+    """Return why a comparison compares values of other types; empty if it may not."""
+    left = node.left
+    for operation, right in zip(node.ops, node.comparators, strict=True):
+        problem = _pair_problem(operation, left, right, checked)
+        if problem:
+            return problem
+        left = right
+    return ""
+
+
+def _pair_problem(operation: ast.cmpop, left: ast.expr, right: ast.expr, checked: Checked) -> str:
+    first = _types_of(left, checked)
+    second = _types_of(right, checked)
+    if first is None or second is None:
+        return ""
+    told = f"{_told(left, first)}, and {_told(right, second)}"
+    if isinstance(operation, ast.In | ast.NotIn):
+        if second <= {"number", "boolean"}:
+            return f"{_told(right, second)}, in which nothing can be"
+        if second == {"string"} and not first & {"string"}:
+            return f"{told}: only a text is in a text"
+        return ""
+    # Null is a value of its own: whether something is null may be asked of any value.
+    if first == {"null"} or second == {"null"}:
+        return ""
+    if _comparable(first) & _comparable(second):
+        return ""
+    if isinstance(operation, _ORDERINGS):
+        return f"{told}: neither is less than the other"
+    return f"{told}: they are never equal"
+
+
+def _comparable(types: frozenset[str]) -> frozenset[str]:
+    """Return types under names that are equal where values may be: true equals 1."""
+    return frozenset("number" if kind == "boolean" else kind for kind in types)
+
+
+def _told(node: ast.expr, types: frozenset[str]) -> str:
+    return f"{shown(node)} is {_with_article(' or '.join(sorted(types)))}"
+
+
+def _with_article(kind: str) -> str:
+    if kind == "null":
+        return kind
+    kind = kind.replace("string", "text")
+    return f"an {kind}" if kind[0] in "ao" else f"a {kind}"
