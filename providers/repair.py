@@ -410,6 +410,9 @@ class RepairCase:
         """Retry later if the error may be transient and the task does not declare its own retries."""
         task = self.task
         may_pass = failure.transient or failure.in_doubt
+        if failure.kind == "unexpected" and not failure.in_doubt:
+            # Most refusals are answers, which an agent waits for: its own retries are enough.
+            may_pass = False
         if not may_pass and "context-changed" not in self.trigger_kinds:
             return NotApplicable("the error will not pass by itself")
         tool = self.view.tool(task.task.tool)

@@ -90,6 +90,18 @@ async def test_repetitions(fields, attempts, clock):
     assert len(bodies(engine.store, result.run, AttemptStarted)) == attempts
 
 
+async def test_refusal_that_is_the_answer(clock):
+    """A change that is refused again and again is soon answered with that: an agent waits for it."""
+
+    async def book() -> str:
+        return "Refused: the flight is full"
+
+    tools = [tool(expect=REFUSED)(book)]
+    async with make_engine("repair", clock=clock).session("book", tools=tools) as session:
+        assert await session.call(tools[0]) == "Refused: the flight is full"
+    assert clock.elapsed < 5
+
+
 async def test_stand_in_for_a_changing_call(clock):
     """A call that may have changed something is given to another tool only if a person agrees."""
     result = await make_engine("repair", clock=clock).execute(searching(expect=EMPTY), find)
