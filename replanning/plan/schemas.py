@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextvars import ContextVar
+from functools import lru_cache
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from replanning.plan.types import JsonObject, JsonValue
 
@@ -26,6 +28,9 @@ _UNCHECKED_KEYWORDS: Final = (
 
 _MAX_SCHEMA_ERRORS: Final = 5
 
+_MAX_VALIDATORS: Final = 256
+"""Schemas whose validators are kept; to make one takes longer than most checks."""
+
 
 def invalid_schema(schema: JsonObject) -> str:
     """Return why a value cannot be checked by a schema; empty if it can."""
@@ -45,39 +50,88 @@ def schema_problems(schema: JsonObject | None, value: JsonValue) -> list[str]:
     """Return the problems that a schema finds in a value; none if the schema itself is invalid."""
     if schema is None:
         return []
-    described = {key: value for key, value in schema.items() if key != "$schema"}
-    text = json.dumps(described)
-    # Names of further dialects lead to checks without bounds, and `additionalProperties` uses patterns, too.
-    if '"$schema"' in text or '"patternProperties"' in text:
+    token = _work.set(_Work(100 + len(json.dumps(value))))
+    try:
+        validator = _validator_of(json.dumps(schema))
+        if validator is None:
+            return []
+        found = list(islice(validator.iter_errors(value), _MAX_SCHEMA_ERRORS))
+    except Exception:  # noqa: BLE001 - the schema is somebody else's and may be anything; the server checks as well
         return []
+    finally:
+        _work.reset(token)
+    problems = []
+    for error in found:
+        place = ".".join(map(str, error.absolute_path))
+        if place:
+            place += ": "
+        problems.append(f"{place}{error.message[:300]}")
+    return problems
+
+
+class _Work:
+    """Work that one check may still do.
+
+    Args:
+        cost: what the check of one keyword costs.
+    """
+
+    def __init__(self, cost: int) -> None:
+        self._cost = cost
+        self._left = _MAX_SCHEMA_WORK
+
+    def __repr__(self) -> str:
+        return f"<_Work left={self._left}>"
+
+    def spend(self, keyword: str, stated: object) -> None:
+        """Count the check of a keyword, of which the schema has stated something.
+
+        Raises:
+            TimeoutError: the check does too much.
+        """
+        is_by_name = keyword in ("$ref", "$dynamicRef") and not str(stated).startswith("#/")
+        times = 1
+        if is_by_name:
+            times = _NAMED_REFERENCE_COST
+        self._left -= self._cost * times
+        if self._left < 0:
+            raise TimeoutError
+
+
+_work: ContextVar[_Work] = ContextVar("work")
+"""The work of the check that goes on; its validators are shared by all checks."""
+
+
+@lru_cache(_MAX_VALIDATORS)
+def _validator_of(text: str) -> Any:
+    """Return what checks values by a schema, given as JSON; None if that would have no bounds."""
     from jsonschema import validators  # takes its time, and few plans need it
     from referencing import Registry
 
-    work_left, cost = _MAX_SCHEMA_WORK, 100 + len(json.dumps(value))
+    schema = json.loads(text)
+    described = {key: value for key, value in schema.items() if key != "$schema"}
+    inner = json.dumps(described)
+    # Names of further dialects lead to checks without bounds, and `additionalProperties` uses patterns, too.
+    if '"$schema"' in inner or '"patternProperties"' in inner:
+        return None
+    kind = _bounded_class(validators.validator_for(schema))
+    # A reference may lead anywhere: nothing is fetched.
+    return kind(described, registry=Registry())
+
+
+@lru_cache
+def _bounded_class(base: Any) -> Any:
+    """Return a class of validators whose checks are bounded; making it takes milliseconds."""
+    from jsonschema import validators
 
     def bounded(keyword: str, check: Callable[..., object]) -> Callable[..., object]:
         def check_with_bound(validator: object, value: object, *details: object) -> object:
-            nonlocal work_left
-            by_name = keyword in {"$ref", "$dynamicRef"} and not str(value).startswith("#/")
-            work_left -= cost * (_NAMED_REFERENCE_COST if by_name else 1)
-            if work_left < 0:
-                raise TimeoutError
+            _work.get().spend(keyword, value)
             return check(validator, value, *details)
 
         return check_with_bound
 
-    try:
-        base = validators.validator_for(schema)
-        checks = {keyword: bounded(keyword, check) for keyword, check in base.VALIDATORS.items()}
-        kind = validators.extend(base, checks | dict.fromkeys(_UNCHECKED_KEYWORDS, lambda *_: None))  # type: ignore[no-untyped-call] # so its stubs have it
-        checker = kind(
-            described, registry=Registry()
-        )  # a reference may lead anywhere: nothing is fetched
-        found = list(islice(checker.iter_errors(value), _MAX_SCHEMA_ERRORS))
-    except Exception:  # noqa: BLE001 - the schema is somebody else's and may be anything; the server checks as well
-        return []
-    return [
-        (f"{'.'.join(map(str, error.absolute_path))}: " if error.absolute_path else "")
-        + error.message[:300]
-        for error in found
-    ]
+    checks = {keyword: bounded(keyword, check) for keyword, check in base.VALIDATORS.items()}
+    for keyword in _UNCHECKED_KEYWORDS:
+        checks[keyword] = lambda *_: None
+    return validators.extend(base, checks)  # type: ignore[no-untyped-call]  # so its stubs have it
