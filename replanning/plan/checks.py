@@ -67,6 +67,9 @@ _PATTERN_FIELDS: Final = (
     "headers",
 )
 _MAX_CYCLE_NAMES: Final = 10
+_MAX_TOOL_RESULTS: Final = 20
+"""Results in what one tool expects that are looked up for each task that uses it."""
+
 _TARGETS_PER_PASS: Final = 4096
 """Targets answered for in one pass: one bit each per node, so half a KiB per node."""
 _JSON_TYPES: Final = {"string": str, "integer": int, "boolean": bool, "array": list, "object": dict}
@@ -139,7 +142,7 @@ def check_plan(
     expecting = {}
     for tool in tools:
         if tool.expect is not None:
-            expecting[tool.name] = tool.expect
+            expecting[tool.name] = _results_of_tool(tool.expect)
     yield from _check_graph(tasks, bodies, scope.hints, expecting)
 
 
@@ -158,7 +161,7 @@ def _check_graph(
     tasks: Sequence[Task],
     bodies: Sequence[Sequence[_ParsedBody]],
     hints: NameSuggester,
-    expecting: Mapping[str, Expectation],
+    expecting: Mapping[str, Sequence[str]],
 ) -> Iterator[Finding]:
     """Yield the problems between tasks: ids, dependencies, cycles, and references to results.
 
@@ -326,7 +329,7 @@ def _results_read(task: Task, bodies: Sequence[_ParsedBody]) -> Iterator[tuple[J
 
 
 def _results_expected(
-    task: Task, expecting: Mapping[str, Expectation]
+    task: Task, expecting: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[JsonPath, str, str]]:
     """Yield the results that the expectations of a task and of its tools compare its output with.
 
@@ -334,7 +337,7 @@ def _results_expected(
 
     Args:
         task: the task.
-        expecting: what tools expect, by name.
+        expecting: the results that tools compare their outputs with, by their names.
     """
     for path, body in nested_bodies(task):
         if body.expect is not None:
@@ -345,17 +348,24 @@ def _results_expected(
                     # What undoes a task runs after it.
                     if name != task.id or "undo" not in path:
                         yield (*path, "expect", "where", number), name, f"results.{name}"
-        expected = expecting.get(body.tool or "")
-        if expected is None:
-            continue
-        for text in expected.where:
-            if "results" not in text:
-                continue
+        for name in expecting.get(body.tool or "", ()):
+            use = f"results.{name} in what its tool {body.tool!r} expects"
+            yield (*path, "tool"), name, use
+
+
+def _results_of_tool(expect: Expectation) -> list[str]:
+    """Return the results that a tool compares its output with wherever it is used.
+
+    A tool may be used before and after a task, and ask which of these it is. The first results
+    suffice: each of many tasks may use the tool.
+    """
+    names: dict[str, None] = {}
+    for text in expect.where:
+        if "results" in text:
             condition = Condition.parse(text, OUTPUT_ROOTS)
-            # A tool may be used before and after a task, and ask which of these it is.
-            for name in sorted(condition.names("results") - condition.questions("results")):
-                use = f"results.{name} in what its tool {body.tool!r} expects"
-                yield (*path, "tool"), name, use
+            asked = condition.questions("results")
+            names.update(dict.fromkeys(sorted(condition.names("results") - asked)))
+    return list(names)[:_MAX_TOOL_RESULTS]
 
 
 def nested_bodies(task: TaskBody) -> list[tuple[JsonPath, TaskBody]]:

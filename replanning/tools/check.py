@@ -47,9 +47,10 @@ from replanning.tools.call import missing_arguments, tool_templates, unset_varia
 from replanning.tools.conditions import (
     OUTPUTS_BY_KIND,
     Checked,
+    ToolKnowledge,
     condition_problems,
     expectation_problems,
-    output_schemas,
+    tool_knowledge,
 )
 from replanning.tools.errors import (
     CommandFailed,
@@ -197,33 +198,32 @@ def _condition_problems(plan: Plan) -> Iterator[Problem]:
     for tool in plan.tools:
         if tool.capability is not None:
             kinds.setdefault(tool.capability, set()).add(tool.kind)
-    tools = {tool.name: tool for tool in plan.tools}
-    for name, tool in tools.items():
-        if len(kinds.get(tool.capability or "", ())) > 1:
-            tools[name] = tool.model_copy(update={"kind": None})
-    results: dict[TaskId, Sequence[JsonObject]] = {}
-    for task in plan.tasks:
-        described = tools.get(task.tool or "")
-        if described is None or task.fallbacks:
-            continue
-        schemas = output_schemas(described)
-        if task.expect is not None and task.expect.json_schema is not None:
-            schemas.append(task.expect.json_schema)
-        if schemas:
-            results[task.id] = schemas
     # Without tasks, this is a file of tools, which may be of an MCP proxy.
     is_plan = bool(plan.tasks)
+    # Once for each tool, since many tasks may use one with many parameters.
+    known: dict[str, ToolKnowledge] = {}
+    for tool in plan.tools:
+        described = tool
+        if len(kinds.get(tool.capability or "", ())) > 1:
+            described = tool.model_copy(update={"kind": None})
+        known[tool.name] = tool_knowledge(described, is_plan=is_plan)
+    results: dict[TaskId, Sequence[JsonObject]] = {}
+    for task in plan.tasks:
+        if task.tool in known and not task.fallbacks:
+            results[task.id] = known[task.tool].output
+            if task.expect is not None and task.expect.json_schema is not None:
+                results[task.id] = [*results[task.id], task.expect.json_schema]
     for index, tool in enumerate(plan.tools):
         if tool.expect is not None:
-            found = expectation_problems(tool.expect, tool, None, results, is_plan=is_plan)
+            found = expectation_problems(tool.expect, known[tool.name], None, results)
             for path, message in found:
                 where = format_path(("tools", index, "expect", *path))
                 yield Problem(where, f"tool {tool.name!r}: {message}")
     for index, task in enumerate(plan.tasks):
         if task.when is None and task.expect is None and not task.fallbacks and task.undo is None:
             continue
+        subject = f"task {task.id!r}"
         for path, body, _ in _task_bodies(("tasks", index), task):
-            subject = f"task {task.id!r}"
             if body.when is not None:
                 try:
                     condition = Condition.parse(body.when)
@@ -233,8 +233,8 @@ def _condition_problems(plan: Plan) -> Iterator[Problem]:
                 for message in condition_problems(checked):
                     yield Problem(format_path((*path, "when")), f"{subject}: {message}")
             if body.expect is not None:
-                described = tools.get(body.tool or "")
-                found = expectation_problems(body.expect, described, body, results, is_plan=True)
+                its_tool = known.get(body.tool or "", ToolKnowledge())
+                found = expectation_problems(body.expect, its_tool, body.arguments, results)
                 for inner, message in found:
                     where = format_path((*path, "expect", *inner))
                     yield Problem(where, f"{subject}: {message}")

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, cast
 from replanning.plan.conditions import OUTPUT_ROOTS, Condition, literal_key, shown
 from replanning.plan.messages import did_you_mean, join_names
 from replanning.plan.references import placeholders
-from replanning.plan.tasks import Expectation, TaskBody, ToolSpec
+from replanning.plan.tasks import Expectation, ToolSpec
 from replanning.plan.types import JsonObject, JsonPath, JsonValue, TaskId
 
 OUTPUTS_BY_KIND: Final[Mapping[str, JsonObject]] = {
@@ -70,48 +70,55 @@ class Checked(NamedTuple):
     results: Mapping[TaskId, Sequence[JsonObject]]
 
 
-def expectation_problems(
-    expect: Expectation,
-    tool: ToolSpec | None,
-    body: TaskBody | None,
-    results: Mapping[TaskId, Sequence[JsonObject]],
-    *,
-    is_plan: bool,
-) -> Iterator[tuple[JsonPath, str]]:
-    """Yield what is wrong with the conditions of an expectation, each with its place in that.
+class ToolKnowledge(NamedTuple):
+    """What is known of the calls of a tool before any is made.
 
-    Args:
-        expect: the expectation.
-        tool: the tool whose output it is about, if the plan describes it.
-        body: the task that states it; None for one of the tool.
-        results: schemas of the outputs of tasks.
-        is_plan: whether the tool is executed as a plan has it.
+    Attributes:
+        output: JSON Schemas of the output, all of which it fits.
+        arguments: the arguments that it takes, each with a JSON Schema; None if it takes any.
     """
-    schemas: list[JsonObject] = []
+
+    output: Sequence[JsonObject] = ()
     arguments: Mapping[str, JsonObject] | None = None
-    if tool is not None:
-        schemas += output_schemas(tool, is_plan=is_plan)
-        arguments = _parameters(tool)
-    if body is not None and expect.json_schema is not None:
-        schemas.append(expect.json_schema)
-    given = None
-    if body is not None:
-        given = body.arguments
-    for number, text in enumerate(expect.where):
-        condition = Condition.parse(text, OUTPUT_ROOTS)
-        checked = Checked(condition, schemas, arguments, given, results)
-        for problem in condition_problems(checked):
-            yield ("where", number), problem
 
 
-def output_schemas(tool: ToolSpec, *, is_plan: bool = True) -> list[JsonObject]:
-    """Return JSON Schemas that the outputs of a tool fit: of its kind, and of what it expects.
+def tool_knowledge(tool: ToolSpec, *, is_plan: bool) -> ToolKnowledge:
+    """Return what the description of a tool says of its calls.
 
     Args:
         tool: the tool.
         is_plan: whether it is executed as a plan has it; a client of the MCP proxy gets the
             content of a result by itself.
     """
+    return ToolKnowledge(_output_schemas(tool, is_plan=is_plan), _parameters(tool))
+
+
+def expectation_problems(
+    expect: Expectation,
+    tool: ToolKnowledge,
+    given: Mapping[str, JsonValue] | None,
+    results: Mapping[TaskId, Sequence[JsonObject]],
+) -> Iterator[tuple[JsonPath, str]]:
+    """Yield what is wrong with the conditions of an expectation, each with its place in that.
+
+    Args:
+        expect: the expectation.
+        tool: what is known of the tool whose output it is about.
+        given: the arguments of the task that states it; None for an expectation of the tool.
+        results: schemas of the outputs of tasks.
+    """
+    output = tool.output
+    if given is not None and expect.json_schema is not None:
+        output = [*output, expect.json_schema]
+    for number, text in enumerate(expect.where):
+        condition = Condition.parse(text, OUTPUT_ROOTS)
+        checked = Checked(condition, output, tool.arguments, given, results)
+        for problem in condition_problems(checked):
+            yield ("where", number), problem
+
+
+def _output_schemas(tool: ToolSpec, *, is_plan: bool) -> list[JsonObject]:
+    """Return JSON Schemas that the outputs of a tool fit: of its kind, and of what it expects."""
     schemas: list[JsonObject] = []
     fields = OUTPUTS_BY_KIND.get(tool.kind or "")
     if fields is not None and (is_plan or tool.kind != "mcp"):

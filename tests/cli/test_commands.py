@@ -334,7 +334,8 @@ def test_providers_that_are_broken(tmp_path: Path) -> None:
 
 
 ABOUT_RUNS = (
-    "status show graph history why diff decisions pending approve reject modify request notify"
+    *("status", "show", "graph", "history", "why", "diff", "decisions", "pending", "approve"),
+    *("reject", "modify", "request", "notify", "expect suggest"),
 )
 
 
@@ -347,7 +348,7 @@ def test_help(tmp_path: Path, words: tuple[str, ...]) -> None:
     assert "BOOLEAN" not in shown
     if words not in ((), ("config",), ("version",)):
         assert f"replanning {' '.join(words)}" in shown.split("Example")[1]
-    assert ("1 there is no such run" in shown) == (" ".join(words) in ABOUT_RUNS.split())
+    assert ("1 there is no such run" in shown) == (" ".join(words) in ABOUT_RUNS)
     assert words != ("pending",) or "by default all runs" in shown
     assert words != ("providers",) or "with --check, when no language model answers" in shown
     assert words != ("simulate",) or "Language models are not asked." in shown
