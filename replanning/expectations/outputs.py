@@ -29,6 +29,8 @@ _REFUSAL: Final = re.compile(
 
 _MAX_REFUSAL_CHARS: Final = 150
 
+_MIN_SAME_REFUSALS: Final = 3
+
 Path = tuple[str | int, ...]
 """Where a part of an output is: names of fields, and 0 for every item of an array."""
 
@@ -137,7 +139,8 @@ def _refusal_template(texts: Sequence[str]) -> str:
     if len(texts) < 2 or any("*" in text for text in texts):
         return ""
     if len(set(texts)) == 1:
-        return texts[0]
+        # The same answer to several questions, and not what one of them has twice.
+        return texts[0] if len(texts) >= _MIN_SAME_REFUSALS else ""
     start = _common_words([text.split(" ") for text in texts])
     rest = [text.split(" ")[len(start) :][::-1] for text in texts]
     end = _common_words(rest)[::-1]

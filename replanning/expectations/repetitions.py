@@ -15,7 +15,7 @@ from replanning.expectations.shapes import (
     MAX_DEPTH,
     MAX_MEMBERS,
     MIN_OUTPUTS,
-    MIN_VALUES,
+    MIN_RULES,
     MIN_VARIETY,
     kind_of,
 )
@@ -146,7 +146,7 @@ def _repetition_at(
         return None
     needed = MIN_OUTPUTS
     if not is_called or _ELEMENT in place.path:
-        needed = MIN_VALUES
+        needed = MIN_RULES
     if present < needed or not _keeps_order(values):
         return None
     condition = _condition_at(place, name, samples, base)
@@ -155,7 +155,7 @@ def _repetition_at(
     breaking = [sample for sample in samples if not _holds(condition, sample)]
     if breaking:
         is_near = len(samples) - len(breaking) >= len(samples) * _NEAR
-        if place.relation != "==" or present < MIN_VALUES or not is_near:
+        if place.relation != "==" or present < MIN_RULES or not is_near:
             return None
     return Repetition(condition, holding, breaking)
 

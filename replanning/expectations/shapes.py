@@ -14,8 +14,11 @@ from replanning.plan.types import JsonObject, JsonValue
 MIN_OUTPUTS: Final = 5
 """Outputs that say what the whole output is: its type, its fields, the arguments that it repeats."""
 
-MIN_VALUES: Final = 10
-"""Outputs that say what the values in it are: their types, their sign, lists that are not empty."""
+MIN_RULES: Final = 10
+"""Outputs for a rule that may hold by chance, as that a list is never empty."""
+
+MIN_VALUES: Final = 20
+"""Outputs that say what the values in it are: a field may rarely be null, or be left out."""
 
 MIN_VARIETY: Final = 3
 """Different values without which a rule may be a coincidence."""
@@ -203,7 +206,7 @@ def _root_schema(shape: _Shape, values: Sequence[JsonValue], variety: int) -> Js
     if not schema:
         return schema
     is_varied = variety >= MIN_VARIETY
-    is_full = shape.outputs >= MIN_VALUES and len(kinds) == 1 and bool(shape.shortest)
+    is_full = shape.outputs >= MIN_RULES and len(kinds) == 1 and bool(shape.shortest)
     if "object" in kinds and is_varied:
         schema |= _object_schema(shape, "", depth=0, is_varied=True)
     if "array" in kinds and is_varied:
@@ -268,7 +271,7 @@ def _value_schema(shape: _Shape, name: str, depth: int) -> JsonObject:
     kinds = [kind for kind in shape.kinds if kind != "null"]
     # A field that is null so far may get any value, unless its name says that this is an error.
     if not kinds:
-        if name.lower() in ("error", "errors") and shape.outputs >= MIN_VALUES:
+        if name.lower() in ("error", "errors") and shape.outputs >= MIN_RULES:
             return {"type": "null"}
         return {}
     is_container = not set(kinds) - {"object", "array"}

@@ -27,7 +27,7 @@ from replanning.expectations.outputs import (
 from replanning.expectations.repetitions import repeated_arguments
 from replanning.expectations.shapes import (
     MIN_OUTPUTS,
-    MIN_VALUES,
+    MIN_RULES,
     MIN_VARIETY,
     optional_fields,
     schema_of,
@@ -107,8 +107,8 @@ def suggest_expectations(calls: Iterable[ObservedCall]) -> dict[str, ToolSuggest
 
     Suggested are a JSON Schema of the fields that were always there, conditions for arguments that
     the output repeats, and texts with which errors begin. None of them would have rejected an
-    output among the calls, apart from the error texts. Shape and repeated arguments need
-    `MIN_OUTPUTS` outputs for arguments that vary, types of single values `MIN_VALUES`.
+    output among the calls, apart from the error texts. Shape and repeated arguments need 5 outputs
+    for arguments that vary, what may hold by chance 10, and types of single values 20.
 
     Args:
         calls: the calls, of any number of tools and runs: `recorded_calls` of each journal, or your
@@ -187,7 +187,7 @@ class _Recording:
             if not found:
                 notes.append("its outputs have no type in common")
             found += self._repetitions(base)
-            found += _single_word(self.samples)
+            found += _word_conditions(self.samples)
         found += self._error_suggestions(conventions)
         return ToolSuggestions(
             self.tool,
@@ -247,12 +247,23 @@ class _Recording:
                 yield Suggestion("errors", pattern, 0, 0, note=note)
 
 
-def _single_word(samples: Sequence[Sample]) -> Iterator[Suggestion]:
-    """Yield the condition that outputs are single words, such as ids, which messages are not."""
-    different = {sample.text for sample in samples if isinstance(sample.output, str)}
-    if len(samples) < MIN_VALUES or len(different) < MIN_VARIETY:
+def _word_conditions(samples: Sequence[Sample]) -> Iterator[Suggestion]:
+    """Yield conditions that outputs are ids: single words with the same signs between their parts.
+
+    Names are no ids: the next one may have two words.
+    """
+    different = {sample.text for sample in samples}
+    if len(different) < MIN_VARIETY:
         return
     for sample in samples:
-        if not isinstance(sample.output, str) or re.search(r"\s", sample.text):
+        is_word = isinstance(sample.output, str) and not re.search(r"\s", sample.text)
+        if not is_word or not re.search(r"[0-9]", sample.text):
             return
-    yield Suggestion("where", '" " not in text', len(samples), count_runs(samples))
+    runs = count_runs(samples)
+    yield Suggestion("where", '" " not in text', len(samples), runs)
+    signs = {tuple(re.findall(r"[^A-Za-z0-9]", text)) for text in different}
+    if len(signs) == 1 and len(samples) >= MIN_RULES:
+        (common,) = signs
+        pattern = f"*{'*'.join(common)}*"
+        if common and not {"*", '"', "\\"} & set(common):
+            yield Suggestion("where", f'text matches "{pattern}"', len(samples), runs)

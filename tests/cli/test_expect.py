@@ -59,11 +59,7 @@ def data(*words: str, code: int = 0) -> Any:
 
 
 LOOKUP: dict[str, Any] = {
-    "schema": {
-        "type": "object",
-        "required": ["id", "name"],
-        "properties": {"id": {"type": "string"}, "name": {"type": "string"}},
-    },
+    "schema": {"type": "object", "required": ["id", "name"]},
     "where": ["output.id == arguments.user_id"],
     "errors": ["Error"],
 }
