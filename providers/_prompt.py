@@ -245,6 +245,7 @@ class PromptBuilder:
                 run_if=task.task.run_if,
                 timeout=task.task.timeout,
                 acceptance=list(task.task.acceptance),
+                commands_that_must_succeed=list(task.task.commands),
                 replaced_in_vain=replaced,
                 fallbacks=[
                     _non_empty(tool=other.tool, arguments=other.arguments)

@@ -135,7 +135,7 @@ class Decomposer:
         data: dict[str, Iterable[JsonValue]] = {
             "goal": [request.goal.objective],
             "task": [{name: value for name, value in fields.items() if value}],
-            "acceptance": document.acceptance,
+            "acceptance": [*document.acceptance, *document.commands],
             "verdict": [task.failure.message if task.failure is not None else ""],
             "log": log,
             "results": results,

@@ -376,9 +376,11 @@ class ProposalParser:
                     )
                 parts = [self._convert_task(new, old) for new in change.tasks]
                 needed = {dep for part in parts for dep in part.depends_on}
-                # Tasks that only prepare others cannot meet the acceptance of the old task.
+                # Tasks that only prepare others cannot meet what is checked of the old task.
+                unchecked = {"acceptance": (), "expect": None}
                 parts = [
-                    p.model_copy(update={"acceptance": ()}) if p.id in needed else p for p in parts
+                    part.model_copy(update=unchecked) if part.id in needed else part
+                    for part in parts
                 ]
                 if old is not None and len(parts) == 1:
                     new = parts[0]
@@ -456,6 +458,8 @@ class ProposalParser:
             inherited = {
                 name: getattr(old, name) for name in _INHERITED if name in old.model_fields_set
             }
+            if old.commands:
+                inherited["expect"] = old.lasting_expectation
             if fields.get("tool") != old.tool:
                 inherited.update(for_another_tool(old))
         try:

@@ -335,14 +335,16 @@ class RepairCase:
         )
 
     def _declared_fallbacks(self) -> Iterator[StrategyResult]:
-        """Replace the task by a declared fallback, which gets its acceptance and the remaining fallbacks."""
+        """Replace the task by a declared fallback, which gets its acceptance, its commands and the remaining fallbacks."""
         task = self.task
-        declared = [
-            fallback
-            if fallback.acceptance or not task.task.acceptance
-            else fallback.model_copy(update={"acceptance": task.task.acceptance})
-            for fallback in task.task.fallbacks
-        ]
+        declared = []
+        for fallback in task.task.fallbacks:
+            inherited: dict[str, object] = {}
+            if task.task.acceptance and not fallback.acceptance:
+                inherited["acceptance"] = task.task.acceptance
+            if task.task.commands and fallback.expect is None:
+                inherited["expect"] = task.task.lasting_expectation
+            declared.append(fallback.model_copy(update=inherited) if inherited else fallback)
         for index, fallback in enumerate(declared):
             fields = {name: getattr(fallback, name) for name in fallback.model_fields_set}
             fields["fallbacks"] = (*fallback.fallbacks, *declared[:index], *declared[index + 1 :])

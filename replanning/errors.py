@@ -24,7 +24,7 @@ ReplanningError                  catch this to catch all of them
 │   └── RecordNotSerializable    a record holds what JSON cannot express; trying again does not help
 ├── OutputError                  a task's output is too large or cannot be stored
 ├── UnexpectedOutput             a task's output is not what was expected of it
-│   └── UnconfirmedOutput        ... or the second tool that was to confirm it gave no answer
+│   └── UnconfirmedOutput        ... or a second tool or a command that was to confirm it gave no verdict
 ├── TaskHeld                     raised by work: a person must decide before it goes on
 ├── NotAccepted                  a judge did not accept the output of a task
 ├── BudgetExceeded               a reservation does not fit the budget
@@ -333,6 +333,7 @@ class UnexpectedOutput(ReplanningError):
         output: the output.
         refused: whether the tool says itself that it failed, in one of the texts under `errors`.
         not_done: whether it says that nothing was changed, so that the call may be repeated.
+        missed: whether a command found that the task was not done, so that another tool may do it.
     """
 
     def __init__(
@@ -342,15 +343,17 @@ class UnexpectedOutput(ReplanningError):
         *,
         refused: bool = False,
         not_done: bool = False,
+        missed: bool = False,
     ) -> None:
         super().__init__(message)
         self.output = output
         self.refused = refused
         self.not_done = not_done
+        self.missed = missed
 
 
 class UnconfirmedOutput(UnexpectedOutput):
-    """The output of a task was not confirmed: the second tool (`agrees_with`) gave no answer to compare."""
+    """The output of a task was not confirmed: a second tool (`agrees_with`) or a command gave no verdict."""
 
 
 class TaskHeld(ReplanningError):

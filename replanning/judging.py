@@ -1,10 +1,10 @@
-"""Judging of finished attempts before they count as done, for any orchestrator: by rules and by language models."""
+"""Judging of finished attempts before they count as done, for any orchestrator."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal, Protocol, runtime_checkable
 
 import anyio
@@ -19,11 +19,9 @@ from replanning.llm.quoting import (
     fit_sections,
     truncate_text,
 )
-from replanning.plan.checks import nested_bodies
-from replanning.plan.document import Plan
 from replanning.plan.json_values import copy_json
 from replanning.plan.messages import brief_repr
-from replanning.plan.tasks import COMMAND_PREFIX, Goal, Task, ToolSpec
+from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import JsonValue
 from replanning.plugins import plugin_name
 from replanning.run.attempt import TaskContext, TypedWork, Work, validate_work
@@ -31,13 +29,11 @@ from replanning.run.event_loop import isolate
 from replanning.run.meter import RunMeter
 
 __all__ = [
-    "CommandCheck",
     "Judge",
     "JudgeRequest",
     "JudgedWork",
     "Judgement",
     "LLMJudge",
-    "RuleJudge",
 ]
 
 Disposition = Literal["done", "continue", "replan", "blocked"]
@@ -99,9 +95,8 @@ class JudgeRequest:
 class Judge(Protocol):
     """Judges whether an attempt that ended without an error has done its task.
 
-    An error, no answer in time, or an answer that is not a well-typed `Judgement` counts as an `unverified` judgement. A
-    judge that spends money may have an attribute `rules`: the judge to be used in its place, or None, where replanning
-    is disabled.
+    An error, no answer in time, or an answer that is not a well-typed `Judgement` counts as an `unverified` judgement.
+    Where replanning is disabled, no judge is asked.
     """
 
     async def judge(self, request: JudgeRequest) -> Judgement:
@@ -165,8 +160,8 @@ class JudgedWork:
             return output  # which is compared, and is not that of the task
         life = context._run._lifecycle
         settings = life.settings
-        judge = self._judge if settings.enabled else getattr(self._judge, "rules", self._judge)
-        if judge is None or not settings.judge.enabled:
+        judge = self._judge
+        if not (settings.enabled and settings.judge.enabled):
             return output
         timeout = settings.judge.timeout_seconds
         deadline = life.clock.now() + timeout
@@ -262,69 +257,6 @@ def _as_json(output: object) -> JsonValue:
     return output  # type: ignore[return-value]  # it is JSON, or tuples that are written as lists
 
 
-# Rules
-CommandCheck = Callable[[str, Task, TaskContext], Awaitable[str]]
-"""Runs a command that checks a task; returns an empty text on success, else the output of the command."""
-
-
-@dataclass(repr=False, eq=False)
-class RuleJudge:
-    """Judges by rules alone: the exit status that work reports, and the commands among the task's `acceptance`.
-
-    An entry of `acceptance` that begins with `$ ` is a command, which must exit with 0. It is run only if it is in the plan
-    that the run was opened with, so that authors of proposals, such as language models, cannot have commands run.
-
-    Args:
-        check: runs a command, such as `ToolExecutor(...).check`; without one, a task that has commands is unverified.
-        retry_on_failure: whether a task whose checks fail is run again with their output, for work that reads
-            `context.feedback`; otherwise an alternative is sought.
-    """
-
-    check: CommandCheck | None = None
-    retry_on_failure: bool = field(default=False, kw_only=True)
-    _plan_acceptance: tuple[Plan | None, frozenset[str]] = field(
-        default=(None, frozenset()), init=False
-    )
-
-    def __repr__(self) -> str:
-        return f"<RuleJudge {'with' if self.check else 'without'} checks>"
-
-    async def judge(self, request: JudgeRequest) -> Judgement:
-        """Judge by exit status and commands."""
-        status = request.output.get("exit_code") if isinstance(request.output, Mapping) else None
-        task, plan = request.task, request.context._run.live.plan
-        failed: dict[str, str] = {}
-        if isinstance(status, int) and status != 0:
-            why = f"its exit status is {status}"
-        else:
-            for entry in (entry for entry in task.acceptance if entry.startswith(COMMAND_PREFIX)):
-                if self.check is None:
-                    reason = f"nothing here runs the check {entry!r}; give RuleJudge a `check`"
-                    return Judgement(False, unverified=True, reason=reason)
-                if self._plan_acceptance[0] is not plan:
-                    texts = (
-                        text
-                        for other in plan.tasks
-                        for _, body in nested_bodies(other)
-                        for text in body.acceptance
-                    )
-                    self._plan_acceptance = plan, frozenset(texts)
-                if entry not in self._plan_acceptance[1]:
-                    reason = f"the check {entry!r} is not in the plan that the run was opened with, so it is not run"
-                    return Judgement(False, unverified=True, reason=reason)
-                if output := await self.check(
-                    entry.removeprefix(COMMAND_PREFIX), task, request.context
-                ):
-                    failed[entry] = output
-            if not failed:
-                return Judgement(True, reason="every check passed")
-            why = "; ".join(failed.values())
-        reason, missing = f"it is not accepted: {why}", tuple(failed)
-        return Judgement(
-            False, self.retry_on_failure, True, feedback=why, missing=missing, reason=reason
-        )
-
-
 # Language models
 class _JudgeResponse(BaseModel):
     """The reply format of the model."""
@@ -340,32 +272,25 @@ class _JudgeResponse(BaseModel):
 
 
 class LLMJudge:
-    """Has a language model judge the attempts that rules accept.
+    """Has a language model judge attempts.
 
     A reply that cannot be read is requested again, with the problem; where none can be read, or the budget does not allow
     a call, the judgement is unverified.
 
     Args:
         llm: the language model.
-        rules: asked first, and in its place where replanning is disabled.
         max_attempts: how often the model is asked for a reply that can be read, each with one repair.
     """
 
-    def __init__(
-        self, llm: LLMProvider, rules: RuleJudge | None = None, *, max_attempts: int = 2
-    ) -> None:
-        self.rules = rules
+    def __init__(self, llm: LLMProvider, *, max_attempts: int = 2) -> None:
         self._llm = llm
         self._max_attempts = max_attempts
 
     def __repr__(self) -> str:
-        return f"<LLMJudge {self._llm!r} after {self.rules!r}>"
+        return f"<LLMJudge {self._llm!r}>"
 
     async def judge(self, request: JudgeRequest) -> Judgement:
-        """Judge by the rules, and by the model if they accept it."""
-        by_rules = await self.rules.judge(request) if self.rules is not None else None
-        if by_rules is not None and (by_rules.unverified or not by_rules.success):
-            return by_rules
+        """Judge by what the model says."""
         problem = ""
         options = LLMOptions(system=_SYSTEM_PROMPT, deadline=request.deadline, meter=request.meter)
         for _ in range(self._max_attempts):

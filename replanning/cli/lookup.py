@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
@@ -540,6 +540,7 @@ def create_executor(
     *,
     directory: Path,
     environ: Mapping[str, str] | None = None,
+    commands: Collection[str] = (),
 ) -> ToolExecutor:
     """Return the executor of a plan whose commands may change the context; see `ToolExecutor`."""
     from replanning.cli.context import run_context_shell  # most commands need no tools
@@ -552,6 +553,7 @@ def create_executor(
         cwd=directory,
         environ=environ,
         kinds={"shell": run_context_shell},
+        commands=commands,
     )
 
 

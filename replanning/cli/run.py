@@ -41,12 +41,13 @@ from replanning.engine.engine import run_workers
 from replanning.engine.registry import DECOMPOSER_PLUGIN, ProviderSpec
 from replanning.errors import PlanError, ReplanningError
 from replanning.journal import RunOpened
-from replanning.judging import Judge, JudgedWork, LLMJudge, RuleJudge
+from replanning.judging import JudgedWork, LLMJudge
 from replanning.llm import LLMProvider, create_llm_provider
 from replanning.plan.messages import join_names
 from replanning.plan.reading import locate_problems
 from replanning.plan.types import RunId
 from replanning.plugins import load_plugin
+from replanning.run.attempt import Work
 from replanning.run.opening import redactor_for
 from replanning.run.processes import kill_marked_processes
 from replanning.tools import check_machine, check_tools
@@ -302,10 +303,11 @@ def _carry_out(
         nonlocal run
         executor = lookup.create_executor(plan, settings, directory=directory, environ=environ)
         async with AsyncExitStack() as stack:
-            rules = RuleJudge(executor.check)
-            judge: Judge = rules
+            use_tool: Work = executor
             if judge_model is not None:
-                judge = LLMJudge(await stack.enter_async_context(judge_model), rules)
+                use_tool = JudgedWork(
+                    executor, LLMJudge(await stack.enter_async_context(judge_model))
+                )
             await stack.enter_async_context(executor)
             found = await discover_tools(executor, plan, quiet=options.quiet) if plan.mcp else plan
             run = await stack.enter_async_context(open_run(engine, found))
@@ -315,7 +317,7 @@ def _carry_out(
                 lookup.tell_models(display, engine, judge_model)
             if begin is not None:
                 begin(run)
-            await run_workers(run, JudgedWork(executor, judge), options.concurrency)
+            await run_workers(run, use_tool, options.concurrency)
             if plan.mcp:
                 executor.watch(None)
 

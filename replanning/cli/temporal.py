@@ -30,12 +30,11 @@ from replanning.cli.plans import discover_tools, read_tools
 from replanning.cli.summary import RunSummary
 from replanning.engine.registry import REPAIR_PLUGIN
 from replanning.environment import SystemClock, new_run_id
-from replanning.errors import NotAccepted, Problem, ReplanningError, SettingsError, StoreError
+from replanning.errors import Problem, ReplanningError, SettingsError, StoreError
 from replanning.history.status import open_questions, replay_records
 from replanning.journal import MemoryStore, QuestionAnswered, QuestionAsked, RunEnded, RunInfo
 from replanning.live.stale import stale_results
 from replanning.plan.checks import nested_bodies
-from replanning.plan.tasks import COMMAND_PREFIX, Task
 from replanning.plan.types import RunId
 from replanning.run.attempt import Work
 from replanning.run.run import RunResult
@@ -94,7 +93,7 @@ def worker(
     """
     if not lookup.is_on_temporal(options.store):
         fail("--on: name the server, as temporal=HOST:PORT")
-    tools, servers, checks = dict[str, Any](), dict[str, Any](), set[str]()
+    tools, servers, commands = dict[str, Any](), dict[str, Any](), set[str]()
     for file in files:
         plan = read_tools(file, "FILE", planning=False)
         for known, described in (
@@ -114,43 +113,31 @@ def worker(
             if lookup.load_document(str(file)).get("tasks")
             else ()
         )
-        checks.update(
-            text for task in tasks for _, body in nested_bodies(task) for text in body.acceptance
-        )
+        for task in tasks:
+            for _, body in nested_bodies(task):
+                commands.update(body.commands)
     with closing(lookup.open_temporal(options.store)):  # says what is missing or wrong
         pass
     served = Plan.model_validate(
         {"goal": {"objective": ""}, "tools": tuple(tools.values()), "mcp": servers}
     )
-    if not anyio.run(_serve, served, checks, options, lookup.find_directory(options)):
+    if not anyio.run(_serve, served, commands, options, lookup.find_directory(options)):
         raise typer.Exit(ExitCode.INTERRUPTED)
 
 
-async def _serve(plan: Plan, checks: Collection[str], options: RunOptions, directory: Path) -> bool:
+async def _serve(
+    plan: Plan, commands: Collection[str], options: RunOptions, directory: Path
+) -> bool:
     """Serve a task queue until a signal comes; return whether the running tasks were finished."""
     from temporalio.worker import Worker
 
-    from replanning.integrations.temporal import ActivityContext, ReplanningPlugin
+    from replanning.integrations.temporal import ReplanningPlugin
     from replanning.integrations.temporal_store import connect
 
     settings = lookup.read_settings(options.settings, quiet=options.quiet, replan=options.replan)
     providers = lookup.provider_names(options.providers, settings)
     engine = ReplanningEngine(providers, settings=settings)
-    executor = lookup.create_executor(plan, settings, directory=directory)
-
-    async def work(task: Task, context: ActivityContext) -> object:
-        """Execute a task, and run the checks that it must pass."""
-        output = await executor(task, context)
-        for check in task.acceptance if settings.judge.enabled else ():
-            if check.startswith(COMMAND_PREFIX):
-                if check not in checks:
-                    raise NotAccepted(
-                        f"no file of this worker has the check {check!r}, so it is not run",
-                        "blocked",
-                    )
-                if said := await executor.check(check.removeprefix(COMMAND_PREFIX), task, context):
-                    raise NotAccepted(f"it is not accepted: {said}", "rejected")
-        return output
+    executor = lookup.create_executor(plan, settings, directory=directory, commands=commands)
 
     client, queue = await connect(options.store.removeprefix(lookup.ON_TEMPORAL))
     async with AsyncExitStack() as stack:
@@ -160,7 +147,7 @@ async def _serve(plan: Plan, checks: Collection[str], options: RunOptions, direc
         stack.push_async_callback(engine.aclose)
         lookup.tell_models(lookup.create_display(), engine)
         plugin = ReplanningPlugin(
-            cast("Work", work),
+            cast("Work", executor),
             tools=cast("Any", found.tools),  # descriptions will do
             providers=[
                 each

@@ -417,6 +417,10 @@ class ActivityContext:
         self._redactor.add(value)
         self.secrets.append(value)
 
+    def record_checked(self) -> None:
+        """Report that the work has run the commands of `expect`, and they have succeeded."""
+        self.reports.append(["record_checked", {}])
+
     def charge(self, *, calls: int = 0, tokens: int = 0, money: float = 0.0) -> None:
         """Count usage against the budget."""
         self.reports.append(["charge", {"calls": calls, "tokens": tokens, "money": money}])

@@ -40,7 +40,7 @@ from replanning.secrets import MASK, Redactor
 Rerun = Literal["changed", "none"]
 """What becomes of finished tasks that a corrected plan changes: they are run again, or kept."""
 
-_WORK_FIELDS: Final = {"tool", "arguments", "when", "depends_on", "acceptance"}
+_WORK_FIELDS: Final = {"tool", "arguments", "when", "depends_on", "acceptance", "expect"}
 """Fields of a task that its result depends on."""
 
 _PROSE_FIELDS: Final = {*_WORK_FIELDS, "name", "goal", "metadata"}

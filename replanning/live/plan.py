@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from pydantic import JsonValue
 
@@ -62,14 +62,17 @@ from replanning.plan.document import Plan
 from replanning.plan.json_values import is_redacted
 from replanning.plan.messages import join_names
 from replanning.plan.references import resolve_references
-from replanning.plan.tasks import COMMAND_PREFIX, Goal, Task, TaskBody, ToolSpec
+from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import JsonObject, TaskId
 from replanning.secrets import MASK
 
 _PENDING: Final = TaskState.PENDING
 _RUNNING: Final = TaskState.RUNNING
 
-_TOOL_TEMPLATES: Final = {"command", "url", "headers", "body", "env", "cwd", "workspace"}
+_TOOL_TEMPLATES: Final[dict[str, Any]] = {
+    **dict.fromkeys(("command", "url", "headers", "body", "env", "cwd", "workspace"), True),
+    "expect": {"commands"},
+}
 """Fields of a tool that are sent or executed, or say where that is done."""
 
 _YIELD_AFTER_CHARS: Final = 4_000
@@ -85,14 +88,6 @@ CHANGE_CURE: Final = (
     "again"
 )
 """What helps where the secret came with a change, so that the plan does not have it."""
-
-
-def has_masked_check(task: TaskBody) -> bool:
-    """Return whether a command among the checks of a task has a mask; others are not executed."""
-    for text in task.acceptance:
-        if text.startswith(COMMAND_PREFIX) and MASK in text:
-            return True
-    return False
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -130,8 +125,8 @@ class MaskedParts:
         is_masked = any(ancestor.id in self.tasks for ancestor in lineage)
         if is_masked and is_redacted(task.arguments):
             places.append("its arguments")
-        if is_masked and has_masked_check(task):
-            places.append("its checks")
+        if is_masked and is_redacted(list(task.commands)):
+            places.append("its commands")
         if task.tool in self.tools:
             places.append(f"its tool {task.tool!r}")
         if self.context:
@@ -244,7 +239,7 @@ class LivePlan(TaskGraph):
             if complete.get(entry.id) is entry.task:
                 continue
             for _, body in nested_bodies(entry.task):
-                if is_redacted(body.arguments) or has_masked_check(body):
+                if is_redacted(body.arguments) or is_redacted(list(body.commands)):
                     self.masked.tasks.add(entry.id)
         self._find_masked_tools(given)
         for key, value in self.context.items():

@@ -66,6 +66,7 @@ _PATTERN_FIELDS: Final = (
     "url",
     "headers",
 )
+_COMMAND_PREFIX: Final = "$ "
 _MAX_CYCLE_NAMES: Final = 10
 _MAX_TOOL_RESULTS: Final = 20
 """Results in what one tool expects that are looked up for each task that uses it."""
@@ -138,6 +139,8 @@ def check_plan(
             continue
         which = f"task {task.id!r}"
         for path, text in _check_bodies(bodies[index], scope):
+            yield ("tasks", index, *path), f"{which}: {text}"
+        for path, text in _check_acceptance(bodies[index]):
             yield ("tasks", index, *path), f"{which}: {text}"
     expecting = {}
     for tool in tools:
@@ -268,7 +271,7 @@ def _is_simple_call(task: TaskBody, scope: TaskScope) -> bool:
     """
     if task.resources or task.fallbacks or task.undo or task.when:
         return False
-    if task.expect is not None:
+    if task.expect is not None or task.acceptance:
         return False
     arguments = task.arguments
     if task.tool is None:
@@ -610,6 +613,16 @@ def _check_bodies(bodies: Sequence[_ParsedBody], scope: TaskScope) -> Iterator[F
         for name, parsed in expressions:
             if isinstance(parsed, str):
                 yield (*path, name), parsed
+
+
+def _check_acceptance(bodies: Sequence[_ParsedBody]) -> Iterator[Finding]:
+    """Yield the entries of `acceptance` that earlier versions ran as commands."""
+    for path, body, _ in bodies:
+        for number, text in enumerate(body.acceptance):
+            if text.startswith(_COMMAND_PREFIX):
+                command = brief_repr(text.removeprefix(_COMMAND_PREFIX))
+                cure = f"write it as `expect: {{commands: [{command}]}}`"
+                yield (*path, "acceptance", number), f"commands are no prose: {cure}"
 
 
 def _check_call(body: TaskBody, tool: ToolSpec, scope: TaskScope) -> Iterator[Finding]:

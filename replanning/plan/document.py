@@ -42,7 +42,6 @@ from replanning.plan.reading import (
     write_yaml,
 )
 from replanning.plan.tasks import (
-    COMMAND_PREFIX,
     Budget,
     Fact,
     Goal,
@@ -420,8 +419,7 @@ def redaction_warning(clean: Plan, plan: Plan) -> str:
             zip(nested_bodies(new), nested_bodies(old), strict=True) if new is not old else ()
         ):
             parts += ["arguments"] if part.arguments is not before.arguments else []
-            checks = [text for text in part.acceptance if text.startswith(COMMAND_PREFIX)]
-            parts += ["checks"] if set(checks) - set(before.acceptance) else []
+            parts += ["commands"] if part.commands != before.commands else []
         tasks += [f"the {part} of task {new.id!r}" for part in dict.fromkeys(parts)]
     places = servers + tools + tasks + context
     if not places:

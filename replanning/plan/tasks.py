@@ -50,6 +50,7 @@ _NameConstraints = StringConstraints(min_length=1, max_length=MAX_NAME_CHARS, pa
 Name = Annotated[str, _NameConstraints]
 Id = Annotated[TaskId, _NameConstraints]
 Text = Annotated[str, StringConstraints(pattern=_TEXT_PATTERN)]
+NonBlankText = Annotated[str, StringConstraints(pattern=_NONBLANK_PATTERN)]
 
 
 def _validate_fact(text: str) -> str:
@@ -223,10 +224,6 @@ class McpServer(StrictModel):
         if strange:
             found.append(f"{strange} under `safe` are not among its `tools`")
         return found
-
-
-COMMAND_PREFIX: Final = "$ "
-"""Prefix of a command in `acceptance`; other entries are for people and language models."""
 
 
 class Goal(StrictModel):
@@ -509,6 +506,10 @@ class Expectation(StrictModel):
         default=None,
         description="What an output says that `errors` describe: not-done, nothing was changed.",
     )
+    commands: Items[NonBlankText] = Field(
+        default=(),
+        description="Commands that must end with exit code 0; {name} is an argument, as one word.",
+    )
     agrees_with: Agreement | None = Field(
         default=None, description="Another tool, which is called as well and must say the same."
     )
@@ -741,7 +742,7 @@ class TaskBody(StrictModel):
     undo: Fallback | None = Field(default=None, description="What takes its effects back.")
     acceptance: Items[Text] = Field(
         default=(),
-        description="How to see that it was done well: in words, or as a command after `$ `.",
+        description="How a person or a model sees that it was done well, in words.",
     )
     expect: Expectation | None = Field(
         default=None,
@@ -753,6 +754,16 @@ class TaskBody(StrictModel):
     metadata: JsonObject = Field(
         default_factory=dict, description="Anything you want to keep with it."
     )
+
+    @property
+    def commands(self) -> Sequence[str]:
+        """The commands that must succeed after its work (`expect.commands`)."""
+        return () if self.expect is None else self.expect.commands
+
+    @property
+    def lasting_expectation(self) -> Expectation:
+        """What is expected of whatever takes its place: its commands, and nothing of the output."""
+        return Expectation(commands=self.commands)
 
 
 class Fallback(TaskBody):

@@ -41,15 +41,17 @@ class TaskContext:
     Attributes:
         attempt_id: the id of the attempt.
         arguments: the task's arguments with every `${...}` reference replaced by its value.
+        checked: whether the commands that the task expects to succeed have done so.
     """
 
-    __slots__ = ("_context", "_results", "_run", "_task", "arguments", "attempt_id")
+    __slots__ = ("_context", "_results", "_run", "_task", "arguments", "attempt_id", "checked")
 
     def __init__(self, run: ObservedRun, task: Task, attempt_id: AttemptId) -> None:
         self._run = run
         self._task = task
         self.attempt_id = attempt_id
         self.arguments: JsonObject = task.arguments
+        self.checked = False
         self._results: Mapping[str, Any] | None = None
         self._context: Mapping[str, JsonValue] | None = None
 
@@ -181,6 +183,10 @@ class TaskContext:
     ) -> None:
         """Report that a resource has another capacity, or that a tool is (un)available, and why."""
         self._run.change_resource(name, capacity=capacity, available=available, reason=reason)
+
+    def record_checked(self) -> None:
+        """Report that the work has run the commands of `expect`, and they have succeeded."""
+        self.checked = True
 
     def record_process(self, group: int) -> None:
         """Journal a process group that the work started, to be killed if this process dies."""
@@ -348,7 +354,10 @@ class Attempt:
         agreements = attempts.outputs.agreements(entry, self.output)
         if agreements:
             # What is wrong in another way needs no second opinion; the report says so.
-            if attempts.outputs.unexpected(entry, self.output, self.value_of, confirmed=True):
+            checked = self.context.checked
+            if attempts.outputs.unexpected(
+                entry, self.output, self.value_of, confirmed=True, checked=checked
+            ):
                 return
         for agreement in agreements:
             self.asking = agreement.tool
@@ -376,7 +385,9 @@ class Attempt:
             raise UnconfirmedOutput(f"it cannot be confirmed: {problem}", self.output)
         # Of its own, because the work may have changed those that it was given.
         arguments = copy_json(live.arguments(live.entry(self.task.id)))
-        task = self.task.model_copy(update={"tool": name, "arguments": arguments})
+        # What the task expects was held against its own tool.
+        update = {"tool": name, "arguments": arguments, "expect": None}
+        task = self.task.model_copy(update=update)
         context = TaskContext(self.run, task, self.id)
         life.spans.record_asked(self.id, name)
         other: object = None
@@ -474,6 +485,7 @@ class Attempt:
                 must_store=self.must_store,
                 value_of=self.value_of,
                 confirmed=self.confirmed,
+                checked=self.context.checked,
             )
             return True
         assert error is not None

@@ -174,6 +174,7 @@ class OutputKeeper:
         value_of: Callable[[object], object] | None = None,
         *,
         confirmed: bool,
+        checked: bool,
     ) -> UnexpectedOutput | None:
         """Return why an output is not what its tool and its task expect; None if it is.
 
@@ -182,8 +183,16 @@ class OutputKeeper:
             output: its output.
             value_of: makes of the output what is checked; by default the output.
             confirmed: whether the other tools that must say the same were asked, or are yet to be.
+            checked: whether the commands that must succeed after the work have done so.
         """
         expectations = self._expectations(entry)
+        for expectation in expectations:
+            if expectation.commands and not checked:
+                return UnconfirmedOutput(
+                    f"{expectation.commands[0]!r} must succeed, and was not run: a `ToolExecutor`"
+                    " runs commands; in Python, give `expect` a function",
+                    output,
+                )
         if not expectations or isinstance(output, WithheldOutput):
             return None
         broken = self._broken(entry, expectations, output, value_of)

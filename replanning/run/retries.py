@@ -260,6 +260,10 @@ def failure_from(
     )
     if isinstance(error, OutputError):
         failure = replace(failure, kind="output")
+    if isinstance(error, UnexpectedOutput):
+        # What a call did is unknown where its answer makes no sense.
+        is_known = error.not_done or error.missed
+        failure = replace(failure, kind="unexpected", in_doubt=not is_known)
     return failure
 
 
@@ -624,16 +628,12 @@ class FailureKeeper:
             if self.is_transient is not None:
                 is_transient = self._ask_is_transient
             failure = failure_from(error, policy.on, is_transient)
-            if isinstance(error, UnexpectedOutput):
-                failure = replace(failure, kind="unexpected", in_doubt=False)
-                if has_no_effect(entry.task, tool):
-                    pass
-                elif error.not_done:
-                    # As a rule, no other tool makes the change, and trying again does no harm.
-                    failure = replace(failure, transient=True)
-                else:
-                    # What the call did is unknown where its answer makes no sense.
-                    failure = replace(failure, in_doubt=True)
+        if failure.kind == "unexpected":
+            if has_no_effect(entry.task, tool):
+                failure = replace(failure, in_doubt=False)
+            elif isinstance(error, UnexpectedOutput) and error.not_done:
+                # As a rule, no other tool makes the change, and trying again does no harm.
+                failure = replace(failure, transient=True)
         message = failure.message
         kind = failure.kind
         most = self.settings.judge.max_iterations

@@ -220,6 +220,7 @@ class RunningAttempts:
         must_store: bool = True,
         value_of: Callable[[object], object] | None = None,
         confirmed: bool = False,
+        checked: bool = False,
     ) -> UnexpectedOutput | None:
         """Take the output of an attempt, see `PlanRun.succeeded`.
 
@@ -230,6 +231,7 @@ class RunningAttempts:
                 of being left out of it.
             value_of: makes of the output what expectations are about; by default the output.
             confirmed: whether the other tools that must say the same have done so.
+            checked: whether the commands that must succeed after the work have done so.
 
         Returns:
             Why the output is not as expected, so that the attempt has failed; None if it is.
@@ -237,7 +239,9 @@ class RunningAttempts:
         entry = self._take_out(attempt_id, "succeeded")
         if entry is None:
             return None
-        unexpected = self.outputs.unexpected(entry, output, value_of, confirmed=confirmed)
+        unexpected = self.outputs.unexpected(
+            entry, output, value_of, confirmed=confirmed, checked=checked
+        )
         if unexpected is not None:
             self._record_failure(attempt_id, entry, unexpected)
             return unexpected

@@ -282,6 +282,9 @@ class WorkContext(Protocol):
     def tool(self) -> ToolSpec | None:
         """The tool in the live plan; None if the plan does not describe it."""
 
+    def record_checked(self) -> object:
+        """Record that the commands that the task expects to succeed have done so."""
+
     def record_process(self, pid: int, /) -> object:
         """Record that the tool started a process group, before the group does anything."""
 

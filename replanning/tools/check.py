@@ -33,7 +33,6 @@ from replanning.plan.references import (
 )
 from replanning.plan.risk import command_risk
 from replanning.plan.tasks import (
-    COMMAND_PREFIX,
     ERROR_STATUSES,
     EXIT_CODES,
     TIMEOUT,
@@ -182,9 +181,9 @@ def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
                 if missing := [name for name in names if name not in body.arguments]:
                     given = f"given are {brief_repr(list(body.arguments))}"
                     why.append(f"it needs the arguments {brief_repr(missing)}, {given}")
-                at = format_path((*path, "acceptance", number) if body.acceptance else path)
+                at = format_path((*path, "expect", "commands", number) if body.commands else path)
                 yield from (
-                    Problem(at, f"task {task.id!r}: the check {text!r}: {problem}")
+                    Problem(at, f"task {task.id!r}: the command {text!r}: {problem}")
                     for problem in why
                 )
 
@@ -291,13 +290,11 @@ def _error_names(kind: str) -> frozenset[str]:
 
 
 def _read_commands(checks: Sequence[str]) -> tuple[list[_Command], bool, set[str]]:
-    """Return the commands among checks (number, text, problems, arguments), whether any is wrong, and all arguments."""
+    """Return commands (number, text, problems, arguments), whether any is wrong, and all arguments."""
     commands: list[_Command] = []
-    for number, text in enumerate(checks):
-        if text.startswith(COMMAND_PREFIX):
-            command = text.removeprefix(COMMAND_PREFIX)
-            needed = tuple(missing_arguments([command], {IDEMPOTENCY_KEY: ""}))
-            commands.append((number, text, command_problems(command), needed))
+    for number, command in enumerate(checks):
+        needed = tuple(missing_arguments([command], {IDEMPOTENCY_KEY: ""}))
+        commands.append((number, command, command_problems(command), needed))
     return (
         commands,
         any(found for _, _, found, _ in commands),
@@ -615,11 +612,12 @@ def _accepted_arguments(tool: ToolSpec) -> set[str]:
 
 
 def _task_bodies(path: JsonPath, task: TaskBody) -> list[tuple[JsonPath, TaskBody, Sequence[str]]]:
-    """Return a task with its fallbacks and undo tasks at all levels: path, body, acceptance."""
-    bodies: list[tuple[JsonPath, TaskBody, Sequence[str]]] = [(path, task, task.acceptance)]
+    """Return a task with its fallbacks and undo tasks at all levels: path, body, commands of `expect`."""
+    bodies: list[tuple[JsonPath, TaskBody, Sequence[str]]] = [(path, task, task.commands)]
     for where, body, held in bodies:  # grows while it is iterated
         for index, fallback in enumerate(body.fallbacks):
-            bodies.append(((*where, "fallbacks", index), fallback, fallback.acceptance or held))
+            inherited = held if fallback.expect is None else fallback.commands
+            bodies.append(((*where, "fallbacks", index), fallback, inherited))
         if body.undo is not None:
-            bodies.append(((*where, "undo"), body.undo, body.undo.acceptance))
+            bodies.append(((*where, "undo"), body.undo, body.undo.commands))
     return bodies

@@ -16,6 +16,8 @@ import anyio.to_thread
 from pydantic import JsonValue, TypeAdapter
 
 from replanning.environment import Clock, SystemClock
+from replanning.errors import NotAccepted, ToolError, UnconfirmedOutput, UnexpectedOutput
+from replanning.plan.checks import nested_bodies
 from replanning.plan.document import Plan
 from replanning.plan.references import IDEMPOTENCY_KEY
 from replanning.plan.tasks import McpServer, Task, ToolSpec, to_seconds
@@ -77,6 +79,7 @@ class ToolExecutor:
         kinds: runners of further kinds by name, or replacements of the built-in ones.
         servers: the MCP servers; by default those of the plan.
         clock: the clock for delays between restarts of an MCP server; by default that of this machine.
+        commands: commands that tasks may expect to succeed, beside those in the tasks of the plan.
     """
 
     def __init__(
@@ -91,10 +94,16 @@ class ToolExecutor:
         kinds: Mapping[str, ToolRunner] | None = None,
         servers: Mapping[str, McpServer] | None = None,
         clock: Clock | None = None,
+        commands: Iterable[str] = (),
     ) -> None:
         self._tools = {
             tool.name: tool for tool in (tools.tools if isinstance(tools, Plan) else tools)
         }
+        self._commands = set(commands)
+        if isinstance(tools, Plan):
+            for task in tools.tasks:
+                for _, body in nested_bodies(task):
+                    self._commands.update(body.commands)
         self._default_timeout = None if default_timeout is None else to_seconds(default_timeout)
         self._output_limit = output_limit
         self._cwd = Path(cwd) if cwd is not None else Path()
@@ -195,6 +204,8 @@ class ToolExecutor:
 
         Raises:
             ToolError: the tool cannot be run, or failed; those that may pass are `TransientError`s too.
+            UnexpectedOutput: a command that is expected to succeed has failed.
+            NotAccepted: a command that the task expects to succeed is not in the plan.
             Exception: whatever a function of kind `python` raises.
         """
         tool = context.tool or (self._tools.get(task.tool) if task.tool is not None else None)
@@ -208,32 +219,49 @@ class ToolExecutor:
             )
             raise InvalidTool(tool.name, [f"{problem}; known are {sorted(self._runners)}"])
         limit = self._default_timeout if task.timeout is None and tool.timeout is None else None
-        return await self._run(self._runners[tool.kind], tool, task, context, limit)
+        # A model may have written the task, and must not have its commands run.
+        for command in task.commands:
+            if command not in self._commands:
+                raise NotAccepted(
+                    f"the command {command!r} is not in the plan that this executor was made with; it is not run",
+                    "blocked",
+                )
+        output = await self._run(self._runners[tool.kind], tool, task, context, limit)
+        expected = () if tool.expect is None else tool.expect.commands
+        if expected or task.commands:
+            await self._check([*expected, *task.commands], tool, task, context, output)
+        return output
 
-    async def check(self, command: str, task: Task, context: WorkContext) -> str:
-        """Run a command that checks whether a task was done well, where its tool works and with the same arguments.
-
-        Args:
-            command: as the command of a tool; `{name}` is an argument of the task.
-            task: its references must be resolved.
-            context: the attempt that is checked.
-
-        Returns:
-            Nothing if the command ends with 0, else what it says.
+    async def _check(
+        self,
+        commands: Iterable[str],
+        own: ToolSpec,
+        task: Task,
+        context: WorkContext,
+        output: JsonValue,
+    ) -> None:
+        """Run the commands that are expected to succeed, where the tool works and with the same arguments.
 
         Raises:
-            ToolError: the command cannot be run, or not to its end.
+            UnexpectedOutput: a command failed, which says that the task was not done.
+            UnconfirmedOutput: a command cannot be run, or not to its end.
         """
-        own = context.tool or self._tools.get(task.tool or "") or ToolSpec(name="acceptance")
-        described = {"cwd": own.cwd, "workspace": own.workspace, "env": own.env}
-        tool = ToolSpec.model_validate(
-            {"name": "acceptance", "kind": "shell", "command": command, **described}
-        )
-        try:
-            await self._run(run_shell, tool, task, context, self._default_timeout)
-        except CommandFailed as error:
-            return str(error)
-        return ""
+        for command in commands:
+            fields = {"cwd": own.cwd, "workspace": own.workspace, "env": own.env}
+            tool = ToolSpec.model_validate(
+                {"name": "expect", "kind": "shell", "command": command, **fields}
+            )
+            try:
+                await self._run(run_shell, tool, task, context, self._default_timeout)
+            except ToolError as error:
+                if isinstance(error, CommandFailed) and not error.in_doubt:
+                    raise UnexpectedOutput(
+                        f"expected {command!r} to succeed: {error}", output, missed=True
+                    ) from None
+                raise UnconfirmedOutput(
+                    f"expected {command!r} to succeed, and it gave no verdict: {error}", output
+                ) from None
+        context.record_checked()
 
     async def _run(
         self,

@@ -1,4 +1,4 @@
-"""The command line runs the checks in the acceptance of tasks, and asks the judge about the rest."""
+"""The command line runs the commands that tasks expect to succeed, and asks the judge about what stands in words."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ from pathlib import Path
 import pytest
 
 from replanning.plan.types import JsonValue
-from replanning.tools import InvalidArguments, ToolExecutor, ToolTimedOut, ToolUnavailable
 from tests.support.cli import answer, cli, lines, planned, write_plan, write_settings, write_tools
 from tests.support.llm_server import LLMRequest, ScriptedLLMServer
 from tests.support.planning import Model
-from tests.support.tools import Attempt, shell, task
 
 
 def test_failed_check_is_replanned(tmp_path):
-    """A command that ends well and misses its acceptance is replaced by another tool, whose work passes the check."""
+    """A tool that ends well and misses its purpose is replaced by another one, whose work passes the check."""
     tools = {
         "sloppy": "true {out} ## capability: build",
         "careful": "echo built > {out} ## capability: build",
     }
     tasks = """
-        id: build, tool: sloppy, arguments: {out: it.txt}, acceptance: ["a file with the word", "$ grep built {out}"]
+        id: build, tool: sloppy, arguments: {out: it.txt}, acceptance: ["a file with the word"], expect: {commands: ["grep built {out}"]}
         id: use, tool: careful, arguments: {out: used.txt}, depends_on: [build]
     """
     write_plan(tmp_path, tools, tasks)
@@ -32,37 +30,23 @@ def test_failed_check_is_replanned(tmp_path):
     assert lines(tmp_path / "it.txt") == lines(tmp_path / "used.txt") == ["built"]
 
 
+def test_command_among_words_is_refused(tmp_path):
+    """A command in `acceptance`, where earlier versions had it, is refused with how it is written."""
+    tasks = 'id: build, tool: only, acceptance: ["fine", "$ test -e it"]'
+    write_plan(tmp_path, {"only": "true"}, tasks)
+    told = cli(tmp_path, "validate", "plan.yaml", code=2).stderr
+    assert "tasks[0].acceptance[1]" in told
+    assert "write it as `expect: {commands: ['test -e it']}`" in " ".join(told.split())
+
+
 def test_wrong_check_is_refused(tmp_path):
     """A check that is no command, or needs an argument that the task lacks, is refused before anything runs."""
-    tasks = 'id: build, tool: only, acceptance: ["fine", "$ grep \'{out}\' it", "$ test -e {else}"]'
+    tasks = 'id: build, tool: only, expect: {commands: ["grep \'{out}\' it", "test -e {else}"]}'
     write_plan(tmp_path, {"only": "echo once >> log.txt"}, tasks)
     told = cli(tmp_path, "run", "plan.yaml", code=2).stderr
-    for text in ("acceptance[1]", "acceptance[2]", "it needs the arguments ['else'], given are []"):
+    for text in ("commands[0]", "commands[1]", "it needs the arguments ['else'], given are []"):
         assert text in told
     assert not lines(tmp_path / "log.txt")
-
-
-async def test_check_works_as_its_tool(tmp_path):
-    """A check runs where the tool of its task works, with its environment and its arguments as single words."""
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "a b.txt").write_text("x")
-    executor = ToolExecutor([shell("true", cwd="sub", env={"WORD": "x"})], cwd=tmp_path)
-    attempt = Attempt()
-    assert await executor.check('grep "$WORD" {name}', task({"name": "a b.txt"}), attempt) == ""
-    assert attempt.noted, "its process group is on record, to be stopped after a crash"
-    assert "ended with exit code 1" in await executor.check("echo no >&2; exit 1", task(), attempt)
-
-
-async def test_check_that_says_nothing(tmp_path):
-    """A check that cannot be run, or not to its end, is an error and no verdict."""
-    executor = ToolExecutor([shell("true")], cwd=tmp_path, default_timeout=0.05, environ={})
-    with pytest.raises(InvalidArguments, match=r"it needs the arguments \['it'\], given are"):
-        await executor.check("test -e {it}", task(), Attempt())
-    with pytest.raises(ToolTimedOut):
-        await executor.check("while :; do :; done", task(), Attempt())
-    unset = ToolExecutor([shell("true", env={"A": "{env:NOT_SET}"})], environ={})
-    with pytest.raises(ToolUnavailable, match="NOT_SET"):
-        await unset.check("true", task(), Attempt())
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ async def test_what_the_journal_lacks_is_said() -> None:
     async with open_run(Plan.parse(ELSEWHERE), store=store, run_id="elsewhere"):
         pass
     (note,) = bodies(store, "elsewhere", ErrorContained)
-    places = "the arguments of task 'a', the arguments of task 'b', the checks of task 'c', the context 'key'"
+    places = "the arguments of task 'a', the arguments of task 'b', the commands of task 'c', the context 'key'"
     assert f"stands in {places}; the run uses it" in note.error
 
 
@@ -90,7 +90,7 @@ tools: [{name: t, kind: shell, command: "echo {x}"}]
 tasks:
   - {id: a, tool: t, arguments: {x: 1}, fallbacks: [{tool: t, arguments: {x: password=hunter2-a}}]}
   - {id: b, tool: t, arguments: {x: 1}, undo: {tool: t, arguments: {x: password=hunter2-b}}}
-  - {id: c, tool: t, arguments: {x: 1}, acceptance: [no password=hunter2-c, "$ login password=hunter2-d"]}
+  - {id: c, tool: t, arguments: {x: 1}, acceptance: [no password=hunter2-c], expect: {commands: ["login password=hunter2-d"]}}
   - {id: d, tool: t, arguments: {x: 1}, acceptance: [no password=hunter2-e]}
 """
 
@@ -159,7 +159,8 @@ LACKING = {
     "argument": f"tasks: [{{id: a}}, {{id: b, arguments: {{token: {TOKEN}}}, depends_on: [a]}}]",
     "argument of tools": f"tools: [{{name: t, capability: c}}, {{name: u, capability: c}}]\n"
     f"tasks: [{{id: a}}, {{id: b, tool: t, arguments: {{token: {TOKEN}}}, depends_on: [a]}}]",
-    "check": f"tasks: [{{id: a}}, {{id: b, acceptance: [in words, '$ grep {TOKEN} file']}}]",
+    "check": f"tasks: [{{id: a}}, {{id: b, acceptance: [in words], expect: {{commands: ['grep {TOKEN} file']}}}}]",
+    "command of a tool": f"tools: [{{name: t, expect: {{commands: ['grep {TOKEN} x']}}}}]\ntasks: [{{id: a}}, {{id: b, tool: t}}]",
     "tool": f"tools: [{{name: t, env: {{TOKEN: {TOKEN}}}}}]\ntasks: [{{id: a}}, {{id: b, tool: t}}]",
     "server": f"mcp: {{s: {{command: [x], env: {{TOKEN: {TOKEN}}}}}, other: {{command: [y]}}}}\n"
     "tools: [{name: s.t, kind: mcp, server: s}]\ntasks: [{id: a}, {id: b, tool: s.t}]",
@@ -230,7 +231,9 @@ async def test_a_task_that_lacked_a_secret_runs_once_the_plan_is_given(place: st
             run.succeeded(run.started(task.id), 1)
     async with quick_engine(store).run_or_resume(plan, run_id="run") as run:
         async for task in run.ready():
-            run.succeeded(run.started(task.id), 2)
+            async with run.attempt(task) as attempt:
+                attempt.output = 2
+                attempt.context.record_checked()
     assert (run.result.status, run.result.outputs) == ("succeeded", {"a": 1, "b": 2})
     assert [revised.reason for revised in run.result.revisions] == [
         "the secrets that 'b' lacked were given again"

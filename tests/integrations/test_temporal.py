@@ -37,6 +37,7 @@ from replanning.journal.memory import MemoryStore
 from replanning.journal.records import (
     AlternativesConsidered,
     AttemptFailed,
+    AttemptSucceeded,
     ContextUpdated,
     QuestionAsked,
     Record,
@@ -180,6 +181,49 @@ async def test_functions(address):
     async with runs(address, ReplanningPlugin(tools=[flaky])) as start:
         result = await (await start(plan)).result()
     assert (result["status"], result["outputs"], tries) == ("succeeded", {"a": 2}, [1, 1, 1])
+
+
+async def test_expectations(address):
+    """A second tool is another activity; an output that it does not confirm, or that a function refuses, is unexpected."""
+    calls: list[str] = []
+
+    @tool(capability="price", effect="none", expect={"agrees_with": "mirror"})
+    def shop(item: str) -> int:
+        calls.append("shop")
+        return 10
+
+    @tool(capability="price", effect="none")
+    def mirror(item: str) -> int:
+        calls.append("mirror")
+        return 10 if item == "x" else 12
+
+    @tool(expect=lambda output: output == 10)
+    def buy(price: int) -> int:
+        return price
+
+    plan = Plan.parse("""
+        goal: {objective: buy}
+        sequential: true
+        tasks:
+          - {id: a, tool: shop, arguments: {item: x}}
+          - {id: b, tool: shop, arguments: {item: y}}
+          - {id: c, tool: buy, arguments: {price: "${b.output}"}}
+    """)
+    plugin = ReplanningPlugin(tools=[shop, mirror, buy])
+    async with runs(address, plugin) as start:
+        run = await start(plan)
+        (asked,) = await recorded(run, QuestionAsked)
+        failed = await recorded(run, AttemptFailed)
+        succeeded = await recorded(run, AttemptSucceeded)
+        await run.handle.terminate()
+        await replay(run, plugin)
+    assert calls == ["shop", "mirror", "shop", "mirror", "mirror"]
+    assert [each.output for each in succeeded] == [10, 12]
+    assert [(each.failure.kind, each.failure.in_doubt) for each in failed] == [
+        ("unexpected", False),
+        ("unexpected", True),
+    ]
+    assert "the output of 'buy' is not as expected" in str(asked)
 
 
 @pytest.mark.parametrize("name", ["reset", "500", "connection", "error"])

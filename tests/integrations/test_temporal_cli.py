@@ -273,11 +273,11 @@ def test_a_worker_that_is_stopped(tmp_path, on):
         "wait": "echo waits >> log; while ! test -f go; do sleep 0.05; done",
         "say": "echo done",
     }
-    checked = "id: first, tool: wait, idempotent: true, acceptance: ['$ test -f go']"
+    checked = "id: first, tool: wait, idempotent: true, expect: {commands: ['test -f go']}"
     write_plan(
         tmp_path,
         tools,
-        f"{checked}\nid: then, tool: say, depends_on: [first], acceptance: ['$ test -f good']",
+        f"{checked}\nid: then, tool: say, depends_on: [first], expect: {{commands: ['test -f good']}}",
     )
     write_plan(tmp_path, tools, checked, name="other.yaml")
     run = f"run-{uuid.uuid4().hex}"
@@ -295,7 +295,7 @@ def test_a_worker_that_is_stopped(tmp_path, on):
             result = json.loads(following.end(4))
             asked = cli(tmp_path, "pending", run, on).stdout
     assert (result["tasks"]["first"], (tmp_path / "log").read_text()) == ("DONE", "waits\nwaits\n")
-    assert "no file of this worker has the check '$ test -f good'" in asked
+    assert "the command 'test -f good' is not in the plan that this executor was made with" in asked
 
 
 def test_the_sdk_is_missing(tmp_path, monkeypatch):

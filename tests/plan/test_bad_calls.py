@@ -39,7 +39,7 @@ from replanning.journal import (
     SqliteStore,
     open_store,
 )
-from replanning.judging import JudgedWork, RuleJudge
+from replanning.judging import JudgedWork, LLMJudge
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 from replanning.planning import PlanningCoordinator
 from replanning.testing import ScriptedLLM
@@ -309,7 +309,7 @@ async def test_calls_of_a_run(call, error, message):
         ),
         (lambda: ReplanningEngine(store="a\0.db"), StoreError, "'a\\x00.db' cannot be a store: "),
         (
-            lambda: JudgedWork(blocking, RuleJudge()),
+            lambda: JudgedWork(blocking, LLMJudge(ScriptedLLM([]))),
             TypeError,
             "work is 'blocking', which is not async",
         ),

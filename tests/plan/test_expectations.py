@@ -222,6 +222,17 @@ def test_mistakes(expect, problem, place):
     assert f"{place}s[0].expect" in str(problem_found)
 
 
+def test_commands_among_words():
+    """A command in `acceptance`, where earlier versions had it, is refused with how it is written now."""
+    task = "{id: a, acceptance: [fine, '$ ls x'], undo: {acceptance: ['$ ls y', $5 at most]}}"
+    with pytest.raises(PlanError) as refused:
+        Plan.parse(f"{{goal: {{objective: x}}, tasks: [{task}]}}")
+    first, second = refused.value.problems
+    assert first.place.endswith("tasks[0].acceptance[1]")
+    assert "write it as `expect: {commands: ['ls x']}`" in first.message
+    assert second.place.endswith("tasks[0].undo.acceptance[0]")
+
+
 def test_value_named_once():
     """The problem of a condition names the condition itself, and does not repeat it as the value."""
     with pytest.raises(PlanError) as refused:

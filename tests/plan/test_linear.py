@@ -117,7 +117,7 @@ PLANS: Final[Mapping[str, Callable[[int], Document]]] = {
         "tasks": users((n - 80_000) // 60, x="1"),
     },
     "checks that fallbacks inherit": lambda n: {
-        "tasks": [{"id": "a", "acceptance": ["$ echo {x}"] * (n // 30), "fallbacks": [{"arguments": {"x": 1}}] * (n // 60)}]
+        "tasks": [{"id": "a", "expect": {"commands": ["echo {x}"] * (n // 30)}, "fallbacks": [{"arguments": {"x": 1}}] * (n // 60)}]
     },
     "tools of one capability": lambda n: {
         "tools": numbered(n // 120, lambda i: shell(f"echo {{x{i}}}", f"t{i}", capability="c")),

@@ -24,7 +24,11 @@ class Attempt:
     idempotency_key: str = "key-1"
     tool: ToolSpec | None = None
     noted: list[int] = field(default_factory=list)
+    checked: bool = False
     on_note: Callable[[int], object] = id
+
+    def record_checked(self) -> None:
+        self.checked = True
 
     def record_process(self, pid: int) -> None:
         self.noted.append(pid)

@@ -186,3 +186,15 @@ def test_report_as_json():
     nothing = SimulationReport("none", ())
     assert (nothing.success_rate, nothing.makespan) == (0.0, None)
     assert repr(nothing) == "<SimulationReport of 'none': no runs>"
+
+
+def test_expectations_that_are_not_checked() -> None:
+    """No commands are run in a simulation, and no second tool is: an attempt has the outcome that the faults say."""
+    expecting = Plan.parse("""
+        goal: {objective: x}
+        tools:
+          - {name: t, capability: c, expect: {commands: [make], agrees_with: u}}
+          - {name: u, capability: c, effect: none}
+        tasks: [{id: a, tool: t}]
+    """)
+    assert simulate(expecting, runs=1).success_rate == 1.0

@@ -41,16 +41,21 @@ def test_nothing_is_wrong():
 
 
 def test_a_fallback_that_cannot_be_checked_as_its_task_is():
-    """A fallback is held to the checks of its task: one that lacks an argument for them is named, one with its own is not."""
+    """A fallback is held to the commands of its task: one that lacks an argument for them is named, one that expects something itself is not."""
     tool: JsonObject = {"name": "a", "kind": "shell", "command": "echo"}
     fallbacks: list[JsonObject] = [
         {"tool": "a", "arguments": {"y": 1}},
-        {"tool": "a", "acceptance": ["a file"], "fallbacks": [{"tool": "a"}]},
+        {"tool": "a", "expect": {"errors": ["E"]}, "fallbacks": [{"tool": "a"}]},
         {"tool": "a", "arguments": {"x": 2}},
     ]
-    task: JsonObject = {"id": "t", "tool": "a", "arguments": {"x": 1}, "acceptance": ["$ ls {x}"]}
+    task: JsonObject = {
+        "id": "t",
+        "tool": "a",
+        "arguments": {"x": 1},
+        "expect": {"commands": ["ls {x}"]},
+    }
     problems = check_tools(plan(tool, tasks=[{**task, "fallbacks": fallbacks}]))
-    why = "task 't': the check '$ ls {x}': it needs the arguments ['x'], given are ['y']"
+    why = "task 't': the command 'ls {x}': it needs the arguments ['x'], given are ['y']"
     assert problems == [Problem("tasks[0].fallbacks[0]", why)]
 
 
@@ -124,7 +129,7 @@ def test_arguments_without_effect():
     ]
     given: JsonObject = {"x": 1, "y": 2, "checked": 3, "modes": 4}
     tasks: list[JsonObject] = [
-        {"id": "t", "tool": "a", "arguments": given, "acceptance": ["$ ls {checked}"]},
+        {"id": "t", "tool": "a", "arguments": given, "expect": {"commands": ["ls {checked}"]}},
         {"id": "w", "tool": "w", "arguments": given},
         {"id": "p", "tool": "p", "arguments": given},
         {"id": "f", "tool": "p", "fallbacks": [{"tool": "b", "arguments": {"z": 1, "y": 1}}]},
@@ -337,7 +342,7 @@ def test_missing_arguments():
         "id": "one",
         "tool": "a",
         "arguments": {"x": 1},
-        "acceptance": ["$ grep {idempotency_key} log"],
+        "expect": {"commands": ["grep {idempotency_key} log"]},
         "fallbacks": [
             {"tool": "a", "arguments": {"x": 1, "y": 2}},
             {"tool": "a", "arguments": {"y": 1}},

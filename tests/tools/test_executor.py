@@ -7,7 +7,15 @@ import pytest
 from pydantic import JsonValue
 
 from replanning import ReplanningEngine
-from replanning.errors import ReplanningError, ToolError, TransientError
+from replanning.changes import ReplaceTask
+from replanning.errors import (
+    ReplanningError,
+    ToolError,
+    TransientError,
+    UnconfirmedOutput,
+    UnexpectedOutput,
+)
+from replanning.plan import Expectation
 from replanning.plan.document import Plan
 from replanning.plan.tasks import Task
 from replanning.tools import (
@@ -18,6 +26,7 @@ from replanning.tools import (
     ToolTimedOut,
     UnknownTool,
 )
+from tests.support.runs import Proposer, alternative
 from tests.support.tools import PATIENCE, Attempt, call, shell, spec, task
 
 PLAN = Plan.model_validate(
@@ -220,3 +229,96 @@ async def test_second_tool():
     async with ToolExecutor(plan) as execute:
         result = await engine.execute(plan, execute)
     assert [result.outputs[name]["stdout"] for name in "ab"] == ["0", "2"]
+
+
+async def check(
+    executor: ToolExecutor,
+    command: str,
+    context: Attempt,
+    arguments: dict[str, JsonValue] | None = None,
+) -> None:
+    """Execute a task after which a command must succeed."""
+    await executor(task(arguments, expect={"commands": [command]}), context)
+
+
+async def test_command_works_as_its_tool(tmp_path):
+    """A command that must succeed runs where the tool of its task works, with its environment and its arguments as single words."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a b.txt").write_text("x")
+    right, wrong = 'grep "$WORD" {name}', "echo no >&2; exit 1"
+    tool = shell("true", cwd="sub", env={"WORD": "x"}, expect={"commands": ["test -d ."]})
+    executor = ToolExecutor([tool], cwd=tmp_path, commands=[right, wrong])
+    attempt = Attempt()
+    await check(executor, right, attempt, arguments={"name": "a b.txt"})
+    assert attempt.checked
+    assert len(attempt.noted) == 3, (
+        "their process groups are on record, to be stopped after a crash"
+    )
+    failed = Attempt()
+    with pytest.raises(UnexpectedOutput, match="to succeed: tool 'expect' ended with exit") as told:
+        await check(executor, wrong, failed)
+    assert (told.value.missed, told.value.output) == (
+        True,
+        {"exit_code": 0, "stdout": "", "stderr": ""},
+    )
+    assert not failed.checked
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("test -e {it}", r"it needs the arguments \['it'\], given are"),
+        ("while :; do :; done", "0.05 s"),
+        ("kill -9 $$", "SIGKILL"),
+    ],
+)
+async def test_command_without_a_verdict(command, said, tmp_path):
+    """A command that cannot be run, or not to its end, says nothing: the tool may have done its work."""
+    executor = ToolExecutor([shell("true")], cwd=tmp_path, default_timeout=0.05, commands=[command])
+    with pytest.raises(UnconfirmedOutput, match=f"it gave no verdict: .*{said}") as told:
+        await check(executor, command, Attempt())
+    assert not told.value.missed
+
+
+BUILD = """
+goal: {objective: test}
+tools:
+  - {name: make, kind: shell, command: "touch {out}", expect: {commands: ["test -e {out}"]}}
+tasks:
+  - {id: a, tool: make, arguments: {out: x}, expect: {commands: ["test -e y"]}, fallbacks: [{tool: make, arguments: {out: y}}]}
+"""
+
+
+async def test_commands_of_a_plan(tmp_path):
+    """A command that fails says that its task was not done, so that another way is taken without asking; a fallback must pass it, too."""
+    plan = Plan.parse(BUILD)
+    engine = ReplanningEngine(providers=["repair"])
+    async with ToolExecutor(plan, cwd=tmp_path) as execute:
+        result = await engine.execute(plan, execute)
+    assert (result.status, len(result.revisions)) == ("succeeded", 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x", "y"]
+
+
+async def test_commands_that_nobody_stated(tmp_path):
+    """A command that is not in the plan, as a model may have written it, is not run, and neither is its task."""
+    plan = Plan.parse(BUILD)
+    other = Task(id="b", tool="make", arguments={"out": "z"}, expect=Expectation(commands=["rm *"]))
+    proposer = Proposer(lambda request: [alternative(ReplaceTask(task_id="a", tasks=(other,)))])
+    engine = ReplanningEngine(providers=[proposer])
+    async with ToolExecutor(plan, cwd=tmp_path) as execute:
+        result = await engine.execute(plan, execute)
+    assert "the command 'rm *' is not in the plan that this executor was made with" in result.reason
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+async def test_commands_that_nobody_runs():
+    """Work that runs no commands does not pass for work that has passed them."""
+
+    async def work(task: Task, context: object) -> str:
+        return "done"
+
+    result = await ReplanningEngine().execute(Plan.parse(BUILD), work)
+    assert result.status == "needs_human"
+    assert "'test -e {out}' must succeed, and was not run: a `ToolExecutor` runs" in str(
+        result.failures
+    )

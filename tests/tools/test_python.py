@@ -12,9 +12,10 @@ import pytest
 from replanning import Plan, ReplanningEngine
 from replanning.errors import TransientError
 from replanning.journal import MemoryStore
-from replanning.judging import JudgedWork, RuleJudge
+from replanning.judging import JudgedWork, LLMJudge
 from replanning.plan.types import TaskId
 from replanning.run import Work
+from replanning.testing import ScriptedLLM
 from replanning.tools import InvalidArguments, InvalidTool, ToolExecutor, ToolUnavailable
 from tests.support.tools import PATIENCE, Attempt, call, spec, task
 
@@ -213,7 +214,8 @@ async def test_results_have_the_type_of_the_return_annotation(is_judged: bool) -
     """What a function returns is stored as its annotation says, and comes back as that after a resume."""
     plan, store = Plan.parse(PART), MemoryStore()
     executor = ToolExecutor(plan)
-    work: Work = JudgedWork(executor, RuleJudge(executor.check)) if is_judged else executor
+    accepting = ScriptedLLM([{"success": True}] * 2)
+    work: Work = JudgedWork(executor, LLMJudge(accepting)) if is_judged else executor
     engine = ReplanningEngine(store=store)
     async with engine.open(plan, run_id="r") as run:
         await run.perform(TaskId("part"), work)

@@ -592,12 +592,15 @@ async def test_paths_stay_in_the_workspace(tmp_path, kind, given, refused):
 
 
 async def test_commands_and_checks_work_in_the_workspace(tmp_path):
-    """A command runs in its workspace, as does a check of its task; a directory outside of it is refused."""
+    """A command runs in its workspace, as does one that must succeed after it; a directory outside of it is refused."""
     (tmp_path / "ws").mkdir()
     tool = shell("pwd", workspace="ws")
     assert (await use(tool, cwd=tmp_path))["stdout"] == str(tmp_path / "ws")
-    executor = ToolExecutor([tool], cwd=tmp_path)
-    assert await executor.check("test $(basename $PWD) = ws", task(), Attempt()) == ""
+    checked = Attempt()
+    command = "test $(basename $PWD) = ws"
+    executor = ToolExecutor([tool], cwd=tmp_path, commands=[command])
+    await executor(task(expect={"commands": [command]}), checked)
+    assert checked.checked
     with pytest.raises(
         InvalidArguments,
         match="'cwd' is '.', which is outside of its workspace".replace("'.'", ".*"),
