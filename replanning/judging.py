@@ -127,7 +127,7 @@ class JudgedWork:
     The judge is asked within the attempt, so a deadline of the task holds for both. A judgement to continue makes the task
     NEEDS_CONTINUATION; it is run again, at most `judge.max_iterations` times in all, with the judge's words in
     `context.feedback`. A judgement to replan fails the attempt, and the engine seeks an alternative. Otherwise the task is
-    BLOCKED, with the reason. Work that raises has failed as usual, and is not judged.
+    BLOCKED, with the reason. Work that raises, or whose output is not as expected, has failed as usual, and is not judged.
 
     Args:
         work: executes one task.
@@ -163,6 +163,8 @@ class JudgedWork:
         judge = self._judge
         if not (settings.enabled and settings.judge.enabled):
             return output
+        # A judge, which may be a model, sees no output that is not as expected.
+        life.outputs.require_expected(life.live.entry(task.id), output)
         timeout = settings.judge.timeout_seconds
         deadline = life.clock.now() + timeout
         shown = copy_json(output)  # what is not JSON stays as it is

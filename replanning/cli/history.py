@@ -253,6 +253,8 @@ def why(
                 if entry.after is not None
                 else ""
             )
+            if isinstance(entry, ReplanEvent):
+                found["outputs"] = dict(entry.outputs)
             print_json({"run": history.run, **found, "diff": diff.splitlines()})
         else:
             _print_report(why_report(history, entry))

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from replanning.changes import PlanChange
 from replanning.journal.records import Candidate, DecisionKind, Trigger, Usage
 from replanning.plan.tasks import Goal
-from replanning.plan.types import JsonObject, QuestionId, ReplanId
+from replanning.plan.types import JsonObject, QuestionId, ReplanId, TaskId
 
 ReplanOutcome = Literal["success", "failure", "unknown"]
 
@@ -62,6 +62,7 @@ class ReplanEvent:
         decided_at: the time of the last decision; None if the process died before one was made.
         question: the question to a person about it.
         spent: usage of providers for it, such as calls of language models.
+        outputs: by the failed task, the beginning of an output that was not as expected, as JSON.
     """
 
     replan: ReplanId
@@ -83,6 +84,7 @@ class ReplanEvent:
     question: QuestionEntry | None = None
     spent: Usage = field(default_factory=Usage)
     decided_at: float | None = None
+    outputs: Mapping[TaskId, str] = field(default_factory=dict)
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -24,10 +25,11 @@ from replanning.history.events import (
     ReplanOutcome,
     compute_metrics,
 )
-from replanning.history.wording import trigger_name
+from replanning.history.wording import MAX_LINE_CHARS, trigger_name
 from replanning.journal.records import (
     AlternativesConsidered,
     AnswerRefused,
+    AttemptFailed,
     AttemptStarted,
     AttemptSucceeded,
     Candidate,
@@ -45,6 +47,7 @@ from replanning.journal.records import (
     RunEnded,
     RunOpened,
     RunResumed,
+    TaskFailed,
     Trigger,
     TriggerAttached,
     TriggerDropped,
@@ -56,6 +59,7 @@ from replanning.journal.store import CurrentRunStatus, RunStore
 from replanning.live.plan import LivePlan
 from replanning.live.view import PlanView
 from replanning.plan.document import Plan
+from replanning.plan.messages import truncate
 from replanning.plan.tasks import Goal
 from replanning.plan.types import QuestionId, ReplanId, RunId, TaskId, TriggerId
 
@@ -125,7 +129,7 @@ class ReplanHistory:
         self.goal_edits: deque[GoalEdit] = deque(maxlen=max_events)
         self.dropped_triggers: deque[DroppedTrigger] = deque(maxlen=max_events)
         self._kept = _KeptReplans(max_events)
-        self._triggers: dict[TriggerId, Trigger] = {}
+        self._causes = _Causes()
         self._questions = _OpenQuestions()
         self._pending_usage = Usage()
         self.refresh()
@@ -346,10 +350,12 @@ class ReplanHistory:
                 self.goal = body.goal
                 edit = GoalEdit(at, body.goal, body.changed, body.reason, body.by)
                 self.goal_edits.append(edit)
+            case AttemptFailed():
+                self._causes.fail(body)
             case TriggerFired():
-                self._triggers[body.trigger.id] = body.trigger
+                self._causes.triggers[body.trigger.id] = body.trigger
             case TriggerDropped():
-                trigger = self._triggers.pop(body.trigger, None)
+                trigger = self._causes.triggers.pop(body.trigger, None)
                 # A decision may have settled it before, and then it had a consequence.
                 if trigger is not None:
                     dropped = DroppedTrigger(at, trigger, body.reason)
@@ -360,12 +366,20 @@ class ReplanHistory:
                 if body.provider is not None:
                     self._pending_usage += body.usage
             case AlternativesConsidered():
-                triggers = self._resolve_triggers(body.triggers)
+                triggers = self._causes.resolve(body.triggers)
                 # Replans are considered one after another: usage since the last one is this one's.
                 spent = self._pending_usage
                 self._pending_usage = Usage()
                 candidates = body.candidates
-                event = ReplanEvent(body.replan, at, triggers, candidates, body.notes, spent=spent)
+                event = ReplanEvent(
+                    body.replan,
+                    at,
+                    triggers,
+                    candidates,
+                    body.notes,
+                    spent=spent,
+                    outputs=self._causes.outputs(triggers),
+                )
                 self._kept.store(event)
             case DecisionMade():
                 self._fold_decision(at, body)
@@ -394,7 +408,7 @@ class ReplanHistory:
                 note = f"the answer of {person} was refused: {body.reason}"
                 self._add_note(body.question, note)
             case TriggerAttached():
-                trigger = self._triggers.get(body.trigger)
+                trigger = self._causes.triggers.get(body.trigger)
                 name = trigger_name(trigger)
                 self._add_note(body.question, f"{name} waits for the same answer")
 
@@ -404,16 +418,17 @@ class ReplanHistory:
         The cases are a replan that is kept, one that was evicted while a person was asked about it,
         and one that no record of considered alternatives began, because a limit decided at once.
         """
-        triggers = self._resolve_triggers(body.triggers)
+        triggers = self._causes.resolve(body.triggers)
         # A question settles nothing: its triggers are named again by the final decision.
         if body.decision != "ask":
             for trigger in triggers:
-                del self._triggers[trigger.id]
+                del self._causes.triggers[trigger.id]
         if self._kept.record_late_decision(body.replan, body.decision, body.duration):
             return
         event = self._kept.events.get(body.replan)
         if event is None:
-            event = ReplanEvent(body.replan, at, triggers)
+            outputs = self._causes.outputs(triggers)
+            event = ReplanEvent(body.replan, at, triggers, outputs=outputs)
         question = event.question
         if body.decision == "ask" and question is not None:
             question = replace(question, rule=body.rule)
@@ -473,10 +488,6 @@ class ReplanHistory:
             answered_at=at,
         )
         self._kept.store(replace(event, question=asked))
-
-    def _resolve_triggers(self, ids: tuple[TriggerId, ...]) -> tuple[Trigger, ...]:
-        known = self._triggers
-        return tuple(known[trigger_id] for trigger_id in ids if trigger_id in known)
 
     def _add_note(self, question: QuestionId, note: str) -> None:
         replan = self._questions.replans.get(question, ReplanId(""))
@@ -549,6 +560,36 @@ class _KeptReplans:
         self.evicted_metrics += ReplanMetrics(by_decision={before: -1})
         self.evicted_metrics += ReplanMetrics(by_decision={decision: 1})
         self._undecided[replan] = decision
+
+
+class _Causes:
+    """What replans are for: the triggers without a decision, and the outputs for which tasks have failed."""
+
+    def __init__(self) -> None:
+        self.triggers: dict[TriggerId, Trigger] = {}
+        self._unexpected: dict[TaskId, str] = {}
+
+    def fail(self, body: AttemptFailed) -> None:
+        """Keep the beginning of an output that was not as expected, until the task fails again."""
+        self._unexpected.pop(body.task, None)
+        if body.output is not None:
+            text = json.dumps(body.output, ensure_ascii=False)
+            self._unexpected[body.task] = truncate(text, MAX_LINE_CHARS)
+
+    def resolve(self, ids: Iterable[TriggerId]) -> tuple[Trigger, ...]:
+        """Return the triggers with these ids that have no decision."""
+        known = self.triggers
+        return tuple(known[trigger_id] for trigger_id in ids if trigger_id in known)
+
+    def outputs(self, triggers: Iterable[Trigger]) -> dict[TaskId, str]:
+        """Return the outputs for which the tasks of triggers have failed."""
+        outputs: dict[TaskId, str] = {}
+        for trigger in triggers:
+            if isinstance(trigger, TaskFailed) and not trigger.interrupted:
+                for task_id in trigger.tasks:
+                    if task_id in self._unexpected:
+                        outputs[task_id] = self._unexpected[task_id]
+        return outputs
 
 
 class _OpenQuestions:

@@ -457,6 +457,10 @@ def _cause_steps(event: ReplanEvent) -> Iterator[RepairStep]:
                 word = "changed"
                 text = trigger_cause(trigger)
         yield RepairStep(trigger.at, word, text)
+        for task_id in trigger.tasks:
+            if task_id in event.outputs:
+                text = printable_line(f"{task_id}: {event.outputs[task_id]}")
+                yield RepairStep(trigger.at, "output", text)
     more = len(event.triggers) - _MAX_STEPS
     last = max((trigger.at for trigger in event.triggers), default=event.at)
     if more > 0:

@@ -211,6 +211,7 @@ def _why_sections(event: ReplanEvent) -> list[tuple[str, list[str]]]:
     more = len(event.rejected) - _MAX_ITEMS
     if more > 0:
         rejected.append(f"… and {more} more")
+    outputs = [printable_line(f"{task_id}: {text}") for task_id, text in event.outputs.items()]
     spent = []
     if event.spent.calls:
         spent.append(format_usage(event.spent))
@@ -219,6 +220,7 @@ def _why_sections(event: ReplanEvent) -> list[tuple[str, list[str]]]:
         decision.append(f"outcome: {event.outcome}")
     return [
         ("Cause", _limited_lines(map(trigger_line, event.triggers))),
+        ("Unexpected output", _limited_lines(outputs)),
         ("Traceback", traceback),
         ("Candidates", candidates or ["none"]),
         ("Rejected", rejected),

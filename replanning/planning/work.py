@@ -934,6 +934,7 @@ async def run_action(
     Raises:
         ToolNotAllowed: its tool is not among the tools of the run.
         TaskHeld: a person must approve it first.
+        UnexpectedOutput: its output is not as expected; the model is not shown it.
         UnexpectedResult: the model decides that it is to be done again.
         Exception: any error of the tool.
     """
@@ -956,6 +957,7 @@ async def run_action(
         output = _failure_output(failure)
     if session.tool_loop_only or context.confirms:
         return output
+    session.run._lifecycle.outputs.require_expected(session.run.live.entry(task.id), output)
     name = session.state.name_of(session.run.live.entry(task.id).root)
     json_output = (
         output

@@ -207,6 +207,18 @@ class OutputKeeper:
             output,
         )
 
+    def require_expected(self, entry: TaskEntry, output: object) -> None:
+        """Refuse an output that is not as expected before a judge or a model is shown it.
+
+        Other tools that must say the same are asked after that.
+
+        Raises:
+            UnexpectedOutput: it is not.
+        """
+        broken = self.unexpected(entry, output, confirmed=True)
+        if broken is not None:
+            raise broken
+
     def disagreement(
         self,
         entry: TaskEntry,

@@ -332,12 +332,9 @@ class OTelRunTracer(RunTracer):
             case journal.AttemptStarted():
                 self._on_started(body, at, record.seq)
             case journal.AttemptSucceeded():
+                self._set_output(body)
                 span = self._attempt_spans.pop(body.attempt, None)
                 if span is not None:
-                    if writer.capture_content and body.output is not None:
-                        span.set_attribute(
-                            names.TASK_OUTPUT, writer.redact_json(body.output, redacted=True)
-                        )
                     writer.end(span, at)
             case journal.AttemptFailed():
                 failure = body.failure
@@ -349,6 +346,7 @@ class OTelRunTracer(RunTracer):
                     values = (failure.type, writer.redact_text(failure.message), failure.traceback)
                     event = dict(zip(names.EXCEPTION_ATTRIBUTES, values, strict=True))
                     span.add_event(names.EXCEPTION_EVENT, event, timestamp=at)
+                self._set_output(body)
                 self._end_unsuccessful(body.attempt, body.task, "failed", at, error)
             case journal.AttemptTimedOut():
                 error = ("timeout", f"not finished after {body.timeout:g} s")
@@ -548,6 +546,14 @@ class OTelRunTracer(RunTracer):
                 return ()
             kind, ancestor = "replaces", ancestor.parent
         return (Link(contexts[ancestor.id], {names.LINK_KIND: kind}),)
+
+    def _set_output(self, body: journal.AttemptSucceeded | journal.AttemptFailed) -> None:
+        """Put the output of an attempt on its span, also one that was not as expected."""
+        span = self._attempt_spans.get(body.attempt)
+        writer = self._writer
+        if span is not None and writer.capture_content and body.output is not None:
+            output = writer.redact_json(body.output, redacted=True)
+            span.set_attribute(names.TASK_OUTPUT, output)
 
     def _end_unsuccessful(
         self,

@@ -279,6 +279,7 @@ def test_why():
         "confident",
         ["~ a → a~2", "- a [FAILED]"],
     )
+    assert found["outputs"] == {}
     for words, code, message in (
         (["9"], 1, "has no revision 9; it has revisions 0 to 2"),
         (["one", "r9"], 1, "has no replan 'r9'; the last ones are: r1, r2"),
