@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, overload
@@ -47,6 +48,10 @@ _OBJECT_KEY: Final = "$object"
 
 _NUMBER_CHARS: Final = 12
 
+MAX_KEPT_CALLS: Final = 10_000
+"""Calls without a key that a session keeps in memory; of the earlier ones, the journal has those that
+were done at once."""
+
 
 def recorded_calls(live: LivePlan, key: str) -> list[TaskEntry]:
     """Return the calls that were made with a key, in the order in which they were made."""
@@ -74,11 +79,12 @@ class Session:
         self._tools = tools
         self._passes = passes
         self._models: dict[tuple[str, bool], Task] = {}
-        self._by_key = {
-            str(key): entry.id
-            for entry in run.live
-            if entry.parent is None and (key := entry.task.metadata.get(CALL_KEY))
-        }
+        self._by_key: dict[str, TaskId] = {}
+        self._without_key = deque[TaskId]()
+        for entry in tuple(run.live):
+            digest = entry.task.metadata.get(CALL_KEY)
+            if entry.parent is None and digest is not None:
+                self._keep(entry.id, str(digest))
 
     def __repr__(self) -> str:
         return f"<Session {self.run!r}>"
@@ -213,8 +219,9 @@ class Session:
     ) -> tuple[TaskId, AttemptId | None]:
         """Add the task of a call; return it, and its attempt unless it has to wait."""
         live, function = self.run.live, self._tools.functions.get(name)
-        number = len(live) + 1
-        while (task_id := TaskId(f"{name[: MAX_NAME_CHARS - _NUMBER_CHARS]}-{number}")) in live:
+        number = live.statistics.added_tasks + 1
+        stem = name[: MAX_NAME_CHARS - _NUMBER_CHARS]
+        while live.is_taken(task_id := TaskId(f"{stem}-{number}")):
             number += 1
         arguments = _escaped(arguments)
         model = self._models.get((name, function is None))
@@ -238,9 +245,20 @@ class Session:
         except ChangeRejected:  # unknown, or it does not take these arguments: executing it says so
             task = task.model_copy(update={"tool": None, "name": name})
             started = self.run._lifecycle.add_call(task)
+        self._keep(task_id, digest)
+        return task_id, started
+
+    def _keep(self, task_id: TaskId, digest: str) -> None:
+        """Keep a call, so that it is found by its key; of calls without one, only the last ones.
+
+        A call without a key is never asked for again, and an agent may make them for days.
+        """
         if digest:
             self._by_key[digest] = task_id
-        return task_id, started
+            return
+        self._without_key.append(task_id)
+        if len(self._without_key) > MAX_KEPT_CALLS:
+            self.run.live.forget(self._without_key.popleft())
 
     def _require_same_call(
         self, task_id: TaskId, key: str, tool: str, arguments: JsonObject

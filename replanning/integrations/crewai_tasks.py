@@ -28,6 +28,7 @@ from replanning.errors import CallSkipped
 from replanning.integrations.agent_plans import TASK, AgentSteps, retry_failed
 from replanning.integrations.session_thread import SessionThread
 from replanning.live.entries import TaskEntry
+from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
 from replanning.plan.tasks import Task
 from replanning.plan.types import MAX_NAME_CHARS, JsonValue, TaskId
@@ -247,14 +248,13 @@ class CrewPlan:
         pending: list[TaskId] = []
         for task, digest in zip(tasks, digests, strict=True):
             described = _plain(task.name or task.description)
-            taken = {*live.entries, *ids.values()}
             depends_on = [] if last is None else [last]
             if isinstance(task.context, list):
                 depends_on += [ids[other.id] for other in task.context if other.id in ids]
             if not task.async_execution:
                 depends_on += pending
             made = Task(
-                id=_free_id(described, taken),
+                id=_free_id(described, live, ids.values()),
                 name=" ".join(described.split())[:MAX_NAME_CHARS],
                 goal=_plain(task.description),
                 tool=self._tool_of(crew, task),
@@ -478,12 +478,12 @@ def _digest(task: Any) -> str:
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
-def _free_id(described: str, taken: Collection[TaskId]) -> TaskId:
-    """Return an id made of a name or description that no other task has."""
+def _free_id(described: str, live: LivePlan, new: Collection[TaskId]) -> TaskId:
+    """Return an id made of a name or description that no other task has, and no new one."""
     stem = re.sub(r"[^\w.-]+", "-", described)[:_MAX_ID_CHARS].strip("-.") or "task"
     task_id = TaskId(stem)
     number = 1
-    while task_id in taken:
+    while task_id in new or live.is_taken(task_id):
         number += 1
         task_id = TaskId(f"{stem}-{number}")
     return task_id

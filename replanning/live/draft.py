@@ -522,7 +522,7 @@ class Draft:
 
         It returns False, with a problem, if the id is taken.
         """
-        if task.id in self.new_tasks or task.id in self._graph.entries:
+        if task.id in self.new_tasks or self._graph.is_taken(task.id):
             self._add_problem(f"the id {task.id!r} is already used; ids are never used again")
             return False
         self._validate_task(task)
@@ -535,7 +535,7 @@ class Draft:
             run_if = self.task(parent).run_if
             if run_if is not None:
                 new = new.model_copy(update={"run_if": run_if})
-        order = len(self._graph.entries) + len(self.new_tasks)
+        order = self._graph.statistics.added_tasks + len(self.new_tasks)
         self._positions[task.id] = (task.priority, order)
         self.new_tasks[task.id] = StagedTask(new, parent, self._change_path)
         self.tasks[task.id] = new

@@ -119,6 +119,10 @@ class DependencyIndex:
             self._actions[task.id] = task, tool, action
         return action, arguments
 
+    def forget_action(self, task_id: TaskId) -> None:
+        """Forget the action of a task that is finished."""
+        self._actions.pop(task_id, None)
+
     def forget_actions(self) -> None:
         """Forget the actions of tasks, because tools are described in another way."""
         self._actions.clear()

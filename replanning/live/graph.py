@@ -301,9 +301,11 @@ _MAX_NAMED_DEPENDENCIES: Final = 3
 
 @dataclass(slots=True, repr=False, eq=False)
 class Statistics:
-    """Outcomes and durations of the attempts of a run, used by scores and estimates.
+    """Numbers of tasks of a run, and outcomes and durations of attempts for scores and estimates.
 
     Attributes:
+        added_tasks: number of tasks that were ever added.
+        forgotten_calls: for each tool the highest number in the ids of calls that were forgotten.
         ended_attempts: number of attempts that have ended.
         outcomes: for each tool whether its last attempts succeeded, the newest last.
         successes: number of successful attempts and their total seconds.
@@ -313,6 +315,8 @@ class Statistics:
         recent_ends: whether each of the last attempts succeeded; an applied replan is a failure.
     """
 
+    added_tasks: int = 0
+    forgotten_calls: dict[str, int] = field(default_factory=dict)
     ended_attempts: int = 0
     outcomes: dict[str, deque[bool]] = field(default_factory=dict)
     successes: tuple[int, float] = (0, 0.0)
@@ -363,7 +367,8 @@ class TaskGraph:
         empty: leave its tasks to `load_tasks`.
 
     Attributes:
-        entries: all tasks, past ones included, in the order in which they were added.
+        entries: all tasks, past ones included, in the order in which they were added, except calls
+            that were forgotten.
         counts: number of tasks in each state.
         stuck: the tasks that are FAILED or BLOCKED.
         doubtful: the tasks that may have taken effect without being known to, at least for a time.
@@ -662,8 +667,9 @@ class TaskGraph:
         root = task_id
         if parent is not None:
             root = parent.root
-        order = len(self.entries)
+        order = self.statistics.added_tasks
         entry = TaskEntry(task, order, parent, task_id, root, AttemptLog(), ReadLog())
+        self.statistics.added_tasks += 1
         self.entries[task_id] = entry
         # One task that wants to be done again makes every change of the context worth a look.
         if task.on_stale == "redo":
@@ -673,6 +679,39 @@ class TaskGraph:
             entry.counts_as_unsatisfied = True
             self.unsatisfied_count += 1
         return entry
+
+    def forget(self, task_id: TaskId) -> None:
+        """Forget a call that was done at its first attempt, unless something may refer to it.
+
+        The journal has it, and so has a replay of that: only the process that executes an
+        open-ended run forgets. The numbers of tasks by state count it as before. Kept are calls
+        that other tasks depend on, that a question holds, or whose work has read the context, which
+        may make their results stale.
+
+        Args:
+            task_id: the call; its id ends in a hyphen and a number, as that of every call.
+        """
+        entry = self.entries[task_id]
+        if entry.state is not _DONE:
+            return
+        if any((entry.log.count > 1, entry.dependents, entry.holds, entry.reads.keys)):
+            return
+        self.version += 1  # a draft may refer to it
+        del self.entries[task_id]
+        name, _, number = task_id.rpartition("-")
+        forgotten = self.statistics.forgotten_calls
+        forgotten[name] = max(int(number), forgotten.get(name, 0))
+        self.results.changed = None
+        self.dependency_index.forget_action(task_id)
+
+    def is_taken(self, task_id: TaskId) -> bool:
+        """Return whether a task has this id, or a forgotten call may have had it."""
+        if task_id in self.entries:
+            return True
+        name, _, number = task_id.rpartition("-")
+        if not number.isdecimal():
+            return False
+        return int(number) <= self.statistics.forgotten_calls.get(name, 0)
 
     def link(self, entry: TaskEntry) -> None:
         """Make a task wait for its dependencies; a new one is ready if there are none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,6 +33,9 @@ from replanning.run.journal import RunJournal
 
 MAX_EVALUATION_SECONDS: Final = 0.1
 """Seconds after which an evaluator is not asked again; the run blocks while it evaluates."""
+
+_MAX_STORED_OUTCOMES: Final = 10_000
+"""Outcomes of tools that a run keeps for later runs; those of each tool that count are far fewer."""
 
 ATTEMPT_ENDS: Final = (AttemptSucceeded, AttemptFailed, AttemptTimedOut, AttemptInterrupted)
 """Kinds of record with which an attempt ends."""
@@ -157,7 +161,7 @@ class OutcomeCollector:
         self._live = live
         self._ledger = ledger
         self._journal = journal
-        self._outcomes: list[ToolOutcome] = []
+        self._outcomes = deque[ToolOutcome](maxlen=_MAX_STORED_OUTCOMES)
         journal.subscribe(self._on_end, ATTEMPT_ENDS)
         journal.subscribe(self._on_revision, [PlanRevised])
         journal.subscribe(self._on_outcome, [OutcomeRecorded])
@@ -230,4 +234,4 @@ class OutcomeCollector:
     def save(self) -> None:
         """Store the outcomes."""
         if self._outcomes:
-            self._journal.store.add_outcomes(self._outcomes)
+            self._journal.store.add_outcomes(tuple(self._outcomes))

@@ -16,11 +16,13 @@ from pydantic import BaseModel
 from replanning import Goal, Plan, ReplanningEngine, Task, ToolSpec, tool
 from replanning.errors import (
     CallFailed,
+    ChangeRejected,
     NeedsHuman,
     NotRunning,
     RecordNotSerializable,
     StoreError,
 )
+from replanning.history.status import replay_records
 from replanning.journal import AttemptStarted, CallMade, Lease, MemoryStore, Record, SqliteStore
 from replanning.testing import VirtualClock
 from tests.support.questions import asking
@@ -594,6 +596,58 @@ async def test_functions_instead_of_work(clock):
     assert result.outputs == {"a": ["x"]}
     with pytest.raises(TypeError, match="either"):
         await engine_of(clock).execute(document)
+
+
+async def test_calls_for_days(tmp_path, clock, monkeypatch):
+    """A session forgets all but its last calls, the journal has all of them, and a resumed session goes on as if it had them."""
+    monkeypatch.setattr("replanning.engine.session.MAX_KEPT_CALLS", 3)
+    store = SqliteStore(tmp_path / "runs.db")
+    attempts = 0
+
+    async def shaky() -> str:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            raise ConnectionError("try again")
+        return "well"
+
+    async def told(name: str, arguments: Mapping[str, object]) -> object:
+        return arguments["value"]
+
+    def session() -> Any:
+        engine = make_engine("repair", clock=clock, store=store)
+        return engine.session("echo", tools=[search, echo, shaky], run_id="thread")
+
+    async with session() as opened:
+        assert await opened.invoke("echo", {"value": "kept"}, execute=told, key="first") == "kept"
+        with pytest.raises(LookupError):
+            await opened.call(search, "python")
+        assert await opened.call(shaky) == "well"
+        for value in range(20):
+            assert await opened.call(echo, value) == value
+        # What failed or was tried again stays, and so does what is asked for by its key.
+        kept = ["echo-1", "search-2", "shaky-3"]
+        assert list(opened.run.live.entries) == [*kept, "echo-21", "echo-22", "echo-23"]
+        assert list(opened.run.live.results) == [
+            "echo-1",
+            "shaky-3",
+            "echo-21",
+            "echo-22",
+            "echo-23",
+        ]
+        with pytest.raises(ChangeRejected, match="never used again"):
+            opened.run.add_task(Task(id="echo-4"))
+        opened.run.pause("later")
+
+    async with session() as opened:
+        assert list(opened.run.live.entries) == [*kept, "echo-21", "echo-22", "echo-23"]
+        assert await opened.invoke("echo", {"value": "kept"}, execute=told, key="first") == "kept"
+        assert await opened.call(echo, 20) == 20
+        assert list(opened.run.live.entries) == [*kept, "echo-22", "echo-23", "echo-24"]
+    assert opened.run.result.ok
+    recorded = replay_records(store.read(opened.run.id)).live
+    assert [entry.output.value for entry in recorded][3:] == list(range(21))
+    assert dict(recorded.counts) == dict(opened.run.live.counts)
 
 
 async def test_ids_of_calls(clock):
