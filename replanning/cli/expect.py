@@ -105,7 +105,7 @@ def expect_suggest(
             body = records[0].body
             if isinstance(body, RunOpened):
                 tools |= {tool.name: tool for tool in body.plan.tools}
-            calls += [replace(call, output=recorded_value(call.output)) for call in found]
+            calls += map(_with_value, found)
     suggested = suggest_expectations(calls)
     changing = {
         name for name in suggested if name not in tools or not has_no_effect(_ANY_TASK, tools[name])
@@ -132,6 +132,14 @@ def expect_suggest(
         )
     for name, reason in written.skipped.items():
         print_message(f"{written.file}: nothing was written for tool {name!r}: {reason}")
+
+
+def _with_value(call: ObservedCall) -> ObservedCall:
+    """Return a recorded call with the output that expectations are about."""
+    try:
+        return replace(call, output=recorded_value(call.output))
+    except ValueError:
+        return replace(call, output=None, kept=False)
 
 
 _ANY_TASK: Final = TaskBody()
@@ -205,11 +213,12 @@ def _block(each: ToolSuggestions, *, means: bool) -> list[str]:
         if entries and name != "schema":
             lines.append(f"  {name}:")
         for one in entries:
-            support = f"{pluralise(one.outputs, 'output')} of {pluralise(one.runs, 'run')}"
-            rejected = "it would have rejected none"
+            comment = "# it would have rejected none"
             if one.rejected:
-                rejected = f"it would have rejected {one.rejected}"
-            comment = f"# {support}; {rejected}"
+                comment = f"# it would have rejected {one.rejected}"
+            if one.outputs:
+                support = f"{pluralise(one.outputs, 'output')} of {pluralise(one.runs, 'run')}"
+                comment = f"# {support}; {comment.removeprefix('# ')}"
             if one.note:
                 comment += f"; {one.note}"
             if name == "schema":
@@ -470,7 +479,7 @@ def _check_lines(found: Mapping[str, _Checked], runs: int) -> Iterator[str]:
             rejected = str(len(each.rejected))
         line = f"{name}: {pluralise(each.checked, 'output')} checked, {rejected} rejected"
         if each.not_kept:
-            line += f"; {each.not_kept} not checked: no run has kept them"
+            line += f"; {each.not_kept} not checked: no run has kept them as JSON"
         yield line
         for one in each.rejected[:MAX_SHOWN_OUTPUTS]:
             then = " (it was rejected then, too)" if one["failed"] else ""

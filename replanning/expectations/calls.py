@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -95,7 +95,8 @@ def checked_calls(
         records: the journal of the run.
         tools: the tools that expect something, by name.
         tasks: the tasks that expect something, by id.
-        value_of: makes of a recorded output what expectations are about; by default the output.
+        value_of: makes of a recorded output what expectations are about; by default the output. It
+            raises ValueError for one that cannot be checked.
 
     Raises:
         JournalCorrupt: as `recorded_calls`.
@@ -113,7 +114,11 @@ def checked_calls(
             continue
         output = call.output
         if value_of is not None:
-            output = value_of(output)
+            try:
+                output = value_of(output)
+            except ValueError:
+                yield CheckedCall(replace(call, kept=False), None)
+                continue
         roots = {
             "arguments": call.arguments,
             "context": ended.live.context,

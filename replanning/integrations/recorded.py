@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+_TAGS = ("$langgraph", "$pydantic-ai", "$openai")
+"""Keys of what integrations record of values that are no JSON."""
+
 
 def recorded_value(recorded: object) -> object:
     """Return the output that `expect` of a tool is about, of what the journal has recorded of it.
 
     The integrations for LangGraph, pydantic-ai, the OpenAI Agents SDK and MCP record the message
     or the object around an output. Any other output is returned as it is.
+
+    Raises:
+        ValueError: a part of it is no JSON, such as the messages in the state of a graph.
     """
+    said = _said(recorded)
+    parts = [said]
+    for part in parts:  # grows while it is iterated
+        if isinstance(part, dict):
+            if any(tag in part for tag in _TAGS):
+                raise ValueError("a part of the output is recorded as something else than JSON")
+            parts += part.values()
+        elif isinstance(part, list | tuple):
+            parts += part
+    return said
+
+
+def _said(recorded: object) -> object:
+    """Return the output in a recorded message or object."""
     if not isinstance(recorded, dict):
         return recorded
     value = recorded.get("value")
@@ -16,6 +36,8 @@ def recorded_value(recorded: object) -> object:
         case {"$langgraph": "message"} if isinstance(value, dict):
             data = value.get("data")
             return data.get("content") if isinstance(data, dict) else recorded
+        case {"$langgraph": "again"}:
+            return _said(value)
         case {"$langgraph": "content"} | {"$pydantic-ai": "content"}:
             return value
         case {"$pydantic-ai": "return"} if isinstance(value, dict):

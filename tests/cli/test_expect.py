@@ -345,3 +345,39 @@ def test_many_rejected_outputs():
     Path("plan.yaml").write_text(CHECKED, encoding="utf-8")
     out = call("expect", "check", "--plan", "plan.yaml", code=1)
     assert "    and 10 more; --json has all" in out
+
+
+def test_outputs_recorded_as_something_else():
+    """Outputs that integrations record as something else than JSON are counted, and neither learned from nor checked."""
+
+    @tool(effect="none")
+    async def node(i: int) -> dict[str, Any]:
+        """Return what looks like the recorded state of a graph."""
+        return {"messages": [{"$langgraph": "message", "value": i}]}
+
+    @tool(effect="none")
+    async def message(i: int) -> dict[str, Any]:
+        """Return what looks like a recorded message."""
+        content = f'{{"i": {i}}}'
+        return {"$langgraph": "message", "value": {"data": {"content": content}}}
+
+    async def play() -> None:
+        engine = ReplanningEngine(store=SqliteStore(STORE))
+        async with engine.session("Look", tools=[node, message], run_id="graph") as session:
+            for i in range(12):
+                await session.call(node, i)
+                await session.call(message, i)
+        engine.store.close()
+
+    anyio.run(play)
+    first, second = data("expect", "suggest")["tools"]
+    assert (first["tool"], first["unreadable"], first["expect"]) == ("node", 12, {})
+    assert second["expect"]["where"] == ["output.i == arguments.i"]
+    Path("tools.yaml").write_text(
+        "tools:\n- {name: node, expect: {where: [output.i]}}\n"
+        "- {name: message, expect: {where: [output.i == arguments.i]}}\n",
+        encoding="utf-8",
+    )
+    out = call("expect", "check", "--plan", "tools.yaml")
+    assert "node: 0 outputs checked, none rejected; 12 not checked: no run has kept them" in out
+    assert "message: 12 outputs checked, none rejected" in out

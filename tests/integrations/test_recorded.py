@@ -15,8 +15,7 @@ from replanning.integrations.recorded import recorded_value
         ("plain", "plain"),
         ({"id": 1}, {"id": 1}),
         ({"$langgraph": "content", "value": {"id": 1}, "type": "Order"}, {"id": 1}),
-        ({"$langgraph": "message", "value": None}, {"$langgraph": "message", "value": None}),
-        ({"$langgraph": "message", "value": {"data": 1}}, None),
+        ({"$langgraph": "again", "value": {"id": 1}}, {"id": 1}),
         (
             {"$pydantic-ai": "return", "value": {"return_value": {"id": 1}, "metadata": 2}},
             {"id": 1},
@@ -29,9 +28,22 @@ from replanning.integrations.recorded import recorded_value
 )
 def test_recorded_forms(recorded, value):
     """The message or object around an output is taken away."""
-    if value is None:
-        value = recorded
     assert recorded_value(recorded) == value
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        {"$langgraph": "message", "value": None},
+        {"$langgraph": "message", "value": {"data": 1}},
+        {"messages": [{"$langgraph": "message", "value": {"data": {"content": "fine"}}}]},
+        {"$langgraph": "command", "value": {"goto": "x"}},
+    ],
+)
+def test_parts_that_are_no_json(recorded):
+    """What holds messages is no JSON, so that nothing is learned from the form in which it is recorded."""
+    with pytest.raises(ValueError, match="something else than JSON"):
+        recorded_value(recorded)
 
 
 def test_messages_of_langgraph():
