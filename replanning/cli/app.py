@@ -63,6 +63,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "why": "history",
         "diff": "history",
         "decisions": "history",
+        "effects": "history",
         "pending": "status",
         "notify": "history",
         "history prune": "history",

@@ -50,9 +50,9 @@ from replanning.history import (
     why_report,
 )
 from replanning.history.events import calibrate_sources
-from replanning.history.export import edit_json, event_json, history_json, summary_json
+from replanning.history.export import edit_json, effect_json, event_json, history_json, summary_json
 from replanning.history.reports import calibration_lines, revision_diffs
-from replanning.history.wording import pluralise, stale_line
+from replanning.history.wording import effect_line, effects_line, pluralise, stale_line
 from replanning.journal import RunOpened, RunStore
 from replanning.journal.records import DecisionKind, trigger_types
 from replanning.plan.messages import did_you_mean
@@ -377,6 +377,30 @@ def _print_report(text: str) -> None:
     for line in text.rstrip("\n").split("\n"):
         marked = line[2:3].strip() in ("", *_REPORT_STYLES)
         out.print(line, style=_REPORT_STYLES.get(line.strip()[:1], "") if marked else "")
+
+
+@commands.command(
+    epilog=_epilog(
+        "replanning effects latest    what the newest run has changed, and what can be taken back",
+        "replanning effects fix-12 --json",
+    )
+)
+def effects(
+    run: RunArgument = "latest", *, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False
+) -> None:
+    """Show the calls of a run that have changed something, or may have, and whether that can be taken back.
+
+    A call whose tool or task states `effect: none` is left out, and so is one that failed without an effect.
+    """
+    with existing_store(store) as opened:
+        loaded = _load_history(opened, run)
+        found = loaded.effects()
+    if as_json:
+        print_json({"run": loaded.run, "effects": list(map(effect_json, found))})
+        return
+    lines = [f"run {loaded.run}: {effects_line(found)}"]
+    lines += [f"  {effect_line(effect)}" for effect in found]
+    _print_report("\n".join(lines))
 
 
 @commands.command(

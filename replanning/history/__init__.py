@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from replanning.history.diff import PlanDiff
+from replanning.history.effects import CanUndo, RunEffect
 from replanning.history.events import (
     Calibration,
     GoalEdit,
@@ -22,6 +23,7 @@ from replanning.history.status import RunStatusReport, open_questions, run_statu
 
 __all__ = [
     "Calibration",
+    "CanUndo",
     "GoalEdit",
     "PlanDiff",
     "PlanEdit",
@@ -31,6 +33,7 @@ __all__ = [
     "ReplanEvent",
     "ReplanHistory",
     "ReplanMetrics",
+    "RunEffect",
     "RunStatusReport",
     "calibrate",
     "compute_metrics",

@@ -9,6 +9,7 @@ from typing import Final
 
 from replanning.changes import dump_change
 from replanning.errors import JournalCorrupt, ReplanningError
+from replanning.history.effects import RunEffect
 from replanning.history.events import DroppedTrigger, GoalEdit, PlanEdit, ReplanEvent
 from replanning.history.history import MAX_EVENTS, ReplanHistory
 from replanning.history.wording import format_iso_time
@@ -120,6 +121,14 @@ def edit_json(edit: PlanEdit) -> JsonObject:
         "revision_before": edit.before,
         "revision_after": edit.after,
     }
+
+
+def effect_json(effect: RunEffect) -> JsonObject:
+    """Return a call that has changed something, or may have, as JSON."""
+    ended = None
+    if effect.ended is not None:
+        ended = format_iso_time(effect.ended)
+    return {**asdict(effect), "started": format_iso_time(effect.started), "ended": ended}
 
 
 def candidate_json(candidate: Candidate) -> JsonObject:

@@ -14,6 +14,7 @@ from replanning.changes import AbortRun, PlanChange
 from replanning.decision.evaluation import PlanEvaluation, PlanEvaluator
 from replanning.errors import JournalCorrupt, StoreError
 from replanning.history.diff import PlanDiff, diff_plans
+from replanning.history.effects import RunEffect, run_effects
 from replanning.history.events import (
     DroppedTrigger,
     GoalEdit,
@@ -233,6 +234,13 @@ class ReplanHistory:
             if isinstance(body, NoteAdded) and type in (None, body.type):
                 found.append(ProgramNote(record.at, body.type, body.data))
         return tuple(found)
+
+    def effects(self) -> tuple[RunEffect, ...]:
+        """Return the calls that have changed something, or may have, in the order of time.
+
+        It reads the journal.
+        """
+        return run_effects(self.records(0))
 
     def replay(self, revision: int | None = None, *, before: bool = False) -> LivePlan:
         """Return the live plan right after a revision was applied, or the current one without one.

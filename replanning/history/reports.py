@@ -22,6 +22,7 @@ from replanning.history.history import ReplanHistory
 from replanning.history.wording import (
     change_line,
     edit_author,
+    effects_line,
     evaluation_line,
     format_duration,
     format_time,
@@ -104,6 +105,9 @@ def _report_head(history: ReplanHistory) -> list[str]:
         f"  progress: {evaluation_line(history.evaluate())}",
         f"  replans:  {_metrics_line(history.metrics)}",
     ]
+    effects = _effects_text(history)
+    if effects:
+        lines.append(f"  effects:  {effects}")
     if history.stale:
         lines.append(f"  stale:    {stale_line(history.stale)}")
     notes = _notes_text(history)
@@ -113,6 +117,14 @@ def _report_head(history: ReplanHistory) -> list[str]:
         lines.append(f"  unstored: the output of {printable_line(task_id)}: {printable_line(why)}")
     lines.append("")
     return lines
+
+
+def _effects_text(history: ReplanHistory) -> str:
+    """Return how many effects there are; "" in a run of which nobody states any."""
+    effects = history.effects()
+    if all(effect.can_undo == "unknown" for effect in effects):
+        return ""
+    return effects_line(effects)
 
 
 def _notes_text(history: ReplanHistory) -> str:
@@ -415,6 +427,9 @@ def markdown_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None
     if metrics.by_decision:
         counts = _counts_text(metrics.by_decision)
         lines.append(f"- **By decision**: {counts}")
+    effects_text = _effects_text(history)
+    if effects_text:
+        lines.append(f"- **Effects**: {_escape_inline(effects_text)}")
     notes = _notes_text(history)
     if notes:
         lines.append(f"- **Notes**: {_escape_inline(notes)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -19,6 +20,7 @@ from replanning.changes import (
 )
 from replanning.decision.evaluation import PlanEvaluation
 from replanning.errors import TaskHeld
+from replanning.history.effects import CanUndo, RunEffect
 from replanning.journal.records import RunProblem, TaskFailed, TriggerEvent, Usage
 from replanning.plan.tasks import Budget, Goal, Task, program_note
 from replanning.plan.types import TaskId
@@ -285,3 +287,32 @@ def _new_task_text(task: Task) -> str:
     if not task.tool:
         return task.id
     return f"{task.id} ({task.tool})"
+
+
+_UNDO_WORDS: Final[Mapping[CanUndo, str]] = {
+    "stated": "can be taken back",
+    "not stated": "no `undo` is stated",
+    "irreversible": "cannot be taken back",
+    "unknown": "nobody says whether it can be taken back",
+}
+
+
+def effect_line(effect: RunEffect) -> str:
+    """Return one line about a call that has changed something, or may have."""
+    arguments = json.dumps(effect.arguments, ensure_ascii=False)
+    call = f"{effect.tool or 'its work'} {arguments}"
+    words = [effect.effect or "effect not stated", _UNDO_WORDS[effect.can_undo]]
+    if effect.in_doubt:
+        words.insert(0, "unknown whether it took effect")
+    shown = f"{printable_line(effect.task)}: {printable_line(call)}"
+    return f"{format_time(effect.started)} {shown}: {', '.join(words)}; key {printable_line(effect.key)}"
+
+
+def effects_line(effects: Sequence[RunEffect]) -> str:
+    """Return how many effects there are, and how many of them can be taken back."""
+    stated = sum(effect.can_undo == "stated" for effect in effects)
+    text = f"{pluralise(len(effects), 'effect')}, {stated} can be taken back"
+    doubtful = sum(effect.in_doubt for effect in effects)
+    if doubtful:
+        text += f", {doubtful} in doubt"
+    return text

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from replanning.journal.records import Failure
 from replanning.live.states import SATISFIED, TaskState
 from replanning.plan.tasks import Task
-from replanning.plan.types import AttemptId, TaskId
+from replanning.plan.types import AttemptId, RunId, TaskId
 
 CONDITION_NOT_MET: Final = -1
 """Value of `TaskEntry.condition_revision` of a task that was skipped because of its condition."""
@@ -21,6 +21,12 @@ CONDITION_NOT_MET_ALONE: Final = -3
 
 SKIPPED_BY_CONDITION: Final = (CONDITION_NOT_MET, LEFT_OUT, CONDITION_NOT_MET_ALONE)
 """These values."""
+
+_CONTINUATION_MARK: Final = "#continued-"
+"""Stands in an idempotency key before the number of times that a judge has had the task run again."""
+
+_CHANGE_MARK: Final = "#changed-"
+"""Stands in an idempotency key before how often the task got another tool or other arguments."""
 
 Effects = tuple[tuple[str, ...], tuple[str, ...]]
 """Facts that an attempt adds and removes when it succeeds."""
@@ -214,6 +220,16 @@ class TaskEntry:
             elif entry.condition_revision not in (CONDITION_NOT_MET, LEFT_OUT):
                 return False
         return True
+
+    def call_key(self, run: RunId) -> str:
+        """Return the idempotency key of the call that the task makes now."""
+        key = f"{run}/{self.id}"
+        # A service that knows the key would answer the changed call with the result of the old one.
+        if self.log.call_changes:
+            key += f"{_CHANGE_MARK}{self.log.call_changes}"
+        if self.log.continuations:
+            key += f"{_CONTINUATION_MARK}{self.log.continuations}"
+        return key
 
     def lineage(self) -> list[TaskEntry]:
         """Return the tasks that this one replaced, the root first, and this one."""

@@ -26,12 +26,6 @@ from replanning.run.event_loop import Alarm, CancelledWithin, is_cancelled, isol
 from replanning.run.observations import ObservedRun
 from replanning.run.retries import failure_from
 
-CONTINUATION_MARK: Final = "#continued-"
-"""Stands in an idempotency key before the number of times that a judge has had the task run again."""
-
-CHANGE_MARK: Final = "#changed-"
-"""Stands in an idempotency key before how often the task got another tool or other arguments."""
-
 _NOT_STARTED: Final = AttemptId("")
 
 
@@ -143,14 +137,7 @@ class TaskContext:
         It changes where the task gets another tool, other arguments, or another goal that the tool
         is given. It also changes after each feedback of a judge: unfinished work is done anew.
         """
-        entry = self._run.live.entry(self._task.id)
-        key = f"{self._run.id}/{self._task.id}"
-        # A service that knows the key would answer the changed call with the result of the old one.
-        if entry.log.call_changes:
-            key += f"{CHANGE_MARK}{entry.log.call_changes}"
-        if entry.log.continuations:
-            key += f"{CONTINUATION_MARK}{entry.log.continuations}"
-        return key
+        return self._run.live.entry(self._task.id).call_key(self._run.id)
 
     def add_secret(self, value: str) -> None:
         """Mask a value, such as a token that was received, in everything that leaves the run."""

@@ -334,8 +334,8 @@ def test_providers_that_are_broken(tmp_path: Path) -> None:
 
 
 ABOUT_RUNS = (
-    *("status", "show", "graph", "history", "why", "diff", "decisions", "pending", "approve"),
-    *("reject", "modify", "request", "notify", "expect suggest"),
+    *("status", "show", "graph", "history", "why", "diff", "decisions", "effects", "pending"),
+    *("approve", "reject", "modify", "request", "notify", "expect suggest"),
 )
 
 

@@ -124,6 +124,35 @@ def test_run_named_like_a_revision():
 # Looking
 
 
+def test_effects():
+    """The calls that have changed something are listed, each on a line or as an object."""
+    make_run("done", tool="post")
+    head, first, *others = call("effects").splitlines()
+    assert head == "run done: 3 effects, 0 can be taken back"
+    assert (
+        " a: post {}: effect not stated, nobody says whether it can be taken back; key done/a"
+        in first
+    )
+    assert len(others) == 2
+    told = data("effects", "done")
+    assert (told["run"], [effect["task"] for effect in told["effects"]]) == (
+        "done",
+        ["a", "b", "c"],
+    )
+    assert told["effects"][0] | {"started": "", "ended": ""} == {
+        "task": "a",
+        "attempt": "a#1",
+        "tool": "post",
+        "effect": None,
+        "arguments": {},
+        "started": "",
+        "ended": "",
+        "key": "done/a",
+        "in_doubt": False,
+        "can_undo": "unknown",
+    }
+
+
 def test_status():
     """The list has a line for each run; a single one is shown with states, revision, spending and questions."""
     make_run("done", "b")
