@@ -52,6 +52,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "solve": "solve",
         "resume": "resume",
         "rerun": "resume",
+        "undo": "resume",
         "pause": "status",
         "worker": "temporal",
     },

@@ -1,4 +1,4 @@
-"""Going on with runs: the commands `resume`, for each kind of run, and `rerun`."""
+"""Going on with runs: the commands `resume`, for each kind of run, `rerun` and `undo`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ from replanning.cli.app import (
     escape_control,
     fail,
     is_phase_task,
+    print_json,
     print_message,
     refuse,
 )
 from replanning.cli.run import resume_plan
 from replanning.errors import JournalCorrupt, NotRunning, PlanError
+from replanning.history.export import effect_json
 from replanning.history.status import is_owner_alive
-from replanning.history.wording import pluralise
+from replanning.history.wording import effect_line, pluralise
 from replanning.journal import (
     ErrorContained,
     PlanRevised,
@@ -38,11 +40,13 @@ from replanning.journal import (
     RecordBody,
     RunInfo,
     RunOpened,
+    RunStore,
 )
 from replanning.live import Correction, Rerun
 from replanning.plan.reading import locate_problems
-from replanning.plan.types import RunId
-from replanning.run.opening import adoption_place
+from replanning.plan.types import JsonObject, JsonValue, RunId
+from replanning.run.opening import adoption_place, undo_place
+from replanning.run.undo import UndoPlan
 from replanning.tools import check_tools
 
 commands = Program()
@@ -211,6 +215,99 @@ def rerun(
     raise typer.Exit(resume_plan(new_run, opened, options, None, directory))
 
 
+@commands.command(
+    epilog=epilog(
+        "replanning undo latest --dry-run    show what would be taken back, and what cannot be",
+        "replanning undo latest --leave tell    the effect of the task tell stays",
+        "replanning undo latest --by-hand pay -y    somebody has paid back what the task pay had paid",
+        "replanning undo 20250131-120000-1a2b3c4d5e6f --to reserve    only what was changed after the task reserve",
+        codes="0 it is taken back, or there is nothing to take back · " + RUN_EXIT_CODES_HELP,
+    )
+)
+def undo(
+    run: RunArgument,
+    *,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to", metavar="TASK", help="Take back only what was changed after this task was done."
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only",
+            metavar="TASK",
+            help="Take back only what this task has changed; the rest of the run goes on. May be repeated.",
+        ),
+    ] = None,
+    leave: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--leave", metavar="TASK", help="Leave the effect of this task. May be repeated."
+        ),
+    ] = None,
+    by_hand: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--by-hand",
+            metavar="TASK",
+            help="A person has taken the effect of this task back. May be repeated.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")
+    ] = False,
+    yes: YesOption = False,
+    options: RunOptions,
+) -> None:
+    """Take back what a run has changed, by the calls that its tasks and tools state under `undo`, the last first.
+
+    What runs or waits is stopped before, and the run ends as aborted. Effects that no call can take back are listed first,
+    and you decide: leave them, or take them back by hand. Without an answer nothing is done.
+    """
+    if lookup.is_on_temporal(options.store):
+        fail("a run on Temporal is taken back by its workflow; undo needs a store of its own")
+    settings = lookup.read_settings(options.settings, quiet=True)
+    by = lookup.user_name(None)
+    with closing(lookup.open_store(options.store, must_exist=True)) as store:
+        info = lookup.find_run(store, run)
+        records = list(store.read(info.run))
+        opened = _check_opening(next(iter(records), None), info.run)
+        directory = lookup.find_directory(options, records)
+        engine = ReplanningEngine([], settings=settings, store=store)
+        left, done = list(leave or ()), list(by_hand or ())
+        compare = partial(
+            engine.compare_undo, info.run, to=to, only=only or (), leave=left, by_hand=done
+        )
+        plan = compare()
+        if dry_run and options.json:
+            print_json({"run": info.run, **_undo_json(plan)})
+            return
+        _print_undo(plan)
+        if dry_run:
+            return
+        if plan.undecided:
+            _decide_effects(plan, left, done, options)
+            plan = compare()
+        if not plan.changes and not _is_under_way(engine, info.run):
+            print_message("there is nothing to take back")
+            return
+        if plan.changes:
+            if not yes:
+                _ask("Take this back?", options)
+            engine.undo(info.run, to=to, only=only or (), leave=left, by_hand=done, by=by)
+            if is_owner_alive(info):
+                _report_undo(store, info, by, options)
+                return
+    code = resume_plan(info.run, opened, options, None, directory)
+    with closing(lookup.open_store(options.store)) as store:
+        status = lookup.find_run(store, info.run).status
+        if status == "aborted" and not _is_under_way(ReplanningEngine([], store=store), info.run):
+            code = ExitCode.OK  # which is how a run ends that was taken back
+    raise typer.Exit(code)
+
+
 def _check_opening(first: Record | None, run: RunId) -> RunOpened:
     """Return the opening of a run that this program can go on with."""
     if first is None or not isinstance(opened := first.body, RunOpened):
@@ -327,3 +424,75 @@ def _require_terminal(options: RunOptions, instead: str) -> None:
     at_terminal = sys.stdin.isatty() and sys.stderr.isatty()
     if options.json or options.ask in ("never", "store") or not at_terminal:
         fail(f"nothing was changed, because nobody can be asked here; {instead}")
+
+
+# Effects that are taken back
+
+
+def _is_under_way(engine: ReplanningEngine, run: RunId) -> bool:
+    """Return whether an effect of a run is still to be taken back by a task of it."""
+    effects = engine.history(run).effects()
+    return any(effect.compensation is not None and not effect.undone for effect in effects)
+
+
+def _print_undo(plan: UndoPlan) -> None:
+    """Print the effects that no task can take back, and then what changes."""
+    out = console(error=True)
+    for effect, why in plan.undecided:
+        told = f"  {why}: {effect_line(effect)}"
+        out.print(escape_control(told), style="yellow", markup=False)
+    for line in plan.diff.splitlines():
+        out.print(f"  {escape_control(line)}", style=DIFF_STYLES.get(line[:1], ""), markup=False)
+
+
+def _undo_json(plan: UndoPlan) -> JsonObject:
+    compensations: list[JsonValue] = []
+    for task_id, effect in plan.compensations.items():
+        compensations.append({"task": task_id, "takes_back": effect_json(effect)})
+    undecided: list[JsonValue] = []
+    for effect, why in plan.undecided:
+        undecided.append({**effect_json(effect), "why": why})
+    return {
+        "undecided": undecided,
+        "compensations": compensations,
+        "cancelled": list(plan.cancelled),
+        "whole": plan.whole,
+        "diff": list(plan.diff.splitlines()),
+    }
+
+
+def _decide_effects(plan: UndoPlan, left: list[str], done: list[str], options: RunOptions) -> None:
+    """Ask what becomes of the effects that no task can take back; end the command if it is to stop.
+
+    Args:
+        plan: has these effects.
+        left: gets the attempts whose effects stay.
+        done: gets those whose effects a person has taken back.
+        options: of the command line.
+    """
+    _require_terminal(options, "--leave or --by-hand decides about these effects")
+    for effect, _ in plan.undecided:
+        question = f"The effect of {effect.task}: [l]eave it, taken back by [h]and, or [s]top"
+        answer = ""
+        while answer not in ("l", "h", "s"):
+            answer = typer.prompt(question, err=True).strip().lower()[:1]
+        if answer == "s":
+            print_message("nothing was changed")
+            raise typer.Exit
+        (left if answer == "l" else done).append(effect.attempt)
+
+
+def _report_undo(store: RunStore, info: RunInfo, by: str, options: RunOptions) -> None:
+    """Say what has become of an undo that another process carries out."""
+    from replanning.cli.status import MessageOptions, report_outcome  # other runs need no messages
+
+    def outcome(bodies: list[RecordBody]) -> str:
+        for body in bodies:
+            if isinstance(body, PlanRevised) and body.by == by:
+                return f"revision {body.number}"
+            if isinstance(body, ErrorContained) and body.where == undo_place(by):
+                refuse(f"run {info.run} did not take it: {body.error}")
+        return ""
+
+    messages = MessageOptions(store=options.store, json=options.json)
+    report_outcome(store, info, outcome, messages, {"asked": "undo"})

@@ -71,8 +71,7 @@ def decide_end(
             return None
         reason = with_unknown_effects(f"the run {exceeded}", live, ledger)
         return RunEnded("aborted", reason)
-    goal = live.goal
-    if goal.stop_when_reached and goal.facts and not live.missing_facts:
+    if _goal_is_reached(live):
         unfinished = _unfinished(live)
         rest = tuple(entry.id for entry in unfinished if entry.task.run_if != "always")
         if len(rest) < len(unfinished) and ledger.pause is None:
@@ -95,6 +94,25 @@ def decide_end(
     return _quiescent_end(live, ledger, now)
 
 
+def _goal_is_reached(live: LivePlan) -> bool:
+    """Return whether the run stops because all facts of its goal hold."""
+    goal = live.goal
+    if not goal.stop_when_reached or not goal.facts or live.missing_facts:
+        return False
+    # What is being taken back does not stop, whatever holds meanwhile.
+    return live.taken_back is None and not _compensates(live)
+
+
+def _compensates(live: LivePlan) -> bool:
+    """Return whether effects are being taken back."""
+    for entry in live:
+        if entry.task.undoes is None or entry.parent is not None or entry.removed:
+            continue
+        if not entry.satisfied:
+            return True
+    return False
+
+
 def _is_over(live: LivePlan, now: Circumstances) -> bool:
     """Return whether a run that is to pause has nothing left to be resumed for."""
     if now.open_ended or now.busy():
@@ -114,6 +132,8 @@ def _unfinished(live: LivePlan) -> list[TaskEntry]:
 
 def _quiescent_end(live: LivePlan, ledger: Ledger, now: Circumstances) -> RunEnded | RunQuiescent:
     """Return what becomes of a run in which nothing can run."""
+    if live.taken_back is not None and not _compensates(live):
+        return RunEnded("aborted", with_unknown_effects(live.taken_back, live, ledger))
     if live.complete and not _redo_is_asked_about(live, ledger):
         reason = with_unknown_effects("every required task is done", live, ledger)
         return RunEnded("succeeded", reason)
@@ -122,7 +142,9 @@ def _quiescent_end(live: LivePlan, ledger: Ledger, now: Circumstances) -> RunEnd
         noun = "question" if count == 1 else "questions"
         reason = f"{count} {noun} to a person must be answered first"
         return RunEnded("needs_human", with_unknown_effects(reason, live, ledger))
-    if now.replans and ledger.quiescent_at != live.revision:
+    # Of a run that is taken back, nobody wants the goal any more.
+    is_wanted = live.taken_back is None
+    if is_wanted and now.replans and ledger.quiescent_at != live.revision:
         unsatisfied = [entry.id for entry in live if entry.counts_as_unsatisfied]
         return RunQuiescent(
             live.revision, tuple(unsatisfied[:_MAX_UNSATISFIED]), live.missing_facts

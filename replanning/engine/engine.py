@@ -75,6 +75,7 @@ from replanning.run.opening import RunFactory, redactor_for, run_services
 from replanning.run.outputs import Codec
 from replanning.run.retries import IsTransient
 from replanning.run.run import PendingDecision, PlanRun, RunResult
+from replanning.run.undo import UndoPlan, undecided_problems
 from replanning.settings import Settings
 from replanning.telemetry.exporter import (
     Exporter,
@@ -373,6 +374,87 @@ class ReplanningEngine:
             UnknownTask: the run has no such task.
         """
         return self._run_factory.rerun(run_id, tasks, by, new_id, only=only)
+
+    def compare_undo(
+        self,
+        run_id: str,
+        *,
+        to: str | None = None,
+        only: Sequence[str] = (),
+        leave: Sequence[str] = (),
+        by_hand: Sequence[str] = (),
+    ) -> UndoPlan:
+        """Return how effects of a run would be taken back; nothing changes. The arguments are those of `undo`.
+
+        Raises:
+            ChangeRejected, NotRunning, StoreError, UnknownRun, UnknownTask: as for `undo`.
+        """
+        return self._run_factory.compare_undo(
+            run_id, to=to, only=only, leave=leave, by_hand=by_hand, by=""
+        )
+
+    def undo(
+        self,
+        run_id: str,
+        *,
+        to: str | None = None,
+        only: Sequence[str] = (),
+        leave: Sequence[str] = (),
+        by_hand: Sequence[str] = (),
+        reason: str = "",
+        by: str = "edit",
+    ) -> UndoPlan:
+        """Have what a run has changed taken back, by tasks that are added to it; see `PlanRun.undo`.
+
+        A run that is open here adds them before this returns. Any other one does so in the process
+        that carries it out, or when it is resumed, also if it has succeeded or was aborted.
+
+        Args:
+            run_id: the run.
+            to: a task that is done; only what was changed after it is taken back.
+            only: tasks; only what these have changed is taken back.
+            leave: tasks, or attempts such as pay#1, whose effects stay.
+            by_hand: tasks or attempts whose effects a person has taken back.
+            reason: why, for the history.
+            by: the author, for the history.
+
+        Returns:
+            How the effects are taken back; without changes if there is nothing to take back.
+
+        Raises:
+            ChangeRejected: of an effect no task can take back, nobody has decided with `leave` or
+                `by_hand`, names every one; or the task of `to` is not done.
+            NotRunning: its calls are those of a program or of planning mode, or its budget is used up.
+            StoreError: the store fails.
+            UnknownRun: the store has no such run.
+            UnknownTask: there never was a task that is named.
+        """
+        factory = self._run_factory
+        with _store_errors():
+            plan = factory.compare_undo(
+                run_id, to=to, only=only, leave=leave, by_hand=by_hand, by=by
+            )
+        if plan.undecided:
+            raise ChangeRejected(undecided_problems(plan))
+        if not plan.changes:
+            return plan
+        run, _ = self._open_runs.get(RunId(run_id), (None, None))
+        if run is not None:
+            with suppress(NotRunning):
+                run.undo(to=to, only=only, leave=leave, by_hand=by_hand, reason=reason, by=by)
+                return plan
+        redactor = factory.redactor
+        payload: JsonObject = {
+            "to": to,
+            "only": list(only),
+            "leave": list(leave),
+            "by_hand": list(by_hand),
+            "reason": redactor.text(reason),
+        }
+        now = factory.environment.clock.now()
+        with _store_errors():
+            self.store.post(RunId(run_id), InboxMessage("undo", now, redactor.text(by), payload))
+        return plan
 
     @asynccontextmanager
     async def session(

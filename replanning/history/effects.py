@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, Literal
@@ -21,6 +21,7 @@ from replanning.journal.records import (
 from replanning.journal.values import with_value
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
+from replanning.live.states import SATISFIED, TaskState
 from replanning.plan.json_values import as_object
 from replanning.plan.tasks import (
     Effect,
@@ -49,6 +50,7 @@ class RunEffect:
     """A call that has changed something, or may have.
 
     Attributes:
+        run: the run; that of which this one is a copy, if the call was made before.
         task: the task.
         attempt: the attempt at it.
         tool: the tool that was called; empty if the task names none.
@@ -59,8 +61,11 @@ class RunEffect:
         key: the idempotency key of the call.
         in_doubt: whether the call may have had its effect without being known to have succeeded.
         can_undo: whether it can be taken back.
+        compensation: the task that takes it back, if that was planned.
+        compensation_state: the state of that task, or of what has replaced it.
     """
 
+    run: RunId
     task: TaskId
     attempt: AttemptId
     tool: str
@@ -71,6 +76,13 @@ class RunEffect:
     key: str
     in_doubt: bool
     can_undo: CanUndo
+    compensation: TaskId | None = None
+    compensation_state: TaskState | None = None
+
+    @property
+    def undone(self) -> bool:
+        """Whether it was taken back, by its compensation or by a person in its place."""
+        return self.compensation_state in SATISFIED
 
 
 def run_effects(records: Iterable[Record]) -> tuple[RunEffect, ...]:
@@ -86,23 +98,24 @@ def run_effects(records: Iterable[Record]) -> tuple[RunEffect, ...]:
         JournalCorrupt: it does not begin with the opening of a run.
     """
     live: LivePlan | None = None
-    run = RunId("")
+    opened: RunOpened | None = None
     begun: dict[AttemptId, RunEffect] = {}
     found: dict[AttemptId, RunEffect] = {}
     for record in records:
         body = record.body
-        if live is None:
+        if live is None or opened is None:
             if not isinstance(body, RunOpened):
                 raise JournalCorrupt("the journal does not begin with the opening of a run")
+            opened = body
             live = LivePlan(body.plan)
-            run = body.run
             continue
         live.fold(with_value(record))
         match body:
             case AttemptStarted():
                 entry = live.entry(body.task)
                 tool = live.tools.get(tool_name(entry.task))
-                if effect_of(entry.task, tool) != "none" and not _is_phase(entry.task):
+                if effect_of(entry.task, tool) != "none" and not _is_apart(live, entry):
+                    run = _calling_run(opened, live)
                     begun[body.attempt] = _begun_effect(live, entry, tool, run, record.at)
             case AttemptSucceeded():
                 _end(begun, found, body.attempt, record.at, in_doubt=False)
@@ -119,8 +132,15 @@ def run_effects(records: Iterable[Record]) -> tuple[RunEffect, ...]:
         return ()
     # What runs, or was cut off, has not told how it ended.
     found |= begun
-    effects = _without_repetitions(found.values(), live)
+    effects = _with_compensations(_without_repetitions(found.values(), live), live)
     return tuple(sorted(effects, key=lambda effect: effect.started))
+
+
+def _calling_run(opened: RunOpened, live: LivePlan) -> RunId:
+    """Return the run that makes a call now; a copy of a run begins with the calls of that run."""
+    if opened.forked_from is None or live.revision >= opened.forked_from[1]:
+        return opened.run
+    return opened.forked_from[0]
 
 
 def _begun_effect(
@@ -134,6 +154,7 @@ def _begun_effect(
     with suppress(ExpressionError):
         arguments = live.arguments(entry) or arguments
     return RunEffect(
+        run,
         task.id,
         entry.log.current,
         tool_name(task),
@@ -176,13 +197,31 @@ def _can_undo(task: Task, tool: ToolSpec | None) -> CanUndo:
     effect = effect_of(task, tool)
     if effect == "irreversible":
         return "irreversible"
-    if task.undo is not None:
+    if task.undo is not None or (tool is not None and tool.undo is not None):
         return "stated"
     if effect is None:
         return "unknown"
     return "not stated"
 
 
-def _is_phase(task: Task) -> bool:
-    """Return whether a task only plans, in planning mode."""
-    return bool(program_note(task).get("phase"))
+def _is_apart(live: LivePlan, entry: TaskEntry) -> bool:
+    """Return whether a task is a compensation, or only plans in planning mode."""
+    if live.entry(entry.root).task.undoes is not None:
+        return True
+    return bool(program_note(entry.task).get("phase"))
+
+
+def _with_compensations(effects: Iterable[RunEffect], live: LivePlan) -> Iterator[RunEffect]:
+    """Yield effects with the tasks that take them back."""
+    compensations = {entry.task.undoes: entry for entry in live if entry.parent is None}
+    for effect in effects:
+        entry = compensations.get(effect.attempt)
+        if entry is None:
+            yield effect
+            continue
+        state = entry.state
+        if state is TaskState.REPLACED_BY_REPLAN:
+            state = TaskState.PENDING
+            if entry.satisfied:
+                state = TaskState.DONE
+        yield replace(effect, compensation=entry.id, compensation_state=state)

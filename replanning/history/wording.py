@@ -302,6 +302,8 @@ def effect_line(effect: RunEffect) -> str:
     arguments = json.dumps(effect.arguments, ensure_ascii=False)
     call = f"{effect.tool or 'its work'} {arguments}"
     words = [effect.effect or "effect not stated", _UNDO_WORDS[effect.can_undo]]
+    if effect.compensation is not None:
+        words[1] = f"{effect.compensation} takes it back [{effect.compensation_state}]"
     if effect.in_doubt:
         words.insert(0, "unknown whether it took effect")
     shown = f"{printable_line(effect.task)}: {printable_line(call)}"
@@ -310,9 +312,12 @@ def effect_line(effect: RunEffect) -> str:
 
 def effects_line(effects: Sequence[RunEffect]) -> str:
     """Return how many effects there are, and how many of them can be taken back."""
-    stated = sum(effect.can_undo == "stated" for effect in effects)
+    stated = sum(effect.can_undo == "stated" and not effect.undone for effect in effects)
     text = f"{pluralise(len(effects), 'effect')}, {stated} can be taken back"
-    doubtful = sum(effect.in_doubt for effect in effects)
+    undone = sum(effect.undone for effect in effects)
+    if undone:
+        text += f", {undone} taken back"
+    doubtful = sum(effect.in_doubt and not effect.undone for effect in effects)
     if doubtful:
         text += f", {doubtful} in doubt"
     return text

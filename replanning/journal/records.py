@@ -889,7 +889,8 @@ class PlanRevised(_Body):
     """Changes were applied: the plan has a new revision.
 
     `traces` has the trace contexts of the attempts that they cancel. `adopted` is the corrected plan whose tasks they
-    bring about; its tools, context, resources, goal and budget apply from here on.
+    bring about; its tools, context, resources, goal and budget apply from here on. `takes_back` says that the whole run is
+    taken back, so that it ends when its compensations are done.
     """
 
     kind: ClassVar = "revised"
@@ -905,6 +906,7 @@ class PlanRevised(_Body):
     hash: str = ""
     traces: dict[TaskId, str] = field(default_factory=dict)
     adopted: Plan | None = None
+    takes_back: bool = False
 
 
 @_record_body

@@ -67,9 +67,9 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class InboxMessage:
-    """Message to the owner of a run: an answer, a corrected plan, or a request to replan or to pause."""
+    """Message to the owner of a run: an answer, a corrected plan, or a request to replan, to pause or to undo."""
 
-    kind: Literal["answer", "request", "pause", "adopt"]
+    kind: Literal["answer", "request", "pause", "adopt", "undo"]
     at: float
     by: str
     payload: JsonObject

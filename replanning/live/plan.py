@@ -151,14 +151,16 @@ class LivePlan(TaskGraph):
     Attributes:
         goal: the current goal.
         masked: the parts of a resumed plan that its journal lacks.
+        taken_back: the reason for which the whole run is taken back: it ends with its compensations.
     """
 
-    __slots__ = ("_holds_by_question", "goal", "masked")
+    __slots__ = ("_holds_by_question", "goal", "masked", "taken_back")
 
     def __init__(self, plan: Plan, *, empty: bool = False) -> None:
         super().__init__(plan, empty=empty)
         self.goal = plan.goal
         self.masked = MaskedParts()
+        self.taken_back: str | None = None
         self._holds_by_question: dict[str, tuple[TaskId, ...]] = {}
 
     def __repr__(self) -> str:
@@ -385,6 +387,13 @@ class LivePlan(TaskGraph):
                     # Before the tasks, which may use its tools and resources.
                     self.change_document(body.adopted)
                 draft.commit(record.at)
+                if body.adopted is not None:
+                    # Whoever corrects the plan, or runs tasks again, wants the goal.
+                    self.taken_back = None
+                if body.takes_back:
+                    self.taken_back = body.reason
+                    # An aborted run goes on until its compensations are done.
+                    self.aborted = None
                 if body.replan is not None:
                     self.statistics.recent_ends.append(False)
             return

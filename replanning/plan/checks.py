@@ -30,6 +30,7 @@ from replanning.plan.references import (
     find_references,
     has_references,
     placeholders,
+    undo_argument_names,
 )
 from replanning.plan.tasks import (
     Expectation,
@@ -37,6 +38,7 @@ from replanning.plan.tasks import (
     Task,
     TaskBody,
     ToolSpec,
+    Undo,
     confirmation_problem,
 )
 from replanning.plan.types import JsonPath
@@ -532,6 +534,24 @@ def _check_tool(tool: ToolSpec, scope: TaskScope) -> Iterator[Finding]:
     for resource in tool.resources:
         for path, text in _check_resource_declared(resource, scope):
             yield path, f": {text}"
+    if tool.undo is not None:
+        for path, text in _check_undo(tool, tool.undo, scope):
+            yield ("undo", *path), f": its undo: {text}"
+
+
+def _check_undo(tool: ToolSpec, undo: Undo, scope: TaskScope) -> Iterator[Finding]:
+    """Yield the problems of what takes back the effect of a tool."""
+    body = TaskBody(tool=undo.tool, arguments=undo.arguments)
+    yield from _check_bodies([((), body, [])], scope)
+    try:
+        names = undo_argument_names(undo.arguments)
+    except ExpressionError as error:
+        yield ("arguments",), str(error)
+        return
+    for name in names:
+        if tool.parameters and name not in tool.parameters:
+            hint = scope.hints(str(name), tool.parameters)
+            yield ("arguments",), f"{tool.name!r} has no parameter {name!r}{hint}"
 
 
 def _agreement_problem(expect: Expectation | None, own: str, scope: TaskScope) -> str:

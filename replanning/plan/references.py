@@ -208,6 +208,7 @@ MAX_FILLED_CHARS: Final = 10_000_000
 
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
 _PATH_STEP: Final = re.compile(r"""\.([^.\[\]]+)|\[(-?\d{1,9})\]|\["([^"]+)"\]|\['([^']+)'\]""")
+_UNDO_ROOT: Final = re.compile(r"output|arguments|context")
 _OUTPUT: Final = re.compile(r"\.output(?=$|[.\[])")
 _NO_FORM_ADVICE: Final = "read it in the work, from context.results, or return a value that has one"
 
@@ -295,6 +296,75 @@ def rename_references(
         return f"${{{rename(reference.task)}{path}}}"
 
     return _map_arguments(arguments, lambda text: _REFERENCE.sub(renamed, text))
+
+
+def bind_undo(
+    arguments: Mapping[str, JsonValue], task_id: TaskId, called_with: Mapping[str, JsonValue]
+) -> dict[str, JsonValue]:
+    """Return the arguments of a tool's `undo`, bound to one call of the tool.
+
+    `${output.name}` becomes a reference to the output of that call, and `${arguments.name}` the
+    argument itself, with its own references.
+
+    Args:
+        arguments: as the tool states them; they are not changed.
+        task_id: the task that called the tool.
+        called_with: the arguments of that task.
+
+    Raises:
+        ExpressionError: a reference is none of these, or names an argument that the call lacks.
+    """
+
+    def value_of(match: re.Match[str]) -> JsonValue:
+        root, path = _undo_reference(match)
+        if root == "output":
+            return f"${{{task_id}.{match[1]}}}"
+        if root != "arguments":
+            return match[0]
+        value: object = called_with
+        for step in path:
+            try:
+                value = get_item(value, step)
+            except LookupError as error:
+                raise ExpressionError(f"{match[0]}: {step!r} {error.args[0]}") from None
+        return json_form(value)
+
+    def bound(text: str) -> JsonValue:
+        whole = _REFERENCE.fullmatch(text)
+        if whole is not None:
+            return value_of(whole)
+        return _REFERENCE.sub(lambda match: as_text(value_of(match)), text)
+
+    return _map_arguments(arguments, bound)
+
+
+def undo_argument_names(arguments: dict[str, JsonValue]) -> list[str | int]:
+    """Return the arguments that the arguments of a tool's `undo` refer to.
+
+    Raises:
+        ExpressionError: a reference is none that `bind_undo` knows.
+    """
+    names = []
+    for text in iter_strings(arguments, keys=False):
+        for match in _REFERENCE.finditer(text):
+            root, path = _undo_reference(match)
+            if root == "arguments":
+                names.append(path[0])
+    return names
+
+
+def _undo_reference(match: re.Match[str]) -> tuple[str, JsonPath]:
+    """Return `output`, `arguments` or `context` with the steps into it; "" for an escape."""
+    if match[0] == "$${":
+        return "", ()
+    inner = match[1] or ""
+    root = _UNDO_ROOT.match(inner)
+    if root is not None:
+        path = _parse_path(inner, root.end(), {})
+        if path or (path == () and root[0] == "output"):
+            return root[0], path
+    forms = "${output.name}, ${arguments.name} or ${context.name}"
+    raise ExpressionError(f"{match[0]!r} is no reference of an `undo`: write {forms}")
 
 
 def _map_arguments(

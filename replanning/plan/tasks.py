@@ -547,6 +547,16 @@ def artifact_fact(name: str) -> str:
     return f"artifact({name})"
 
 
+class Undo(StrictModel):
+    """Call that takes the effect of a call back."""
+
+    tool: Name = Field(description="The tool that takes it back.")
+    arguments: JsonObject = Field(
+        default_factory=dict,
+        description="Given to that tool; may hold ${output.name}, ${arguments.name} and ${context.name}.",
+    )
+
+
 class ToolSpec(StrictModel):
     """Tool that executes tasks, as executors and planners need to know it."""
 
@@ -596,6 +606,9 @@ class ToolSpec(StrictModel):
     effect: Effect | None = Field(
         default=None,
         description="What it changes: none (it only reads), reversible, partly (reversible in part) or irreversible.",
+    )
+    undo: Undo | None = Field(
+        default=None, description="What takes back an effect that can be taken back."
     )
     idempotent: StrictBool | None = Field(
         default=None, description="Whether running it twice does no more than running it once."
@@ -739,7 +752,9 @@ class TaskBody(StrictModel):
     fallbacks: Items[Fallback] = Field(
         default=(), description="What may take its place, best first."
     )
-    undo: Fallback | None = Field(default=None, description="What takes its effects back.")
+    undo: Fallback | None = Field(
+        default=None, description="What takes its effect back; by default as its tool says."
+    )
     acceptance: Items[Text] = Field(
         default=(),
         description="How a person or a model sees that it was done well, in words.",
@@ -865,7 +880,8 @@ def repetition_advice(task: TaskBody, tool: ToolSpec | None, *, done: bool = Fal
 def for_another_tool(task: TaskBody) -> dict[str, object]:
     """Return a task's fields about its tool's effect, as another tool would have them.
 
-    Nobody has said of the other tool that it only reads, or that its calls may be repeated. Of
+    Nobody has said of the other tool that it only reads, that its calls may be repeated, or how
+    they are taken back. Of
     `retry`, the delays and `max_seconds` remain, and a limit to one attempt.
     """
     fields: dict[str, object] = {}
@@ -873,6 +889,8 @@ def for_another_tool(task: TaskBody) -> dict[str, object]:
         fields["effect"] = None
     if task.idempotent is not None:
         fields["idempotent"] = None
+    if task.undo is not None:
+        fields["undo"] = None
     if task.retry is not None:
         kept = {"delay", "backoff", "max_delay", "jitter", "max_seconds"}
         if task.retry.max_attempts == 1:
@@ -995,6 +1013,10 @@ class Task(TaskBody):
     run_if: Literal["always"] | None = Field(
         default=None,
         description="`always`: runs once all that it depends on has ended, in whatever way.",
+    )
+    undoes: Name | None = Field(
+        default=None,
+        description="The attempt whose effect it takes back, such as pay#1; `replanning undo` sets it.",
     )
 
 

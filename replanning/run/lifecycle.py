@@ -382,6 +382,7 @@ class Lifecycle:
         replan: ReplanId | None = None,
         chosen: int | None = None,
         adopted: Plan | None = None,
+        takes_back: bool = False,
     ) -> int:
         """Apply changes to the plan: all or none, as one revision.
 
@@ -396,6 +397,7 @@ class Lifecycle:
             replan: the replan that they belong to.
             chosen: the index of the candidate.
             adopted: the corrected plan that they bring about.
+            takes_back: whether they take the whole run back.
 
         Returns:
             The number of the revision.
@@ -438,6 +440,7 @@ class Lifecycle:
                 draft.plan_hash,
                 traces,
                 adopted,
+                takes_back,
             )
             stored: PlanRevised | None = None
             if shown is not None:

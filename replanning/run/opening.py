@@ -40,7 +40,9 @@ from replanning.errors import (
     RecordNotSerializable,
     StoreError,
     UnknownRun,
+    UnknownTask,
 )
+from replanning.history.effects import run_effects
 from replanning.history.status import (
     ReplayedRun,
     apply_record,
@@ -89,7 +91,7 @@ from replanning.plan.checks import secret_name_problems
 from replanning.plan.document import Plan, redaction_warning
 from replanning.plan.json_values import is_redacted
 from replanning.plan.messages import join_names
-from replanning.plan.tasks import Task
+from replanning.plan.tasks import Task, program_note
 from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.run.event_loop import (
     ResultT,
@@ -104,6 +106,7 @@ from replanning.run.outputs import Codec
 from replanning.run.processes import kill_orphaned_processes
 from replanning.run.retries import IsTransient, may_repeat
 from replanning.run.run import PlanRun
+from replanning.run.undo import UndoPlan, plan_undo
 from replanning.run.watchdog import WATCHDOG
 from replanning.secrets import Redactor
 from replanning.settings import Settings
@@ -442,8 +445,7 @@ class RunFactory:
         undecided = replayed.ledger.undecided_tasks
         correction = correct_plan(live, plan, self.redactor, rerun=rerun, undecided=undecided)
         ended = replayed.ledger.run_end
-        is_over = ended is not None and (ended.status == "succeeded" or live.aborted is not None)
-        if correction and is_over:
+        if correction and ended is not None and _is_for_good(ended, live):
             raise NotRunning(
                 f"run {run_id!r} is over for good, so it takes no corrected plan; run tasks of it"
                 " again in a new run, or fork it at a revision"
@@ -506,6 +508,47 @@ class RunFactory:
                 f"the run was aborted: {live.aborted}; start a new one from an earlier revision"
             )
         return live, rerun_tasks(live, tasks, only=only)
+
+    def compare_undo(
+        self,
+        run_id: str,
+        *,
+        to: str | None,
+        only: Sequence[str],
+        leave: Sequence[str],
+        by_hand: Sequence[str],
+        by: str,
+    ) -> UndoPlan:
+        """Return how effects of a run are taken back, as the store has it; see `plan_undo`.
+
+        Raises:
+            ChangeRejected: the task of `to` is not done.
+            NotRunning: its calls are those of a program, or of planning mode, or its budget is used up.
+            UnknownRun: there is no such run.
+            UnknownTask: there never was a task that is named.
+            StoreError: the store fails.
+        """
+        records: list[Record] = []
+        for _ in _read_journal(self.store, RunId(run_id), records):
+            pass
+        opened = records[0].body
+        assert isinstance(opened, RunOpened)
+        replayed = self._replay(records)
+        live = replayed.live
+        exceeded = replayed.ledger.budget_tracker.exceeded
+        problem = ""
+        if opened.open_ended:
+            problem = "it is the session of a program, which alone can call its tools"
+        elif any(program_note(entry.task).get("phase") for entry in live):
+            problem = "it is one of planning mode, in which a model calls the tools"
+        elif exceeded:
+            problem = f"it {exceeded}; have it adopt a plan with a larger budget first"
+        if problem:
+            raise NotRunning(f"nothing of run {run_id!r} can be taken back by tasks: {problem}")
+        effects = run_effects(records)
+        return plan_undo(
+            live, effects, opened.run, to=to, only=only, leave=leave, by_hand=by_hand, by=by
+        )
 
     def _replay(self, records: Sequence[Record]) -> ReplayedRun:
         """Replay records with the secrets that are at hand, in one step."""
@@ -621,9 +664,25 @@ class RunFactory:
             life.opening.past = _resume_state(records)
             ended = ledger.run_end
             # Other ends are those of a process: the run goes on once it is resumed.
-            if ended is not None and (ended.status == "succeeded" or live.aborted is not None):
-                life.restore_end(ended)
+            if ended is not None and _is_for_good(ended, live):
+                if not _is_to_be_undone(self.store, opened.run):
+                    life.restore_end(ended)
         return PlanRun(life.run_id, live, life)
+
+
+def _is_to_be_undone(store: RunStore, run: RunId) -> bool:
+    """Return whether somebody has asked for a run to be taken back, which reopens it."""
+    # A store that fails is read again while the run goes on.
+    with suppress(Exception):
+        return any(message.kind == "undo" for message in store.inbox(run))
+    return False
+
+
+def _is_for_good(ended: RunEnded, live: LivePlan) -> bool:
+    """Return whether a run does not go on when it is resumed, unless it is to be taken back."""
+    if ended.status == "succeeded" or live.aborted is not None:
+        return True
+    return ended.status == "aborted" and live.taken_back is not None
 
 
 async def _retry_while_locked(action: Callable[[], ResultT]) -> ResultT:
@@ -896,7 +955,13 @@ async def run_services(
         program = "agent"
     try:
         if life.end is None and past is not None:
-            _finish_past(life, past, outcomes, on_resume)
+            if _is_to_be_undone(life.journal.store, run.id):
+                # It could end, or go on, before it is taken back.
+                with life.busy("taking back", then_check=False):
+                    _finish_past(life, past, outcomes, on_resume)
+                    process_messages(run, None, only_kind="undo")
+            else:
+                _finish_past(life, past, outcomes, on_resume)
         # Finishing the past may have ended the run.
         if life.end is None:
             _announce_missing_tools(life, past)
@@ -1058,9 +1123,13 @@ def _lease_lost(life: Lifecycle, error: LeaseLost) -> None:
 
 
 def process_messages(
-    run: PlanRun, on_message: MessageHandler | None, *, skip_kind: str | None = None
+    run: PlanRun,
+    on_message: MessageHandler | None,
+    *,
+    skip_kind: str | None = None,
+    only_kind: str | None = None,
 ) -> None:
-    """Handle messages from other processes.
+    """Handle messages from other processes, of one kind or all.
 
     Those after the end are left for the process that resumes the run.
     """
@@ -1082,6 +1151,8 @@ def process_messages(
             life.record_error("inbox", error)
         return
     life.journal.confirm()
+    if only_kind is not None:
+        messages = [message for message in messages if message.kind == only_kind]
     if not messages:
         # A batch would check whether the run is complete, before its caller could edit it.
         return
@@ -1118,6 +1189,34 @@ def _adopt_message(run: PlanRun, message: InboxMessage) -> None:
         run._lifecycle.record_error(adoption_place(message.by), error)
 
 
+def _undo_message(run: PlanRun, message: InboxMessage) -> None:
+    """Take back what a message asks for; what cannot be taken back is recorded."""
+    payload = message.payload
+    names: dict[str, list[str]] = {}
+    for field_name in ("only", "leave", "by_hand"):
+        stated = payload.get(field_name)
+        names[field_name] = []
+        if isinstance(stated, list):
+            names[field_name] = list(map(str, stated))
+    to = payload.get("to")
+    try:
+        run.undo(
+            to=None if to is None else str(to),
+            only=names["only"],
+            leave=names["leave"],
+            by_hand=names["by_hand"],
+            reason=str(payload.get("reason") or ""),
+            by=message.by or "edit",
+        )
+    except (ChangeRejected, UnknownTask) as error:
+        run._lifecycle.record_error(undo_place(message.by), error)
+
+
+def undo_place(by: str) -> str:
+    """Return the place of an error that says why nothing was taken back for a person."""
+    return f"the undo of {by or 'somebody'}"
+
+
 def adoption_place(by: str) -> str:
     """Return the place of an error that says why the plan of a person was not adopted."""
     return f"the corrected plan of {by or 'somebody'}"
@@ -1130,6 +1229,9 @@ def _handle_message(run: PlanRun, message: InboxMessage, on_message: MessageHand
         return
     if message.kind == "adopt":
         _adopt_message(run, message)
+        return
+    if message.kind == "undo":
+        _undo_message(run, message)
         return
     if message.kind != "request":
         if on_message is not None:

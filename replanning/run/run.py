@@ -72,6 +72,7 @@ from replanning.run.observations import (
     plain_object,
 )
 from replanning.run.triggers import TriggerOutcome
+from replanning.run.undo import UNDO_REASON, plan_undo, undecided_problems
 
 __all__ = ["Outputs", "PendingDecision", "PlanRun", "ReadyTasks", "RunResult"]
 
@@ -588,6 +589,54 @@ class PlanRun(ObservedRun):
         # The budget may have another limit now.
         life.enforce_wall_clock()
         return number
+
+    @in_loop_thread
+    def undo(
+        self,
+        *,
+        to: str | None = None,
+        only: Sequence[str] = (),
+        leave: Sequence[str] = (),
+        by_hand: Sequence[str] = (),
+        reason: str = "",
+        by: str = "edit",
+    ) -> int:
+        """Take back what the run has changed: as one revision, which adds the compensating tasks.
+
+        They run in the reverse order of what they take back, after what runs or waits was stopped.
+        Once they are done, the run ends as `aborted`; with `only`, it goes on. What was taken back
+        already, or is being taken back, stays as it is.
+
+        Args:
+            to: a task that is done; only what was changed after it is taken back.
+            only: tasks; only what these have changed is taken back.
+            leave: tasks, or attempts such as pay#1, whose effects stay.
+            by_hand: tasks or attempts whose effects a person has taken back.
+            reason: why, for the history.
+            by: the author, for the history.
+
+        Returns:
+            The number of the revision; the present one if there is nothing to take back.
+
+        Raises:
+            ChangeRejected: of an effect no task can take back, nobody has decided with `leave` or
+                `by_hand`; names every one. Nothing has changed.
+            NotRunning: the run has ended.
+            StoreError: the journal cannot be read, or does not take it; nothing has changed.
+            UnknownTask: there never was a task that is named.
+        """
+        life = self._lifecycle
+        self._require_running("nothing is taken back")
+        effects = self.history.effects()
+        plan = plan_undo(
+            life.live, effects, self.id, to=to, only=only, leave=leave, by_hand=by_hand, by=by
+        )
+        if plan.undecided:
+            raise ChangeRejected(undecided_problems(plan))
+        if not plan.changes:
+            return life.live.revision
+        stated = accept_changes(plan.changes, life.live, life.redactor)
+        return life.revise(stated, reason or UNDO_REASON, by, takes_back=plan.whole)
 
     def add_task(
         self, task: Task, *, before: Sequence[str] = (), reason: str = "", by: str = "edit"

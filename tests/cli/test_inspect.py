@@ -140,6 +140,7 @@ def test_effects():
         ["a", "b", "c"],
     )
     assert told["effects"][0] | {"started": "", "ended": ""} == {
+        "run": "done",
         "task": "a",
         "attempt": "a#1",
         "tool": "post",
@@ -150,6 +151,8 @@ def test_effects():
         "key": "done/a",
         "in_doubt": False,
         "can_undo": "unknown",
+        "compensation": None,
+        "compensation_state": None,
     }
 
 

@@ -73,6 +73,7 @@ async def test_what_a_run_has_changed() -> None:
     history = engine.history(RUN)
     hotel, tell = history.effects()
     assert hotel == RunEffect(
+        run=RUN,
         task="hotel",
         attempt="hotel#1",
         tool="reserve",

@@ -148,6 +148,27 @@ REFUSED = {
         tasks[0].fallbacks[0].tool: task 'a': there is no tool 'none'; describe it under `tools`
         tasks[0].fallbacks[0].undo.tool: task 'a': there is no tool 'gone'; describe it under `tools`
     """,
+    "what takes the effect of a tool back": """
+        tools:
+        - {name: book, parameters: {what: string}, undo: {tool: cancel, arguments: {id: "${output.id}", of: "${arguments.what} ${context.x}"}}}
+        - {name: cancel, parameters: {id: any, of: any}}
+        - {name: a, undo: {tool: cancle, arguments: {id: 1}}}
+        - {name: b, undo: {tool: cancel, arguments: {id: "${b.output}", of: 1}}}
+        - {name: c, undo: {tool: cancel, arguments: {id: "${output"}}}
+        - {name: d, parameters: {what: any}, undo: {tool: cancel, arguments: {id: "${arguments.waht}", of: "$${arguments.waht}"}}}
+        - {name: e, undo: {tool: cancel, arguments: {id: "${arguments}", of: "${outputs}"}}}
+        - {name: f, undo: {tool: cancel, arguments: {id: "${arguments.any[0]}", of: "${output}"}}}
+
+        tools[2].undo.tool: tool 'a': its undo: there is no tool 'cancle'; did you mean 'cancel'?; describe it under `tools`
+        tools[3].undo.arguments: tool 'b': its undo: '${b.output}' is no reference of an `undo`: write ${output.name},
+          ${arguments.name} or ${context.name}
+        tools[4].undo.arguments: tool 'c': its undo: tool 'cancel' needs the argument 'of' (any)
+        tools[4].undo.arguments: tool 'c': its undo: '${' is no reference of an `undo`: write ${output.name}, ${arguments.name}
+          or ${context.name}
+        tools[5].undo.arguments: tool 'd': its undo: 'd' has no parameter 'waht'; did you mean 'what'?
+        tools[6].undo.arguments: tool 'e': its undo: '${arguments}' is no reference of an `undo`: write ${output.name},
+          ${arguments.name} or ${context.name}
+    """,
     "arguments that are missing, unknown or of another type than the parameter": """
         objects: {b1: block, table: surface}
         tools: [{name: t, parameters: {s: string, i: integer, n: number, l: array, b: block, any: any}}]

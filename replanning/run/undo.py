@@ -1,0 +1,348 @@
+"""Taking back what a run has changed, by compensating tasks that one revision adds to its plan.
+
+A compensation is an ordinary task: it calls the tool that the effect's task or tool states under
+`undo`, is retried, replanned and resumed as others are, and names in `undoes` the attempt whose
+effect it takes back. So an effect is taken back once, however often that is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from replanning.changes import AddTask, CancelTask, PlanChange, RetryTask, SkipTask
+from replanning.errors import ChangeRejected, ExpressionError, Problem, UnknownTask
+from replanning.history.effects import RunEffect
+from replanning.live.entries import TaskEntry
+from replanning.live.plan import LivePlan
+from replanning.live.states import FINISHED, STUCK, WAITING, TaskState
+from replanning.live.view import PlanView
+from replanning.plan.messages import did_you_mean
+from replanning.plan.references import bind_undo, find_references, rename_references
+from replanning.plan.tasks import Task
+from replanning.plan.types import JsonObject, RunId, TaskId
+
+UNDO_REASON: Final = "what the run had changed is taken back"
+"""Reason of the revision that takes effects back, where nobody states another."""
+
+
+class Undecided(NamedTuple):
+    """An effect about which a person has to decide, and why no task can take it back."""
+
+    effect: RunEffect
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class UndoPlan:
+    """How effects of a run are taken back.
+
+    Attributes:
+        compensations: the tasks that take effects back, each with its effect, in the order in which
+            they may start.
+        undecided: the effects about which a person has to decide; nothing is taken back before.
+        cancelled: the unfinished tasks that are stopped first.
+        whole: whether the whole run is taken back, so that it ends afterwards.
+        changes: the changes of the plan; none if there is nothing to take back.
+        diff: the changes in lines for people.
+    """
+
+    compensations: Mapping[TaskId, RunEffect]
+    undecided: tuple[Undecided, ...]
+    cancelled: tuple[TaskId, ...]
+    whole: bool
+    changes: tuple[PlanChange, ...]
+    diff: str
+
+
+def undecided_problems(plan: UndoPlan) -> list[Problem]:
+    """Return a problem for each effect about which a person has to decide."""
+    problems: list[Problem] = []
+    for effect, why in plan.undecided:
+        text = (
+            f"the effect of {effect.task!r} cannot be taken back by a task: {why}; name"
+            f" {effect.attempt!r} in `by_hand` if a person has taken it back, or in `leave` to leave"
+            " it as it is"
+        )
+        problems.append(Problem("", text))
+    return problems
+
+
+def plan_undo(
+    live: LivePlan,
+    effects: Sequence[RunEffect],
+    run: RunId,
+    *,
+    to: str | None = None,
+    only: Collection[str] = (),
+    leave: Collection[str] = (),
+    by_hand: Collection[str] = (),
+    by: str = "",
+) -> UndoPlan:
+    """Return how effects of a run are taken back, those that were had last first.
+
+    Args:
+        live: the plan of the run.
+        effects: the effects of the run, in the order in which they were had.
+        run: the run; what a run has changed of which it is a copy is taken back there.
+        to: a task that is done; only what was changed after it is taken back.
+        only: tasks; only what they have changed is taken back, and the rest of the run goes on.
+        leave: tasks, or attempts such as pay#1, whose effects stay.
+        by_hand: tasks or attempts whose effects a person has taken back.
+        by: that person.
+
+    Raises:
+        ChangeRejected: the task of `to` is not done.
+        UnknownTask: there never was a task that is named.
+    """
+    named = [*only]
+    if to is not None:
+        named.append(to)
+    attempts = [effect.attempt for effect in effects]
+    named += [name for name in (*leave, *by_hand) if name not in attempts]
+    for name in named:
+        if name not in live:
+            raise UnknownTask(name, did_you_mean(name, [entry.id for entry in live]))
+    scope = _Scope(live, to, only)
+    undo = _Undo(live, run, by)
+    for effect in effects:
+        entry = live.entry(effect.task)
+        if effect.undone or not scope.includes(effect, entry):
+            continue
+        names = {entry.id, entry.root, effect.attempt}
+        if names.isdisjoint(leave):
+            undo.take_back(effect, entry, by_hand=not names.isdisjoint(by_hand))
+    if undo.is_empty:
+        return UndoPlan({}, tuple(undo.undecided), (), scope.whole, (), "")
+
+    stopped = scope.unfinished(undo.concerned)
+    changes: list[PlanChange] = []
+    for task_id in stopped:
+        changes.append(CancelTask(task_id=task_id, reason="what it follows is taken back"))
+    changes += undo.changes()
+    return UndoPlan(
+        undo.compensations(),
+        tuple(undo.undecided),
+        stopped,
+        scope.whole,
+        tuple(changes),
+        live.diff(changes),
+    )
+
+
+class _Scope:
+    """Which effects are taken back, and what is stopped for that."""
+
+    def __init__(self, live: LivePlan, to: str | None, only: Collection[str]) -> None:
+        self._live = live
+        self._roots = {live.entry(TaskId(name)).root for name in only}
+        self._after = 0
+        # Nothing of an aborted run goes on, whatever is taken back of it.
+        self.whole = not only or live.aborted is not None
+        if to is None:
+            return
+        root = live.entries[live.entry(TaskId(to)).root]
+        for leaf in live.leaves(root):
+            if leaf.state is not TaskState.DONE:
+                text = f"task {leaf.id!r} is {leaf.state}: only what follows a finished task"
+                raise ChangeRejected([Problem("to", f"{text} can be taken back")])
+            self._after = max(self._after, leaf.reads.ended)
+
+    def includes(self, effect: RunEffect, entry: TaskEntry) -> bool:
+        """Return whether an effect of a task is taken back."""
+        if self._roots and entry.root not in self._roots:
+            return False
+        return effect.ended is None or entry.reads.ended > self._after
+
+    def unfinished(self, concerned: Iterable[TaskEntry]) -> tuple[TaskId, ...]:
+        """Return the tasks that must not go on: all, or those that follow what is taken back.
+
+        Tasks that run in any case stay: they clean up.
+        """
+        followers: dict[TaskId, None] = {}
+        queue = list(concerned)
+        for entry in queue:  # it grows
+            for task_id in (entry.id, *entry.dependent_ids()):
+                if task_id not in followers:
+                    followers[task_id] = None
+                    queue.append(self._live.entry(task_id))
+        stopped: list[TaskId] = []
+        for entry in self._live:
+            if entry.removed or entry.state in FINISHED:
+                continue
+            if self._live.entry(entry.root).task.undoes is not None:
+                continue
+            if entry.task.run_if == "always" and entry.state in WAITING:
+                continue
+            if self.whole or entry.id in followers:
+                stopped.append(entry.id)
+        return tuple(stopped)
+
+
+class _Undo:
+    """Compensations that are planned, and the effects that need a decision.
+
+    Attributes:
+        undecided: effects that no task can take back, each with the reason.
+        concerned: the tasks whose effects are taken back.
+    """
+
+    def __init__(self, live: LivePlan, run: RunId, by: str) -> None:
+        self.undecided: list[Undecided] = []
+        self.concerned: list[TaskEntry] = []
+        self._live = live
+        self._run = run
+        self._by = by
+        self._new: dict[TaskId, Task] = {}
+        self._effects: dict[TaskId, RunEffect] = {}
+        self._unfinished: dict[TaskId, RunEffect] = {}
+        self._further: list[PlanChange] = []
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self._new and not self._further
+
+    def take_back(self, effect: RunEffect, entry: TaskEntry, *, by_hand: bool) -> None:
+        """Plan that an effect is taken back.
+
+        The cases are an effect whose compensation was planned before, one that a person has taken
+        back, one that no task can take back, and any other.
+        """
+        if effect.compensation is not None:
+            self._go_on(effect, effect.compensation, by_hand=by_hand)
+            return
+        new_id = self._unused_id(effect.task)
+        fields: JsonObject = {}
+        why = ""
+        if not by_hand:
+            try:
+                fields, why = self._compensation(effect, entry)
+            except ExpressionError as error:
+                why = f"its `undo` cannot be filled in: {error}"
+        if why:
+            self.undecided.append(Undecided(effect, why))
+            return
+        task = {**fields, "id": new_id, "undoes": effect.attempt}
+        self._new[new_id] = Task.model_validate(task)
+        self._effects[new_id] = effect
+        self._unfinished[new_id] = effect
+        self.concerned.append(entry)
+        if by_hand:
+            self._skip(new_id)
+
+    def changes(self) -> list[PlanChange]:
+        """Return the changes, in which a compensation waits for those of what followed its effect."""
+        position = {task_id: number for number, task_id in enumerate(self._unfinished)}
+        takers: dict[TaskId, list[TaskId]] = {}
+        for task_id, effect in self._unfinished.items():
+            takers.setdefault(effect.task, []).append(task_id)
+        added: list[PlanChange] = []
+        for task_id, task in self._new.items():
+            needed: list[TaskId] = []
+            for other in self._followers(self._live.entry(self._effects[task_id].task), takers):
+                # Those of earlier effects come later, so that no two wait for one another.
+                if position[other] > position[task_id]:
+                    needed.append(other)
+            added.append(AddTask(task=task.model_copy(update={"depends_on": tuple(needed)})))
+        # Those that may start first come first.
+        return [*reversed(added), *self._further]
+
+    def compensations(self) -> dict[TaskId, RunEffect]:
+        """Return the tasks that take effects back, those that may start first before others."""
+        return dict(reversed(self._effects.items()))
+
+    def _go_on(self, effect: RunEffect, compensation: TaskId, *, by_hand: bool) -> None:
+        """Have a compensation that has failed tried again; one that waits or runs goes on anyway."""
+        stuck: list[TaskEntry] = []
+        for leaf in self._live.leaves(self._live.entry(compensation)):
+            self._unfinished[leaf.id] = effect
+            if leaf.state in STUCK or leaf.state is TaskState.CANCELLED:
+                stuck.append(leaf)
+        for leaf in stuck:
+            if by_hand:
+                self._skip(leaf.id)
+            elif self._live.in_doubt(leaf):
+                why = f"it is unknown whether {leaf.id!r} has taken it back"
+                self.undecided.append(Undecided(effect, why))
+            else:
+                self._further.append(RetryTask(task_id=leaf.id))
+                self._effects[leaf.id] = effect
+
+    def _skip(self, task_id: TaskId) -> None:
+        reason = "it was taken back by hand"
+        if self._by not in ("", "edit"):
+            reason = f"{reason}, says {self._by}"
+        self._further.append(SkipTask(task_id=task_id, reason=reason))
+
+    def _unused_id(self, task_id: TaskId) -> TaskId:
+        new_id = TaskId(f"undo-{task_id}")
+        if new_id in self._live or new_id in self._new:
+            new_id = PlanView(self._live).unused_id(new_id, self._new)
+        return new_id
+
+    def _compensation(self, effect: RunEffect, entry: TaskEntry) -> tuple[JsonObject, str]:
+        """Return the fields of the task that takes an effect back, and why there is none.
+
+        Raises:
+            ExpressionError: its arguments refer to what the call does not have.
+        """
+        if effect.run != self._run:
+            return {}, f"it was had in run {effect.run!r}, which can take it back"
+        if effect.in_doubt:
+            return {}, "it is unknown whether it took effect"
+        if effect.can_undo == "irreversible":
+            return {}, "its effect is irreversible"
+        task = entry.task
+        tool = self._live.tools.get(effect.tool)
+        if task.undo is not None:
+            fields = task.undo.model_dump(mode="json", exclude_unset=True)
+            arguments = dict(task.undo.arguments)
+        elif tool is not None and tool.undo is not None:
+            fields = {"tool": tool.undo.tool}
+            arguments = bind_undo(tool.undo.arguments, entry.id, task.arguments)
+        else:
+            return {}, "no `undo` is stated"
+
+        # What stands for the task now may have called the tool anew, with another output.
+        own = {part.id for part in entry.lineage()}
+        known = self._live.entries
+        reads_output = False
+        for reference in find_references(arguments, known):
+            if reference.task in own:
+                reads_output = True
+        if reads_output and entry.state is not TaskState.DONE:
+            return {}, "its `undo` needs its output, and another call has taken its place"
+
+        def rename(task_id: TaskId) -> str:
+            return entry.id if task_id in own else task_id
+
+        fields["arguments"] = rename_references(arguments, rename, known)
+        return fields, ""
+
+    def _followers(
+        self, entry: TaskEntry, takers: Mapping[TaskId, Sequence[TaskId]]
+    ) -> dict[TaskId, None]:
+        """Return the compensations of what a task has changed itself, and of what follows it.
+
+        Args:
+            entry: the task.
+            takers: the compensations by the tasks whose effects they take back.
+        """
+        found: dict[TaskId, None] = {}
+        for part in entry.lineage():
+            found.update(dict.fromkeys(takers.get(part.id, ())))
+        seen = {entry.id}
+        stack = [*entry.dependent_ids(), *entry.replacement.tasks]
+        while stack:
+            task_id = stack.pop()
+            if task_id in seen:
+                continue
+            seen.add(task_id)
+            if task_id in takers:
+                found.update(dict.fromkeys(takers[task_id]))
+            else:
+                follower = self._live.entry(task_id)
+                stack += [*follower.dependent_ids(), *follower.replacement.tasks]
+        return found
