@@ -53,12 +53,14 @@ class AttemptHandle(Protocol):
         task: its task.
         output: the output of its work, once there is one.
         asking: the second tool that is being asked to confirm the output; empty if none is.
+        error: why it has failed, for its caller.
     """
 
     id: AttemptId
     task: Task
     output: object
     asking: str
+    error: Exception | None
 
     def cancel(self) -> None:
         """Stop the work; nothing that is still reported is accepted."""
@@ -426,6 +428,7 @@ class RunningAttempts:
                     f"{handle.asking!r} has not confirmed it within the {timeout:g} s of the task",
                     handle.output,
                 )
+                handle.error = late
                 self.cancel(attempt_id)
                 self._record_failure(attempt_id, entry, late)
                 continue

@@ -565,3 +565,22 @@ async def test_value_that_is_compared(clock):
         )
     assert output == {"said": "x", "by": "t"}
     assert session.run.live.entry("t-1").state is TaskState.DONE
+
+
+async def test_call_that_is_not_confirmed_in_time(clock):
+    """A call whose second tool takes longer than the call may take returns what its tool said."""
+
+    async def hang(query: str) -> str:
+        await anyio.sleep_forever()
+        return query
+
+    expect = {"agrees_with": "u"}
+    tools: list[Any] = [
+        tool(name="t", capability="c", effect="none", timeout=3, expect=expect)(right),
+        tool(name="u", capability="c", effect="none")(hang),
+    ]
+    engine = make_engine(clock=clock)
+    async with engine.session("ask", tools=tools) as session:
+        assert await session.call(tools[0], "x") == {"query": "x"}
+    (failed,) = bodies(engine.store, session.run.id, AttemptFailed)
+    assert failed.failure.message == "'u' has not confirmed it within the 3 s of the task"
