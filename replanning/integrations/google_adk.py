@@ -86,7 +86,7 @@ _DELTAS: Final = frozenset({"state_delta", "artifact_delta"})
 _MAX_OBJECTIVE_CHARS: Final = 500
 
 
-def reports_failure(result: object) -> bool:
+def _reports_failure(result: object) -> bool:
     """Return whether a result says that the tool failed, in one of the forms that tools of ADK use.
 
     These are `{"status": "error"}`, `{"error": …}`, and `isError` of MCP; not the complaints about arguments with which
@@ -119,7 +119,6 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
             agents in it, which plugins do not see.
         approvals: whether a question to a person becomes a request to confirm the call. Otherwise the agent sees the
             exception of its tool.
-        is_failure: whether a result of a tool says that the tool failed.
         name: of the plugin, for a runner with several of them.
 
     Raises:
@@ -133,7 +132,6 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
         engine: ReplanningEngine | None = None,
         agents: Sequence[BaseNode] = (),
         approvals: bool = True,
-        is_failure: Callable[[object], bool] = reports_failure,
         name: str = "replanning",
     ) -> None:
         super().__init__(name)
@@ -141,7 +139,6 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
         self.capabilities = dict(capabilities or {})
         self.agents = tuple(agents)
         self.approvals = approvals
-        self.is_failure = is_failure
         self._runs: dict[str, _Run] = {}
 
     async def before_run_callback(self, *, invocation_context: Any) -> None:
@@ -417,7 +414,7 @@ class _Run:
             ):
                 self.waits = True
                 raise _Interrupted(output)
-            if (answer is None or answer.confirmed) and self._owner.is_failure(output):
+            if (answer is None or answer.confirmed) and _reports_failure(output):
                 said = (
                     (output.get("error_message") or output.get("error"))
                     if isinstance(output, Mapping)

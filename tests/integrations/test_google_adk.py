@@ -347,6 +347,26 @@ async def test_reported_failures(clock: VirtualClock, result: dict[str, Any], fa
     assert not [each for each in asked.told if each[0] == "error"]
 
 
+@pytest.mark.parametrize(
+    "expect",
+    [lambda result: result["pages"] > 0 or "an empty page", {"where": ["output.pages > 0"]}],
+)
+async def test_results_that_are_failures_of_ones_own(clock: VirtualClock, expect: Any) -> None:
+    """What else is a failure of a tool is said by what is expected of its result."""
+
+    def search(query: str) -> dict[str, int]:
+        return {"pages": 0}
+
+    engine = make_engine("repair", clock=clock)
+    named: dict[str, Any] = {
+        "search": {"capability": "web", "effect": "none", "expect": expect},
+        "search_archive": "web",
+    }
+    chat = searching([search, search_archive], attached(engine, named), Asked())
+    await chat.send(text("find a"))
+    assert chat.seen[1:] == [[{"result": "a, from the archive"}]]
+
+
 async def test_wrong_arguments(clock: VirtualClock) -> None:
     """Arguments that the framework refuses are told to the model, and are no failure of the tool."""
     engine = make_engine("repair", clock=clock)
