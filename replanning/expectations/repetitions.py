@@ -188,9 +188,9 @@ def _holds_at(place: _Place, value: JsonValue, part: JsonValue, step: int) -> bo
     if step == len(place.path):
         if place.relation == "==":
             return part == value
-        if isinstance(part, list | dict):
+        if isinstance(part, list):
             return value in part
-        return isinstance(part, str) and isinstance(value, str) and value in part
+        return isinstance(part, str | dict) and isinstance(value, str) and value in part
     key = place.path[step]
     if isinstance(key, str):
         if not isinstance(part, dict) or key not in part:

@@ -6,6 +6,8 @@ from datetime import date
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from replanning.expectations import ObservedCall, ToolSuggestions, suggest_expectations
 from replanning.plan.expectations import broken_expectation
@@ -400,3 +402,33 @@ def test_any_outputs():
     assert found.expect == {}
     assert found.notes == ("its outputs have no type in common",)
     assert suggest_expectations([]) == {}
+
+
+_names = st.sampled_from(["id", "n", "a b", "if", "W1", "W22", "items", "price", "error", 'q"'])
+_scalars = st.sampled_from([None, True, 0, 1, -2, 2.5, "", "a", "b c", "Error", "x-1", "W1"])
+_values = st.recursive(
+    _scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_names, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(
+    shapes=st.lists(_values, min_size=1, max_size=3),
+    given_arguments=st.lists(st.dictionaries(_names, _values, max_size=3), min_size=1, max_size=30),
+)
+def test_past_outputs_are_as_expected(shapes, given_arguments):
+    """Whatever tools have answered, only the outputs that a suggestion counts are rejected by it."""
+    calls = []
+    for number, arguments in enumerate(given_arguments):
+        output = shapes[number % len(shapes)]
+        if isinstance(output, dict):
+            output = {**output, **arguments}
+        calls.append(ObservedCall("t", arguments, output))
+        calls.append(ObservedCall("t", arguments, json.dumps(output)))
+    found = suggested(calls)
+    rejected = sum(one.rejected for one in found.suggestions if one.proposed)
+    if not found.expect:
+        assert not rejected
+        return
+    assert sum(rejects(found, call.output, **call.arguments) for call in calls) == rejected
