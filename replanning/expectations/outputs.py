@@ -91,6 +91,19 @@ def at_base(sample: Sample, base: Path) -> JsonValue:
     return sample.output
 
 
+def damaged_outputs(samples: Sequence[Sample]) -> list[Sample]:
+    """Return the texts that are JSON which was cut off, where all other outputs are JSON."""
+    damaged = []
+    for sample in samples:
+        if isinstance(sample.output, str):
+            if sample.text.lstrip()[:1] not in ("{", "["):
+                return []
+            damaged.append(sample)
+        elif not isinstance(sample.output, dict | list):
+            return []
+    return damaged if len(damaged) * 2 < len(samples) else []
+
+
 def error_texts(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
     """Return the texts with which outputs report errors, with the outputs that they describe.
 

@@ -21,6 +21,7 @@ from replanning.expectations.outputs import (
     at_base,
     base_of,
     count_runs,
+    damaged_outputs,
     error_texts,
     failure_texts,
 )
@@ -134,7 +135,7 @@ class _Recording:
     """The past outputs of one tool, split into those that report errors and the others.
 
     Attributes:
-        samples: the outputs that report no error.
+        samples: the outputs that report no error, and are not damaged.
         errors: the texts with which outputs report errors, with those outputs.
     """
 
@@ -164,6 +165,9 @@ class _Recording:
         self.errors = error_texts(self.samples)
         self._failures = failure_texts(failures, self.errors, self.samples)
         reported = {id(sample) for matching in self.errors.values() for sample in matching}
+        self.samples = [sample for sample in self.samples if id(sample) not in reported]
+        self._damaged = damaged_outputs(self.samples)
+        reported.update(map(id, self._damaged))
         self.samples = [sample for sample in self.samples if id(sample) not in reported]
 
     def __repr__(self) -> str:
@@ -209,16 +213,23 @@ class _Recording:
             note = f"not in all of them: {', '.join(optional)}"
         if base:
             schema = {"type": "object", "required": ["json"], "properties": {"json": schema}}
-        runs = count_runs(self.samples)
-        yield Suggestion("schema", schema, len(self.samples), runs, note=note)
+        if self._damaged:
+            damaged = f"some are JSON that is cut off: {_named(self._damaged)}"
+            note = "; ".join(filter(None, [note, damaged]))
+        yield Suggestion(
+            "schema",
+            schema,
+            len(self.samples),
+            count_runs(self.samples),
+            rejected=len(self._damaged),
+            note=note,
+        )
 
     def _repetitions(self, base: Path) -> Iterator[Suggestion]:
         for found in repeated_arguments(self.samples, base):
             note = ""
             if found.breaking:
-                calls = [sample.call for sample in found.breaking[:_MAX_NAMED]]
-                where = [f"{call.task or call.tool} of run {call.run or '-'}" for call in calls]
-                note = f"look at these first: {', '.join(where)}"
+                note = f"look at these first: {_named(found.breaking)}"
             yield Suggestion(
                 "where",
                 found.condition,
@@ -245,6 +256,12 @@ class _Recording:
                 if tools == 1:
                     note = "it begins the errors of another tool"
                 yield Suggestion("errors", pattern, 0, 0, note=note)
+
+
+def _named(samples: Sequence[Sample]) -> str:
+    """Return the first calls of these outputs, as a person finds them."""
+    calls = [sample.call for sample in samples[:_MAX_NAMED]]
+    return ", ".join(f"{call.task or call.tool} of run {call.run or '-'}" for call in calls)
 
 
 def _word_conditions(samples: Sequence[Sample]) -> Iterator[Suggestion]:

@@ -362,6 +362,19 @@ def test_conditions_that_nearly_hold():
     assert near.note == "look at these first: t of run r5"
 
 
+def test_outputs_that_are_cut_off():
+    """JSON that was cut off teaches nothing where all other outputs are JSON, and is named."""
+    found = suggested(called(lambda i: json.dumps(record(i))[: 9 if i == 3 else 99]))
+    assert found.expect["where"] == ["output.id == arguments.id"]
+    schema_suggestion = found.suggestions[0]
+    assert schema(found)["type"] == "object"
+    assert (schema_suggestion.outputs, schema_suggestion.rejected) == (23, 1)
+    assert schema_suggestion.note == "some are JSON that is cut off: t of run r3"
+    for other in ("fine", 1):
+        mixed = [ObservedCall("t", {}, other if i % 2 else '{"a'[: 1 + i]) for i in range(24)]
+        assert all(not one.note for one in suggested(mixed).suggestions)
+
+
 def test_single_words():
     """An id has no blanks, and most messages do."""
     found = suggested(called(lambda i: f"user_{i}"))
