@@ -164,7 +164,8 @@ class JudgedWork:
         if not (settings.enabled and settings.judge.enabled):
             return output
         # A judge, which may be a model, sees no output that is not as expected.
-        life.outputs.require_expected(life.live.entry(task.id), output)
+        entry = life.live.entry(task.id)
+        life.outputs.require_expected(entry, output, checked=context.checked)
         timeout = settings.judge.timeout_seconds
         deadline = life.clock.now() + timeout
         shown = copy_json(output)  # what is not JSON stays as it is

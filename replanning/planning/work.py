@@ -957,8 +957,9 @@ async def run_action(
         output = _failure_output(failure)
     if session.tool_loop_only or context.confirms:
         return output
-    session.run._lifecycle.outputs.require_expected(session.run.live.entry(task.id), output)
-    name = session.state.name_of(session.run.live.entry(task.id).root)
+    entry = session.run.live.entry(task.id)
+    session.run._lifecycle.outputs.require_expected(entry, output, checked=context.checked)
+    name = session.state.name_of(entry.root)
     json_output = (
         output
         if isinstance(output, str | int | float | bool | list | dict | None)
@@ -991,7 +992,7 @@ async def run_action(
             found: Reflection | None = None
             if due or (error and settings.enabled and settings.trigger_on_error):
                 found = await reflect(session, context.attempt_id, name, data)
-            lineage = session.state.lineage_of(session.run.live.entry(task.id).root)
+            lineage = session.state.lineage_of(entry.root)
             cause = ReplanCause(str(data.get("errors", "")), action=name, lineage=lineage)
             if found is not None and found.plan_revision_needed and session.manager.limits.enabled:
                 considered = await session.decide_revision(

@@ -207,15 +207,20 @@ class OutputKeeper:
             output,
         )
 
-    def require_expected(self, entry: TaskEntry, output: object) -> None:
+    def require_expected(self, entry: TaskEntry, output: object, *, checked: bool) -> None:
         """Refuse an output that is not as expected before a judge or a model is shown it.
 
         Other tools that must say the same are asked after that.
 
+        Args:
+            entry: the task.
+            output: its output.
+            checked: as `unexpected` takes it.
+
         Raises:
             UnexpectedOutput: it is not.
         """
-        broken = self.unexpected(entry, output, confirmed=True)
+        broken = self.unexpected(entry, output, confirmed=True, checked=checked)
         if broken is not None:
             raise broken
 
