@@ -621,12 +621,17 @@ class PlanRun(ObservedRun):
         Raises:
             ChangeRejected: of an effect no task can take back, nobody has decided with `leave` or
                 `by_hand`; names every one. Nothing has changed.
-            NotRunning: the run has ended.
+            NotRunning: the run has ended, or is the session of a program.
             StoreError: the journal cannot be read, or does not take it; nothing has changed.
             UnknownTask: there never was a task that is named.
         """
         life = self._lifecycle
         self._require_running("nothing is taken back")
+        if life.opening.open_ended:
+            raise NotRunning(
+                "nothing of the session of a program can be taken back by tasks: the program alone"
+                " calls its tools"
+            )
         effects = self.history.effects()
         plan = plan_undo(
             life.live, effects, self.id, to=to, only=only, leave=leave, by_hand=by_hand, by=by

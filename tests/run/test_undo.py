@@ -285,8 +285,9 @@ async def test_what_cannot_be_asked_for(
 async def test_calls_of_programs_are_theirs() -> None:
     """What an agent has called in a session is not taken back by tasks, which nobody would execute."""
     engine = make_engine(store=MemoryStore())
-    async with engine.session("Book", run_id=RUN):
-        pass
+    async with engine.session("Book", run_id=RUN) as session:
+        with pytest.raises(NotRunning, match="nothing of the session of a program"):
+            session.run.undo()
     with pytest.raises(NotRunning, match="it is the session of a program"):
         engine.undo(RUN)
 
