@@ -88,8 +88,9 @@ def checked_calls(
 ) -> Iterator[CheckedCall]:
     """Yield the calls of a run, each held against what its tool and its task expect.
 
-    Calls without expectations are left out, and so are those that failed without an output.
-    Conditions see the context and the results of that time.
+    Calls without expectations are left out, and so are those that failed without an output. The
+    past cannot be asked again: commands are not run, and no other tool has to agree. Conditions
+    see the context and the results of that time.
 
     Args:
         records: the journal of the run.
@@ -106,7 +107,8 @@ def checked_calls(
         expectations: list[Expectation] = []
         for owner in (tools.get(call.tool), tasks.get(ended.task.id)):
             if owner is not None and owner.expect is not None:
-                expectations.append(owner.expect)
+                if _is_about_output(owner.expect):
+                    expectations.append(owner.expect)
         if not expectations or (call.failure and call.output is None):
             continue
         if not call.kept:
@@ -126,6 +128,11 @@ def checked_calls(
             "run": {"started": datetime.fromtimestamp(ended.started, UTC).isoformat()},
         }
         yield CheckedCall(call, broken_expectation(expectations, output, roots))
+
+
+def _is_about_output(expect: Expectation) -> bool:
+    """Return whether an expectation says something that past outputs can be held against."""
+    return expect.json_schema is not None or bool(expect.where or expect.errors)
 
 
 class _EndedCall(NamedTuple):

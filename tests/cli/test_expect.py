@@ -313,7 +313,10 @@ def test_check_by_a_file_of_tools():
     assert "lookup: 10 outputs checked, none rejected" in call(
         "expect", "check", "--plan", "tools.yaml"
     )
-    Path("tools.yaml").write_text("tools: [{name: lookup}]", "utf-8")
+    # What runs commands, or asks another tool, says nothing about the past.
+    Path("tools.yaml").write_text(
+        "tools: [{name: lookup, expect: {commands: ['true']}}, {name: rename}]", "utf-8"
+    )
     assert "1 run: no tool or task that was executed expects anything" in call(
         "expect", "check", "--plan", "tools.yaml"
     )
