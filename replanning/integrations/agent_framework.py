@@ -126,6 +126,7 @@ class Replanned(AgentMiddleware):  # type: ignore[misc] # its types may not be i
         objective: what the agent is for; by default its name.
         approvals: whether a question to a person becomes a request for the approval of the call; by default if one of the
             tools requires approval. Without an `AgentSession`, and otherwise, the agent sees the exception of its tool.
+            With False nobody is asked, not even through the gate of the engine.
 
     Raises:
         TypeError: an argument has another type.
@@ -213,6 +214,7 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
                 run_id=self._run_id,
                 passes=_PASSES,
                 asks=self._asks,
+                gate=self._attachment.approvals is not False,
             )
             self._task = SessionTask(opened)
         session = await self._task.session()
@@ -481,8 +483,8 @@ def replanned(
         capabilities: by the name of an agent, its capability, or the fields that `replanning.tool` takes. Agents of the
             same capability can stand in for one another.
         agents: further agents that can stand in.
-        approvals: whether a question to a person becomes a request of the workflow. Otherwise the agent's own exception is
-            raised.
+        approvals: whether a question to a person becomes a request of the workflow. Otherwise nobody is asked, not even through the
+            gate of the engine, and the agent's own exception is raised.
         thread: an id of the work; its last run is resumed unless it has ended, and agents that had finished are not asked
             again.
 
@@ -621,7 +623,8 @@ class _Attachment:
             if known.run == run_id and not is_new:
                 objective = known.objective
         plan = agent_plan(objective, self._steps_of_plan, self._described, self._capabilities)
-        self._task = SessionTask(agent_session(self.engine, plan, thread=self._thread))
+        opened = agent_session(self.engine, plan, thread=self._thread, approvals=self._approvals)
+        self._task = SessionTask(opened)
         try:
             self.session = await self._task.session()
         except BaseException:

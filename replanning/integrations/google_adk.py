@@ -117,8 +117,8 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
         engine: the engine; by default one with its defaults.
         agents: agents that are not below the root agent: those that only stand in for others, and a `Workflow`, or the
             agents in it, which plugins do not see.
-        approvals: whether a question to a person becomes a request to confirm the call. Otherwise the agent sees the
-            exception of its tool.
+        approvals: whether a question to a person becomes a request to confirm the call. Otherwise nobody is asked, not even
+            through the gate of the engine, and the agent sees the exception of its tool.
         name: of the plugin, for a runner with several of them.
 
     Raises:
@@ -317,6 +317,7 @@ class _Run:
                 run_id=run_id,
                 passes=_PASSES,
                 asks=self._owner.approvals,
+                gate=self._owner.approvals,
             )
             task = self._task = (self._around or contextvars.copy_context()).run(
                 SessionTask, opened

@@ -120,7 +120,7 @@ def replanned(
             the same capability can stand in for one another. By default `capability` in the metadata of a node or a tool.
         objective: the aim of a run; by default the name of the graph, if it was compiled with one.
         approvals: whether a question to a person interrupts a graph that has a checkpointer. Otherwise the graph sees the
-            exception of the node or tool.
+            exception of the node or tool. With False nobody is asked, not even through the gate of the engine.
 
     Raises:
         TypeError: the graph is attached already.
@@ -642,7 +642,9 @@ class _Attachment:
         return thread_run(self.engine, str(thread), part=part, resumes=resumes)
 
     def _session(self, run_id: str | None, *, asks: bool) -> Any:
-        return self.engine.session(self.objective, tools=self.tools, run_id=run_id, asks=asks)
+        return self.engine.session(
+            self.objective, tools=self.tools, run_id=run_id, asks=asks, gate=self.approvals
+        )
 
     def _configurable(self, graph: Any, config: Any) -> Mapping[str, Any]:
         stated: dict[str, Any] = {}

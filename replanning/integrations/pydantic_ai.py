@@ -103,7 +103,7 @@ class Replanned(AbstractCapability[Any]):  # type: ignore[misc]
         engine: the engine; by default one with its defaults.
         approvals: whether a question to a person becomes a request for the approval of the call; by default if
             `DeferredToolRequests` is among the output types of the agent. Otherwise the agent sees the exception of
-            its tool.
+            its tool. With False nobody is asked, not even through the gate of the engine.
     """
 
     def __init__(
@@ -196,7 +196,11 @@ class _AgentRun:
             run_id = str(uuid5(NAMESPACE_URL, run_id))
         self._task = SessionTask(
             self._engine.session(
-                self._objective(ctx, run_id), tools=described, run_id=run_id, asks=self._asks(ctx)
+                self._objective(ctx, run_id),
+                tools=described,
+                run_id=run_id,
+                asks=self._asks(ctx),
+                gate=self._approvals is not False,
             )
         )
 

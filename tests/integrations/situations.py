@@ -490,11 +490,11 @@ async def control_flow(driver: type[Driver]) -> None:
 
 @situation
 async def nobody_watches(driver: type[Driver]) -> None:
-    """With `approvals=False` nothing is asked, not even through the gate where only a gate can ask, and the agent ends as without an engine."""
+    """With `approvals=False` nothing is asked, not even through the gate of the engine, and the agent ends as without an engine."""
     alone = await play(driver, guarded_tools()[:1], SEARCH, asks=True)
     tools = guarded_tools()
     gate = ScriptedGate([Answer("approve", by="ada")])
-    engine = engine_of(gate=gate if driver.asks_by_gate else None)
+    engine = engine_of(gate=gate)
     attached = await play(driver, tools, SEARCH, engine=engine, asks=True, approvals=False)
     assert attached == alone
     assert executions(*tools) == [1, 0]

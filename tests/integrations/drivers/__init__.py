@@ -118,7 +118,6 @@ class Driver(ABC):
     Attributes:
         has_approvals: whether a tool of the framework can need an approval. Otherwise the user states
             for the engine that it is dangerous.
-        asks_by_gate: whether a question can go nowhere but to the gate of the engine.
 
     Args:
         tools: of the agent.
@@ -130,7 +129,6 @@ class Driver(ABC):
     """
 
     has_approvals = True
-    asks_by_gate = False
 
     def __init__(
         self,

@@ -63,7 +63,6 @@ class CrewAI(Driver):
     """A crew of one agent, in one block where it is attached."""
 
     has_approvals = False
-    asks_by_gate = True
 
     async def open(self) -> None:
         """Make the crew."""

@@ -21,8 +21,6 @@ from tests.integrations.drivers import DONE, Call, Driver, Fake, Outcome, Paused
 class McpClient(Driver):
     """A client that calls the tools itself."""
 
-    asks_by_gate = True
-
     async def open(self) -> None:
         """Start the server, in this process, and connect."""
         server = MCPServer("server")

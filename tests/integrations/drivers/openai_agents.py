@@ -75,8 +75,6 @@ class Server(MCPServer):  # type: ignore[misc] # its types may not be installed
 class OpenAIAgents(Driver):
     """Runs of one agent, in one block where it is attached."""
 
-    asks_by_gate = True
-
     async def open(self) -> None:
         """Make the agent."""
         self._watcher = Watcher()

@@ -39,6 +39,7 @@ class Program(Driver):
                 tools=described,
                 run_id=run_id,
                 asks=self.asks and not self.options,
+                gate=not self.options,
                 passes=(Paused,),
             ) as session:
                 outcome = await self._make_calls(session)
