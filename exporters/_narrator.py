@@ -74,6 +74,8 @@ class Narrator:
                         f"looking for another way to do {', '.join(map(self._name, event.tasks))}"
                     )
                 return Line("!", f"{event.kind}: {cause}", "yellow")
+            case journal.AttemptStarted() if event.confirms is not None:
+                return Line("?", f"asking whether {self._name(event.task)} was done", "yellow")
             case journal.AttemptStarted():
                 tool = tool_name(self._view().task(event.task).task)
                 again = f", attempt {event.number}" if event.number > 1 else ""
@@ -99,10 +101,11 @@ class Narrator:
                         f"{self._name(event.task)} is not finished and is run again: {error}",
                         "yellow",
                     )
-                again = "; it is tried again" if event.retry_at is not None else ""
-                return Line("✗", f"{self._name(event.task)} failed: {error}{again}", "red")
+                return Line(
+                    "✗", f"{self._name(event.task)} failed: {error}{_consequence(event)}", "red"
+                )
             case journal.AttemptTimedOut():
-                again = "; it is tried again" if event.retry_at is not None else ""
+                again = _consequence(event)
                 return Line(
                     "✗",
                     f"{self._name(event.task)} did not finish within {event.timeout:g} s{again}",
@@ -267,6 +270,13 @@ class Narrator:
         candidate = candidates[event.chosen]
         score = f", confidence {candidate.score.total:.2f}" if candidate.score else ""
         return f"{_one_line(candidate.alternative.reason)}{score}"
+
+
+def _consequence(event: journal.AttemptFailed | journal.AttemptTimedOut) -> str:
+    """Return what follows a failure by itself, as the end of a sentence; empty if nothing does."""
+    if event.confirm_at is not None:
+        return "; it is asked whether it was done"
+    return "; it is tried again" if event.retry_at is not None else ""
 
 
 def _one_line(text: str) -> str:

@@ -68,6 +68,8 @@ class TaskFailedDetector:
         if isinstance(observation, AttemptFailed | AttemptInterrupted):
             if observation.retry_at is not None:
                 return f"task {observation.task!r} is run again by itself"
+            if observation.confirm_at is not None:
+                return f"it is asked first whether task {observation.task!r} was done"
         if isinstance(observation, AttemptFailed | AttemptInterrupted | ConditionEvaluated):
             return f"task {observation.task!r} is {view.task(observation.task).state}"
         return "it is about no task"

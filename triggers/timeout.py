@@ -20,6 +20,8 @@ class TimeoutDetector:
         """Yield one trigger for an attempt after which the task has failed."""
         if not isinstance(observation, AttemptTimedOut) or observation.retry_at is not None:
             return
+        if observation.confirm_at is not None:
+            return
         task = view.task(observation.task)
         yield TaskTimedOut(
             tasks=(task.id,),
@@ -31,4 +33,6 @@ class TimeoutDetector:
 
     def why_not(self, observation: Observation, view: PlanView) -> str:
         """Return why this timeout needs no replanning."""
+        if isinstance(observation, AttemptTimedOut) and observation.confirm_at is not None:
+            return "it is asked first whether the task was done"
         return "the task is run again by itself"

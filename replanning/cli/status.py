@@ -231,6 +231,7 @@ def status_json(report: RunStatusReport, now: float) -> JsonObject:
             "attempt": task.attempt,
             "since": format_iso_time(task.since),
             "age": round(now - task.since, 3),
+            "in_doubt": task.in_doubt,
         }
         for task in report.tasks.running
     ]
@@ -313,11 +314,12 @@ def _status_lines(
         label = f"{printable_line(task.id)}, attempt {task.attempt}"
         age = _age(now, task.since)
         left = f", {_age(task.deadline, now)} left" if task.deadline is not None else ""
-        yield (
-            f"  cut off   {label}, started {age} ago"
-            if report.is_abandoned
-            else f"  running   {label}, for {age}{left}"
-        )
+        if task.in_doubt:
+            yield f"  in doubt  {label}, started {age} ago; it is asked whether it was done{left}"
+        elif report.is_abandoned:
+            yield f"  cut off   {label}, started {age} ago"
+        else:
+            yield f"  running   {label}, for {age}{left}"
     held = {task.question: task.id for task in report.tasks.held}
     for task_id, failure in list(report.tasks.failures.items())[:_MAX_FAILURES]:
         yield f"  failed    {printable_line(task_id)}: {printable_line(str(failure))}"

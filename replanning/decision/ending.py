@@ -63,7 +63,7 @@ def decide_end(
     """
     if live.aborted is not None:
         return RunEnded("aborted", with_unknown_effects(live.aborted, live, ledger))
-    is_running = bool(live.counts[TaskState.RUNNING])
+    is_running = _is_running(live)
     exceeded = ledger.budget_tracker.exceeded
     if exceeded:
         # What runs may finish: it is paid for.
@@ -113,11 +113,22 @@ def _compensates(live: LivePlan) -> bool:
     return False
 
 
+def _is_running(live: LivePlan) -> bool:
+    """Return whether somebody executes a task; of one that awaits a confirmation, nobody does."""
+    awaiting = 0
+    for entry in live.scheduler.unconfirmed.values():
+        if entry.awaits_confirmation:
+            awaiting += 1
+    return live.counts[TaskState.RUNNING] > awaiting
+
+
 def _is_over(live: LivePlan, now: Circumstances) -> bool:
     """Return whether a run that is to pause has nothing left to be resumed for."""
     if now.open_ended or now.busy():
         return False
     if now.replans and not live.complete:
+        return False
+    if live.scheduler.unconfirmed:
         return False
     return not any(live.counts[state] for state in WAITING)
 

@@ -61,7 +61,9 @@ _WHOLE_PLAN_KINDS: Final = ("goal-unreachable", "human-request", "better-path-fo
 PERSISTENT_KINDS: Final = ("task-failed", "timeout", "resource-changed")
 """Kinds of trigger whose cause lasts until the plan is changed at the tasks concerned."""
 
-_REPETITION_FIELDS: Final = ("tool", "arguments", "effect", "idempotent", "retry", "fallbacks")
+_REPETITION_FIELDS: Final = (
+    *("tool", "arguments", "effect", "idempotent", "retry", "confirm", "fallbacks"),
+)
 """The call of a task, and what the plan states about repeating it or taking another."""
 
 

@@ -27,6 +27,7 @@ from replanning.errors import PlanError, Problem, UnexpectedOutput
 from replanning.plan.document import Plan
 from replanning.plan.json_values import copy_json
 from replanning.plan.messages import validation_problems
+from replanning.plan.references import IDEMPOTENCY_KEY
 from replanning.plan.tasks import Task, ToolSpec
 from replanning.run.attempt import TaskContext, Work
 from replanning.run.outputs import return_type_of
@@ -63,10 +64,15 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         fields: fields of its `ToolSpec`, such as `capability`, `effect`, `idempotent` and `retry`;
             they override the signature and the docstring. `expect` may also be a function, async or
             not, that is given each output: it returns None or True if that is as expected, and
-            False or a text, the reason, if it is not.
+            False or a text, the reason, if it is not. `confirm` may be a function as well, async
+            or not, which is asked whether a call that ended without an answer was done. It is given
+            those arguments of the call that it has parameters for, and the `idempotency_key` if it
+            has one of that name. It returns the output of the call, or None if the call was not
+            done, and raises if it cannot tell. It must only read.
 
     Attributes:
         spec: its description.
+        confirmation: the function that was given as `confirm`, as a tool; None without one.
         return_type: validates and dumps what its return annotation names; None without a useful
             one.
 
@@ -108,6 +114,10 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         self._expects: Callable[[Any], object] | None = None
         if callable(fields.get("expect")):
             self._expects = fields.pop("expect")
+        self.confirmation: FunctionTool[..., Any] | None = None
+        if callable(fields.get("confirm")):
+            self.confirmation = _confirming_tool(fields["confirm"])
+            fields["confirm"] = _confirmation_by(self.confirmation)
         described: dict[str, object] = {
             "name": getattr(function, "__name__", type(function).__name__),
             "kind": _KIND,
@@ -278,7 +288,7 @@ def tool(function: Any = None, /, **fields: Any) -> Any:
     Args:
         function: the function.
         fields: the fields of a `ToolSpec`, such as `capability`, `effect`, `idempotent`, `retry`,
-            `requires`, `adds`, `cost`, `timeout` and `dangerous`.
+            `requires`, `adds`, `cost`, `timeout`, `dangerous`, `expect` and `confirm`.
     """
     if function is None:
         return partial(tool, **fields)
@@ -294,6 +304,7 @@ class FunctionTools:
     Attributes:
         specs: the descriptions.
         functions: the functions by the names of their tools.
+        confirmations: the names of those that only tell whether a call was done.
 
     Raises:
         TypeError: some are neither functions nor descriptions; names every one.
@@ -302,6 +313,7 @@ class FunctionTools:
 
     def __init__(self, tools: Iterable[ToolFunction | ToolSpec]) -> None:
         self.functions: dict[str, FunctionTool[..., Any]] = {}
+        self.confirmations: set[str] = set()
         specs: dict[str, ToolSpec] = {}
         wrong: list[Exception] = []
         for each in tools:
@@ -317,6 +329,8 @@ class FunctionTools:
                     )
                 )
             specs[spec.name] = spec
+        for function in self.functions.values():
+            specs.setdefault(function.spec.name, function.spec)
         if wrong:
             kind = TypeError if any(isinstance(error, TypeError) for error in wrong) else ValueError
             raise kind("; ".join(dict.fromkeys(map(str, wrong))))
@@ -341,6 +355,8 @@ class FunctionTools:
                 raise ValueError(
                     f"another tool is called {made.spec.name!r}; give one of them another `name`"
                 )
+            if known.confirmation is not None:
+                self.confirmations.add(self.of(known.confirmation).spec.name)
         return known
 
     def describe(self, plan: Plan) -> Plan:
@@ -399,6 +415,23 @@ class FunctionTools:
             return output
 
         return work
+
+
+def _confirming_tool(function: ToolFunction) -> FunctionTool[..., Any]:
+    """Return the tool of a function that tells whether a call was done."""
+    if isinstance(function, FunctionTool):
+        return function
+    return FunctionTool(function, effect="none")
+
+
+def _confirmation_by(tool: FunctionTool[..., Any]) -> dict[str, object]:
+    """Return the confirmation that asks a function: its output is that of the call, or None."""
+    arguments: dict[str, str] = {}
+    for name in tool.spec.parameters:
+        arguments[name] = f"${{arguments.{name}}}"
+        if name == IDEMPOTENCY_KEY:
+            arguments[name] = f"${{{name}}}"
+    return {"tool": tool.spec.name, "arguments": arguments, "when": "output != null"}
 
 
 def as_function_tool(function: ToolFunction) -> FunctionTool[..., Any]:

@@ -6,6 +6,7 @@ import hashlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, overload
 
 from pydantic_core import from_json, to_json, to_jsonable_python
@@ -173,6 +174,11 @@ class Session:
         else:
             self._require_same_call(task_id, key, tool, given.journaled)
 
+        # What a function says that confirms is no result of a tool, of which a value would be made.
+        answers: list[object] = []
+        if value_of is not None and self._tools.confirmations:
+            value_of = partial(_value_unless_answer, answers, value_of)
+
         async def work(task: Task, context: TaskContext) -> object:
             is_own = context.arguments == given.journaled
             values = given.values
@@ -180,12 +186,14 @@ class Session:
                 values = _restore(context.arguments, given.objects)
             name = task.tool or tool
             function = self._tools.functions.get(name)
-            if execute is not None:
+            if execute is not None and name not in self._tools.confirmations:
                 output = await execute(name, values)
             elif function is not None:
                 output = await function.execute(values, context, convert=not is_own)
             else:
                 raise LookupError(f"no function was given for the tool {name!r}")
+            if name in self._tools.confirmations:
+                answers.append(output)
             if function is not None:
                 await function.verify(output, value_of)
             return output
@@ -230,7 +238,7 @@ class Session:
             if function is not None:
                 # The plan may not describe the tool, or be of a run with an earlier version of it.
                 described = live.tools.get(name)
-                for field in ("effect", "expect", "idempotent", "retry", "timeout"):
+                for field in ("confirm", "effect", "expect", "idempotent", "retry", "timeout"):
                     value = getattr(function.spec, field)
                     if described is None or getattr(described, field) != value:
                         stated[field] = value
@@ -364,6 +372,16 @@ class _Arguments(NamedTuple):
     values: Mapping[str, object]
     journaled: JsonObject
     objects: Sequence[object]
+
+
+def _value_unless_answer(
+    answers: Sequence[object], value_of: Callable[[object], object], output: object
+) -> object:
+    """Return the value of an output; one of these answers is a value itself."""
+    for answer in answers:
+        if answer is output:
+            return output
+    return value_of(output)
 
 
 def _digest(key: str) -> str:

@@ -158,7 +158,9 @@ def _ended_calls(records: Iterable[Record]) -> Iterator[_EndedCall]:
         apply_record(record, live, ledger, opened.run)
         body = record.body
         if isinstance(body, AttemptStarted):
-            running[body.attempt] = _arguments(live, live.entry(body.task).task)
+            # What another tool says that was asked about a call is no output of its own tool.
+            if body.confirms is None:
+                running[body.attempt] = _arguments(live, live.entry(body.task).task)
             continue
         if not isinstance(body, AttemptSucceeded | AttemptFailed):
             continue

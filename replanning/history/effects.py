@@ -101,6 +101,7 @@ def run_effects(records: Iterable[Record]) -> tuple[RunEffect, ...]:
     opened: RunOpened | None = None
     begun: dict[AttemptId, RunEffect] = {}
     found: dict[AttemptId, RunEffect] = {}
+    asked: dict[AttemptId, AttemptId] = {}
     for record in records:
         body = record.body
         if live is None or opened is None:
@@ -111,12 +112,20 @@ def run_effects(records: Iterable[Record]) -> tuple[RunEffect, ...]:
             continue
         live.fold(with_value(record))
         match body:
+            case AttemptStarted() if body.confirms is not None:
+                asked[body.attempt] = body.confirms
             case AttemptStarted():
                 entry = live.entry(body.task)
                 tool = live.tools.get(tool_name(entry.task))
                 if effect_of(entry.task, tool) != "none" and not _is_apart(live, entry):
                     run = _calling_run(opened, live)
                     begun[body.attempt] = _begun_effect(live, entry, tool, run, record.at)
+            case AttemptSucceeded() if body.attempt in asked:
+                done = asked[body.attempt]
+                if done in found:
+                    found[done] = replace(found[done], in_doubt=False)
+            case AttemptFailed() if body.failure.not_done:
+                found.pop(asked[body.attempt], None)
             case AttemptSucceeded():
                 _end(begun, found, body.attempt, record.at, in_doubt=False)
             case AttemptFailed() | AttemptTimedOut():

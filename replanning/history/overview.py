@@ -72,6 +72,9 @@ STATE_LOOKS: Final[Mapping[TaskState, StateLook]] = {
 }
 """Looks of all states; those that matter most to people come first."""
 
+DOUBT_LOOK: Final = StateLook("▶", "in doubt", "yellow")
+"""Look of a running task of which it is asked whether its last attempt was done."""
+
 HELD_LOOK: Final = StateLook("?", "asks", "yellow")
 """Look of a task that waits for a person's answer."""
 
@@ -96,6 +99,7 @@ class TaskRow:
         replaced_by: the tasks that replaced it.
         question: the open question to a person that holds it; empty without one.
         note: why it failed, was skipped or is tried later, or how long it may run.
+        in_doubt: whether it is asked of its last attempt whether it was done.
     """
 
     id: TaskId
@@ -109,6 +113,7 @@ class TaskRow:
     replaced_by: tuple[TaskId, ...]
     question: str
     note: str
+    in_doubt: bool
 
     @property
     def look(self) -> StateLook:
@@ -116,6 +121,8 @@ class TaskRow:
         # A task may run although a question is open; then it does not wait for the answer.
         if self.question and self.state is not TaskState.RUNNING:
             return HELD_LOOK
+        if self.in_doubt:
+            return DOUBT_LOOK
         return STATE_LOOKS[self.state]
 
     @property
@@ -254,10 +261,16 @@ def task_rows(
             replaced_by=entry.replacement.tasks,
             question=question_name,
             note=_note(entry, now),
+            in_doubt=entry.log.doubt is not None,
         )
 
 
 def _note(entry: TaskEntry, now: float) -> str:
+    if entry.log.doubt is not None:
+        when = ""
+        if entry.not_before is not None:
+            when = f" again in {format_duration(max(0.0, entry.not_before - now))}"
+        return f"{entry.log.doubt.failure}; it is asked{when} whether it was done"
     match entry.state:
         # The time limit, and not the remaining time, because the time so far stands beside it.
         case TaskState.RUNNING if entry.log.deadline is not None:

@@ -41,12 +41,16 @@ from replanning.plan.types import QuestionId, RunId, TaskId
 
 
 class RunningTask(NamedTuple):
-    """A running task with the number of its attempt; times are in seconds since the epoch."""
+    """A running task with the number of its attempt; times are in seconds since the epoch.
+
+    Of one in doubt the attempt has ended, and it is asked whether it was done.
+    """
 
     id: TaskId
     attempt: int
     since: float
     deadline: float | None
+    in_doubt: bool = False
 
 
 class HeldTask(NamedTuple):
@@ -281,7 +285,9 @@ def status_report(
     for entry in live:
         state = entry.state
         if state is TaskState.RUNNING:
-            task = RunningTask(entry.id, entry.log.count, entry.log.started_at, entry.log.deadline)
+            log = entry.log
+            is_in_doubt = log.doubt is not None
+            task = RunningTask(entry.id, log.count, log.started_at, log.deadline, is_in_doubt)
             running.append(task)
         # A replaced task is shown by what replaced it.
         if entry.removed or state is TaskState.REPLACED_BY_REPLAN:

@@ -52,7 +52,7 @@ from replanning.journal.values import NotStorable, decode, encode
 from replanning.live.graph import CopyOnRead
 from replanning.plan.document import Plan
 from replanning.plan.tasks import Task, stated_retry
-from replanning.plan.types import JsonObject, JsonValue, RunId, TaskId
+from replanning.plan.types import AttemptId, JsonObject, JsonValue, RunId, TaskId
 from replanning.run.attempt import TaskContext, Work, as_current_attempt
 from replanning.run.event_loop import describe_error, gc_paused, is_cancelled, isolate
 from replanning.run.meter import RunMeter
@@ -1058,6 +1058,13 @@ def _activity_id(context: TaskContext) -> str:
     return f"{context.idempotency_key}@{number}"
 
 
+def _executed(attempt: AttemptId) -> str:
+    """Return the attempt that executed a call, of that or one that confirmed it."""
+    task, _, number = attempt.rpartition("#")
+    executed, _, _ = number.partition("-")
+    return f"{task}#{executed}"
+
+
 async def _beat() -> None:
     timeout = activity.info().heartbeat_timeout or timedelta(seconds=_HEARTBEAT_SECONDS)
     while True:
@@ -1156,9 +1163,11 @@ class _Store(MemoryStore):
                     decoded: RecordBody = replace(rest, plan=plan)
                 else:
                     decoded = decode_body(kind, body)
-                    if isinstance(decoded, AttemptSucceeded) and decoded.attempt in outputs:
-                        output = outputs[decoded.attempt]
-                        decoded = replace(decoded, output=output, recoverable=True)
+                    if isinstance(decoded, AttemptSucceeded):
+                        call = _executed(decoded.attempt)
+                        if call in outputs:
+                            output = outputs[call]
+                            decoded = replace(decoded, output=output, recoverable=True)
                 super().append(lease, Record(int(seq), float(at), decoded))
             await clock.end_step()
         self.release(lease)

@@ -101,7 +101,7 @@ class Failure:
 
     `transient` says that the work had no effect and that its cause may pass. `in_doubt` says that nobody knows whether the
     work had its effect, as after a timeout, an interruption or a lost connection. `named` says that `on` of the task's
-    retries names it.
+    retries names it. `not_done` says that a confirmation found that the work had no effect, so that it is not in doubt.
     """
 
     type: str
@@ -111,10 +111,11 @@ class Failure:
     traceback: str = field(default="", compare=False)
     in_doubt: bool = False
     named: bool = False
+    not_done: bool = False
 
     def __post_init__(self) -> None:
         if self.kind in ("timeout", "interrupted"):
-            object.__setattr__(self, "in_doubt", True)
+            object.__setattr__(self, "in_doubt", not self.not_done)
 
     def __str__(self) -> str:
         return (
@@ -190,6 +191,7 @@ class AttemptStarted(_Body):
     """An attempt at a task began; `number` counts from 1, `deadline` is in seconds since the epoch.
 
     `call` is the task itself where this adds it to the plan: a call of an agent whose first attempt began at once.
+    `confirms` is the earlier attempt of which this one asks whether it was done; such attempts are counted apart.
     """
 
     kind: ClassVar = "attempt-started"
@@ -199,6 +201,7 @@ class AttemptStarted(_Body):
     number: int
     deadline: float | None = None
     call: Task | None = None
+    confirms: AttemptId | None = None
 
 
 @_record_body
@@ -224,7 +227,8 @@ class AttemptFailed(_Body):
 
     `exhausted` says that the task's own retries are used up, even if it is run again because the failure
     threshold has not been reached. `trace` is the W3C trace context of the attempt, as in the next two records. `output` is
-    one that was not as expected.
+    one that was not as expected. Where `confirm_at` is given, also in the next two, nobody knows whether the task was done,
+    and it is asked then, before anything else follows from the failure.
     """
 
     kind: ClassVar = "attempt-failed"
@@ -235,6 +239,7 @@ class AttemptFailed(_Body):
     exhausted: bool = False
     trace: str | None = None
     output: JsonValue = None
+    confirm_at: float | None = None
 
 
 @_record_body
@@ -248,6 +253,7 @@ class AttemptTimedOut(_Body):
     retry_at: float | None = None
     trace: str | None = None
     exhausted: bool = False
+    confirm_at: float | None = None
 
     @property
     def failure(self) -> Failure:
@@ -272,6 +278,7 @@ class AttemptInterrupted(_Body):
     retry_at: float | None = None
     trace: str | None = None
     in_doubt: bool = True
+    confirm_at: float | None = None
 
     @property
     def failure(self) -> Failure:

@@ -52,7 +52,7 @@ _START_FIELDS: Final = {"when", "run_if", "depends_on"}
 _ANNOTATIONS: Final = ("name", "goal", "metadata")
 """Fields that can change in a finished task."""
 
-_TOOL_SAYINGS: Final = ("effect", "idempotent", "retry", "undo")
+_TOOL_SAYINGS: Final = ("effect", "idempotent", "retry", "undo", "confirm")
 """Fields of a task that are lost with its tool, unless they are stated again."""
 
 _CALL_FIELDS: Final = (

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from replanning.journal.records import Failure
 from replanning.live.states import SATISFIED, TaskState
-from replanning.plan.tasks import Task
+from replanning.plan.messages import truncate
+from replanning.plan.tasks import Confirmation, Task
 from replanning.plan.types import AttemptId, RunId, TaskId
 
 CONDITION_NOT_MET: Final = -1
@@ -28,8 +29,56 @@ _CONTINUATION_MARK: Final = "#continued-"
 _CHANGE_MARK: Final = "#changed-"
 """Stands in an idempotency key before how often the task got another tool or other arguments."""
 
+_MAX_REASON_CHARS: Final = 500
+
 Effects = tuple[tuple[str, ...], tuple[str, ...]]
 """Facts that an attempt adds and removes when it succeeds."""
+
+
+@dataclass(slots=True, eq=False)
+class Doubt:
+    """Attempt that ended without an answer, while it is asked whether it was done all the same.
+
+    Attributes:
+        attempt: the attempt.
+        failure: how it ended.
+        confirm: how that is asked, as the plan said when it ended.
+        is_further: whether an earlier attempt at the task is in doubt as well.
+        asked: number of confirmations that were begun.
+        failed: number of those that have failed.
+        asked_at: start of the last one, in seconds since the epoch.
+    """
+
+    attempt: AttemptId
+    failure: Failure
+    confirm: Confirmation
+    is_further: bool
+    asked: int = 0
+    failed: int = 0
+    asked_at: float = 0.0
+
+    def not_done(self) -> Failure:
+        """Return the failure of the attempt once it is known that it had no effect."""
+        return replace(
+            self.failure,
+            message=f"{self.failure.message}; it was not done, as a confirmation says",
+            transient=True,
+            in_doubt=False,
+            not_done=True,
+        )
+
+    def settled(self, answer: Failure) -> Failure:
+        """Return what the attempt has failed of, once nobody is asked any more.
+
+        Args:
+            answer: how the last confirmation ended: it said that the attempt was not done, or has
+                failed.
+        """
+        if answer.not_done:
+            return answer
+        why = truncate(str(answer), _MAX_REASON_CHARS)
+        message = f"{self.failure.message}; it could not be confirmed: {why}"
+        return replace(self.failure, message=message)
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +101,7 @@ class AttemptLog:
         failure: the last failure; None once an attempt has succeeded.
         effects: the facts that the running attempt changes when it succeeds.
         in_doubt: whether an attempt may have had its effect without being known to have succeeded.
+        doubt: the attempt of which it is asked whether it was done; None if none is.
         call_changes: how often a change has made the call of the task another one.
     """
 
@@ -68,6 +118,7 @@ class AttemptLog:
     failure: Failure | None = None
     effects: Effects | None = None
     in_doubt: bool = False
+    doubt: Doubt | None = None
     call_changes: int = 0
 
     def keep_round_start(self) -> None:
@@ -80,7 +131,10 @@ class AttemptLog:
         """Seconds that the running attempt may take; None without a limit."""
         if self.deadline is None:
             return None
-        return round(self.deadline - self.started_at, 3)
+        started_at = self.started_at
+        if self.doubt is not None:
+            started_at = self.doubt.asked_at
+        return round(self.deadline - started_at, 3)
 
 
 @dataclass(slots=True, eq=False)
@@ -220,6 +274,12 @@ class TaskEntry:
             elif entry.condition_revision not in (CONDITION_NOT_MET, LEFT_OUT):
                 return False
         return True
+
+    @property
+    def awaits_confirmation(self) -> bool:
+        """True if it has to be asked whether the last attempt was done, and nobody is asking."""
+        log = self.log
+        return log.doubt is not None and log.current is None
 
     def call_key(self, run: RunId) -> str:
         """Return the idempotency key of the call that the task makes now."""

@@ -966,6 +966,9 @@ class TaskGraph:
         entry.log.current = None
         entry.log.deadline = None
         entry.log.effects = None
+        if self.scheduler.unconfirmed:
+            entry.log.doubt = None
+            self.scheduler.unconfirmed.pop(entry.id, None)
         # Only a result can be stale, so what a failed attempt has read is forgotten.
         if not succeeded:
             entry.reads.keys = None
@@ -1012,7 +1015,9 @@ class TaskGraph:
             # A draft that saw the task backing off may not fit a ready one.
             self.version += 1
             entry.not_before = None
-            if entry.state is not _PENDING:
+            if entry.awaits_confirmation:
+                self.scheduler.queue.push_in_doubt(entry)
+            elif entry.state is not _PENDING:
                 self.make_ready(entry)
         return overdue
 

@@ -50,6 +50,7 @@ from replanning.live.draft import Draft
 from replanning.live.entries import (
     CONDITION_NOT_MET,
     CONDITION_NOT_MET_ALONE,
+    Doubt,
     TaskEntry,
     TaskOutput,
 )
@@ -61,8 +62,19 @@ from replanning.plan.checks import TaskScope, nested_bodies
 from replanning.plan.document import Plan
 from replanning.plan.json_values import is_redacted
 from replanning.plan.messages import join_names
-from replanning.plan.references import resolve_references
-from replanning.plan.tasks import Goal, Task, ToolSpec
+from replanning.plan.references import (
+    IDEMPOTENCY_KEY,
+    resolve_references,
+    resolve_root_references,
+)
+from replanning.plan.tasks import (
+    Confirmation,
+    Goal,
+    Task,
+    ToolSpec,
+    asking_problem,
+    confirmation_of,
+)
 from replanning.plan.types import JsonObject, TaskId
 from replanning.secrets import MASK
 
@@ -226,6 +238,48 @@ class LivePlan(TaskGraph):
             "sequential": self.plan.sequential and tasks == self.plan.tasks,
         }
         return self.plan.model_copy(update=current)
+
+    def asking_task(self, entry: TaskEntry, confirm: Confirmation, key: str) -> Task:
+        """Return the task that asks whether the last attempt at a task was done.
+
+        An argument that only refers to one that the call left out is left out as well.
+
+        Args:
+            entry: the task.
+            confirm: how that is asked.
+            key: the idempotency key of the attempt.
+
+        Raises:
+            ExpressionError: a reference leads to nothing, a part is masked, or the tool must not be
+                asked; the message is that of a confirmation that has failed.
+        """
+        tool = self.tools.get(confirm.tool)
+        if tool is not None:
+            problem = asking_problem(tool)
+            if not tool.available:
+                problem = f"{tool.name!r} is unavailable"
+            if problem:
+                raise ExpressionError(problem)
+        given = self.arguments(entry)
+        roots: dict[str, object] = {
+            "arguments": given,
+            "context": self.context,
+            "results": self.inputs_of(entry.task),
+            IDEMPOTENCY_KEY: key,
+        }
+        arguments: JsonObject = {}
+        for name, value in confirm.arguments.items():
+            if isinstance(value, str) and value.startswith("${arguments."):
+                referred = value[len("${arguments.") : -1]
+                if referred.isidentifier() and referred not in given:
+                    continue
+            arguments[name] = resolve_root_references(value, roots)
+        # A mask must never reach a tool.
+        if confirm.tool in self.masked.tools or is_redacted(arguments):
+            raise ExpressionError(
+                f"the journal has {MASK} for a secret that {confirm.tool!r} needs"
+            )
+        return Task(id=entry.id, tool=confirm.tool, arguments=arguments, effect="none")
 
     def find_masked_parts(self, given: Plan | None) -> None:
         """Note which parts have a mask in the place of a secret, after a journal was replayed.
@@ -449,6 +503,9 @@ class LivePlan(TaskGraph):
         return self.insert(task, None)
 
     def _on_attempt_started(self, body: AttemptStarted, at: float) -> None:
+        if body.confirms is not None:
+            self._on_confirmation_started(body, at)
+            return
         if body.call is None:
             entry = self.entry(body.task)
             self.transition(entry, TaskEvent.START)
@@ -483,6 +540,19 @@ class LivePlan(TaskGraph):
         log.deadline = body.deadline
         entry.reads.started = self.statistics.ended_attempts
         entry.reads.context_version = self.staleness.history.version
+        if body.deadline is not None:
+            self.scheduler.deadlines.add(body.deadline, entry, body.attempt)
+
+    def _on_confirmation_started(self, body: AttemptStarted, at: float) -> None:
+        entry = self.entry(body.task)
+        doubt = entry.log.doubt
+        if doubt is None or not entry.awaits_confirmation:
+            raise IllegalTransition(entry.state, TaskEvent.START, f"{entry.id!r}, not in doubt,")
+        self.scheduler.begin(entry)
+        doubt.asked += 1
+        doubt.asked_at = at
+        entry.log.current = body.attempt
+        entry.log.deadline = body.deadline
         if body.deadline is not None:
             self.scheduler.deadlines.add(body.deadline, entry, body.attempt)
 
@@ -548,8 +618,17 @@ class LivePlan(TaskGraph):
                 event = TaskEvent.CONTINUE
         if log.current != body.attempt:
             raise IllegalTransition(entry.state, event, _stale_attempt_subject(body))
+        if body.confirm_at is not None:
+            self._await_confirmation(entry, body, at)
+            return
+        interrupted = isinstance(body, AttemptInterrupted)
         # First of all, because an illegal event must leave everything as it was.
         self.transition(entry, event)
+        doubt = log.doubt
+        if doubt is not None:
+            failure = doubt.settled(failure)
+            interrupted = failure.kind == "interrupted"
+            log.in_doubt = doubt.is_further
         tool = entry.task.tool
         confirmed = self.confirmed_failure(entry, failure)
         if confirmed is None:
@@ -564,7 +643,6 @@ class LivePlan(TaskGraph):
             log.in_doubt = True
             self.doubtful[entry.id] = None
         log.duration = at - log.started_at
-        interrupted = isinstance(body, AttemptInterrupted)
         self.statistics.count_end(
             tool, at, log.duration, succeeded=False, by_itself=not interrupted
         )
@@ -588,6 +666,36 @@ class LivePlan(TaskGraph):
             self.scheduler.wait_until(entry, body.retry_at)
             # A dependency may be waited for again, because it is done again.
             self.update_readiness(entry)
+
+    def _await_confirmation(
+        self,
+        entry: TaskEntry,
+        body: AttemptFailed | AttemptTimedOut | AttemptInterrupted,
+        at: float,
+    ) -> None:
+        """Keep a task running whose attempt ended without an answer, until somebody has one.
+
+        It keeps its resources and all that its success would bring about. What has failed is either
+        the attempt itself, or an earlier confirmation, which is repeated.
+        """
+        log = entry.log
+        if log.doubt is None:
+            confirm = confirmation_of(entry.task, self.tool_of(entry.task))
+            assert confirm is not None, "the plan said so when the attempt ended"
+            log.doubt = Doubt(body.attempt, body.failure, confirm, log.in_doubt)
+            log.failure = body.failure
+            log.in_doubt = True
+            self.doubtful[entry.id] = None
+            self.scheduler.unconfirmed[entry.id] = entry
+        elif not isinstance(body, AttemptInterrupted):
+            log.doubt.failed += 1
+        log.current = None
+        log.deadline = None
+        assert body.confirm_at is not None
+        if body.confirm_at > at:
+            self.scheduler.wait_until(entry, body.confirm_at)
+        else:
+            self.scheduler.queue.push_in_doubt(entry)
 
     def _on_condition(self, body: ConditionEvaluated, at: float) -> None:
         """Note whether a condition held, did not hold, or could not be evaluated."""

@@ -98,13 +98,18 @@ class ReadyQueue:
     Most entries arrive in the order in which they leave: these go through `_fifo`, only the others
     through `_heap`. An item that is out of date stays, and is dropped when it reaches the front.
 
+    Tasks of which it has to be asked whether they were done are no ready ones, and come before all
+    of these: resources and decisions wait for the answer.
+
     Attributes:
         reserved: by root, the queue of each lineage that one caller executes alone.
         on_push: called after an entry was added.
+        in_doubt: the tasks that await a confirmation.
     """
 
     on_push: Callable[[], None] | None = None
     reserved: dict[TaskId, ReadyQueue] = field(default_factory=dict)
+    in_doubt: deque[TaskEntry] = field(default_factory=deque)
     _fifo: deque[tuple[int, int, TaskId, TaskEntry]] = field(default_factory=deque)
     _heap: list[tuple[int, int, TaskId, TaskEntry]] = field(default_factory=list)
 
@@ -131,6 +136,27 @@ class ReadyQueue:
             heapq.heappush(self._heap, item)
         if self.on_push is not None:
             self.on_push()
+
+    def push_in_doubt(self, entry: TaskEntry) -> None:
+        """Add a task that awaits a confirmation, like `push`."""
+        queue = self.reserved.get(entry.root)
+        if queue is not None:
+            queue.push_in_doubt(entry)
+            return
+        self.in_doubt.append(entry)
+        if self.on_push is not None:
+            self.on_push()
+
+    def pop_in_doubt(self) -> TaskEntry | None:
+        """Remove and return the first task that awaits a confirmation; None if there is none."""
+        while self.in_doubt:
+            entry = self.in_doubt.popleft()
+            # It is in another queue as well once a caller has reserved its lineage.
+            if entry.claim or entry.root in self.reserved:
+                continue
+            if entry.awaits_confirmation and entry.not_before is None:
+                return entry
+        return None
 
     def withdraw(self, entry: TaskEntry) -> None:
         """Remove an entry if it is the last one, as the task of a call is."""
@@ -193,7 +219,9 @@ class Deadlines:
     def _is_current(when: float, entry: TaskEntry, attempt: AttemptId | None) -> bool:
         if attempt is not None:
             return entry.log.current == attempt and entry.log.deadline == when
-        return entry.not_before == when and entry.state in _BACKING_OFF
+        if entry.not_before != when:
+            return False
+        return entry.state in _BACKING_OFF or entry.awaits_confirmation
 
 
 _HOST: Final = re.compile(r"\w://(?:[^/?#\s@]*@)?([^/?#\s:'\"{}]+)(?=[/?#\s:'\"]|$)")
@@ -271,6 +299,7 @@ class Scheduler:
         last_claim: number of the last claim.
         allotted: the resources of the tasks that are claimed or run, where any are limited.
         overtaken: how often later tasks were claimed first because a task lacked resources.
+        unconfirmed: the running tasks of which it is asked, or is to be, whether they were done.
         kept_resources: the resources that bodies of ended attempts still hold.
         breakers: the circuit breakers of tools that have failed.
     """
@@ -291,6 +320,7 @@ class Scheduler:
         self.last_claim = 0
         self.allotted: dict[TaskId, Mapping[str, float]] = {}
         self.overtaken: dict[TaskId, int] = {}
+        self.unconfirmed: dict[TaskId, TaskEntry] = {}
         self.kept_resources: dict[AttemptId, Mapping[str, float]] = {}
         self.breakers: dict[str, ToolBreaker] = {}
 
@@ -305,13 +335,20 @@ class Scheduler:
         Each task that leaves the queue before one can be claimed falls under one of three cases: it
         cannot start whatever resources are given back, and is parked; its resources are in use, and
         it is passed over; or it can start, and is claimed. A task that was passed over too
-        often ends the search, so that large demands do not starve.
+        often ends the search, so that large demands do not starve. Before all of them comes a task
+        that awaits a confirmation: it holds its resources, and another tool is used.
 
         Args:
             queue: the queue of a reserved lineage; by default that of all others.
         """
         if queue is None:
             queue = self.queue
+        if queue.in_doubt:
+            doubtful = queue.pop_in_doubt()
+            if doubtful is not None:
+                self.claimed_count += 1
+                self.renew_claim(doubtful)
+                return doubtful
         claimed: TaskEntry | None = None
         passed_over: list[TaskEntry] = []
         while claimed is None and (entry := queue.pop()) is not None:
@@ -402,7 +439,7 @@ class Scheduler:
         if entry.claim:
             entry.claim = 0
             self.claimed_count -= 1
-        elif self.pool.limited:
+        elif self.pool.limited and entry.id not in self.allotted:
             # An attempt that is read from a journal, or was reported, was never claimed here.
             self.allotted[entry.id] = self.pool.demand(entry.task)
             self.pool.acquire(self.allotted[entry.id])
@@ -425,6 +462,9 @@ class Scheduler:
             return
         entry.claim = 0
         self.claimed_count -= 1
+        if entry.awaits_confirmation:
+            self.queue.push_in_doubt(entry)
+            return
         self.release_resources(entry)
         if entry.state is _READY:
             self.queue.push(entry)
@@ -464,11 +504,16 @@ class Scheduler:
             if entry.state is _READY:
                 self.queue.withdraw(entry)
                 queue.push(entry)
+            elif entry.awaits_confirmation:
+                queue.push_in_doubt(entry)
 
     def unreserve(self, root: TaskId) -> None:
         """Queue the tasks of a lineage with all others again."""
-        for *_, entry in self.queue.reserved.pop(root):
+        queue = self.queue.reserved.pop(root)
+        for *_, entry in queue:
             self.queue.push(entry)
+        for entry in queue.in_doubt:
+            self.queue.push_in_doubt(entry)
 
     # Waiting
 

@@ -33,12 +33,14 @@ from replanning.plan.references import (
     undo_argument_names,
 )
 from replanning.plan.tasks import (
+    Confirmation,
     Expectation,
     McpServer,
     Task,
     TaskBody,
     ToolSpec,
     Undo,
+    asking_problem,
     confirmation_problem,
 )
 from replanning.plan.types import JsonPath
@@ -95,7 +97,7 @@ _SIMPLE_TYPES: Final[Mapping[str, frozenset[type]]] = {
 """Types of most values of parameters, without subclasses."""
 
 _PARTS_WITH_NAMES: Final = frozenset(
-    {"tasks", "tools", "mcp", "fallbacks", "undo", "changes", "task", "fields"}
+    {"tasks", "tools", "mcp", "fallbacks", "undo", "confirm", "changes", "task", "fields"}
 )
 _COMPARISON: Final = re.compile("[=<>!]+")
 
@@ -129,7 +131,8 @@ def check_plan(
             yield ("mcp", name), f"MCP server {name!r}: {text}"
     for index, tool in enumerate(tools):
         which = f"tool {tool.name!r}"
-        for path, text in _check_tool(tool, scope):
+        found = chain(_check_tool(tool, scope), _check_confirmation_by(tool, scope))
+        for path, text in found:
             yield ("tools", index, *path), which + text
         problem = _agreement_problem(tool.expect, tool.name, scope)
         if tool.expect is not None and tool.expect.second_tool == tool.name:
@@ -273,7 +276,7 @@ def _is_simple_call(task: TaskBody, scope: TaskScope) -> bool:
     """
     if task.resources or task.fallbacks or task.undo or task.when:
         return False
-    if task.expect is not None or task.acceptance:
+    if task.expect is not None or task.acceptance or task.confirm is not None:
         return False
     arguments = task.arguments
     if task.tool is None:
@@ -630,6 +633,9 @@ def _check_bodies(bodies: Sequence[_ParsedBody], scope: TaskScope) -> Iterator[F
                 yield (*path, "tool"), text
         for inner, text in _check_resources(body, tool, scope):
             yield (*path, *inner), text
+        if body.confirm is not None:
+            for inner, text in _check_confirmation(body.confirm, scope):
+                yield (*path, "confirm", *inner), text
         for name, parsed in expressions:
             if isinstance(parsed, str):
                 yield (*path, name), parsed
@@ -643,6 +649,27 @@ def _check_acceptance(bodies: Sequence[_ParsedBody]) -> Iterator[Finding]:
                 command = brief_repr(text.removeprefix(_COMMAND_PREFIX))
                 cure = f"write it as `expect: {{commands: [{command}]}}`"
                 yield (*path, "acceptance", number), f"commands are no prose: {cure}"
+
+
+def _check_confirmation_by(tool: ToolSpec, scope: TaskScope) -> Iterator[Finding]:
+    """Yield the problems of what a tool states under `confirm`, like `_check_tool`."""
+    if tool.confirm is not None:
+        for path, text in _check_confirmation(tool.confirm, scope):
+            yield ("confirm", *path), f": {text}"
+
+
+def _check_confirmation(confirm: Confirmation, scope: TaskScope) -> Iterator[Finding]:
+    """Yield why a tool cannot be asked whether a call was done: it is unknown, or may do harm."""
+    tool = scope.tools.get(confirm.tool)
+    if tool is None:
+        if (scope.tools or scope.servers) and not scope.may_be_served(confirm.tool):
+            hint = scope.hints(confirm.tool, scope.tools)
+            yield ("tool",), f"there is no tool {confirm.tool!r}{hint}; describe it under `tools`"
+        return
+    problem = asking_problem(tool)
+    if problem:
+        yield ("tool",), problem
+    yield from _check_call(confirm.call, tool, scope)
 
 
 def _check_call(body: TaskBody, tool: ToolSpec, scope: TaskScope) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from replanning.plan.json_values import (
     map_strings,
     measure_json,
 )
-from replanning.plan.messages import truncate
+from replanning.plan.messages import join_alternatives, truncate
 from replanning.plan.types import MAX_NAME_CHARS, JsonPath, TaskId
 
 _PLACEHOLDER: Final = re.compile(
@@ -211,6 +211,16 @@ _PATH_STEP: Final = re.compile(r"""\.([^.\[\]]+)|\[(-?\d{1,9})\]|\["([^"]+)"\]|\
 _UNDO_ROOT: Final = re.compile(r"output|arguments|context")
 _OUTPUT: Final = re.compile(r"\.output(?=$|[.\[])")
 _NO_FORM_ADVICE: Final = "read it in the work, from context.results, or return a value that has one"
+
+
+CONFIRMATION_ROOTS: Final = ("arguments", "results", "context", IDEMPOTENCY_KEY)
+"""What the arguments of a confirmation may refer to."""
+
+CONFIRMED_ROOTS: Final = ("output", "text", *CONFIRMATION_ROOTS)
+"""What the output of a confirmed call may refer to."""
+
+_SINGLE_VALUES: Final = ("output", "text", IDEMPOTENCY_KEY)
+"""Roots that are values themselves; of the others, a part is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,6 +446,67 @@ def resolve_references(
         return _REFERENCE.sub(text_of, text)
 
     return _map_arguments(arguments, resolved)
+
+
+def resolve_root_references(value: JsonValue, roots: Mapping[str, object]) -> JsonValue:
+    """Return a value with every reference replaced by what it finds in one of the roots.
+
+    Args:
+        value: as a confirmation states it; it is not changed.
+        roots: the values that references begin with, by name.
+
+    Raises:
+        ExpressionError: a reference leads to nothing, or to a value without a JSON form.
+    """
+
+    def value_of(match: re.Match[str]) -> JsonValue:
+        if match[0] == "$${":
+            return "${"
+        reference = _root_reference(match, tuple(roots))
+        found = _value_at(roots, reference)
+        try:
+            return json_form(found)
+        except ValueError as error:
+            raise ExpressionError(f"{reference}: {error}; {_NO_FORM_ADVICE}") from None
+
+    def resolved(text: str) -> JsonValue:
+        whole = _REFERENCE.fullmatch(text)
+        if whole is not None:
+            return value_of(whole)
+        return _REFERENCE.sub(lambda match: as_text(value_of(match)), text)
+
+    return map_strings(value, resolved)
+
+
+def root_reference_problem(value: JsonValue, roots: tuple[str, ...]) -> str:
+    """Return which reference of a value begins with none of the roots; empty if all do."""
+    try:
+        for text in iter_strings(value, keys=False):
+            for match in _REFERENCE.finditer(text):
+                if match[0] != "$${":
+                    _root_reference(match, roots)
+    except ExpressionError as error:
+        return str(error)
+    return ""
+
+
+def _root_reference(match: re.Match[str], roots: tuple[str, ...]) -> Reference:
+    """Return the reference that a match is, whose path begins with the name of its root.
+
+    Raises:
+        ExpressionError: it begins with none of the roots.
+    """
+    inner = match[1] or ""
+    path = _parse_path(f".{inner}", 0, {})
+    if path:
+        is_whole = len(path) == 1 and path[0] not in _SINGLE_VALUES
+        if path[0] in roots and not is_whole:
+            return Reference(inner, None, path)
+    forms = []
+    for root in roots:
+        part = "" if root in _SINGLE_VALUES else ".NAME"
+        forms.append(f"${{{root}{part}}}")
+    raise ExpressionError(f"{match[0]!r} is no reference here: write {join_alternatives(forms)}")
 
 
 def _referenced_root(

@@ -34,7 +34,15 @@ from replanning.errors import ExpressionError, PlanError, ReplanningError
 from replanning.plan.conditions import OUTPUT_ROOTS, Condition, output_lookup
 from replanning.plan.json_values import as_text
 from replanning.plan.messages import validation_problems
-from replanning.plan.references import fact_problem, fill_placeholders, normalise_fact, placeholders
+from replanning.plan.references import (
+    CONFIRMATION_ROOTS,
+    CONFIRMED_ROOTS,
+    fact_problem,
+    fill_placeholders,
+    normalise_fact,
+    placeholders,
+    root_reference_problem,
+)
 from replanning.plan.schemas import invalid_schema
 from replanning.plan.types import MAX_NAME_CHARS, JsonObject, TaskId
 
@@ -542,6 +550,48 @@ class Expectation(StrictModel):
         return fields
 
 
+WHOLE_OUTPUT: Final = "${output}"
+"""Output of a confirmed task by default: that of the tool which was asked."""
+
+
+class Confirmation(StrictModel):
+    """Reading call that tells whether a call without an answer was done all the same."""
+
+    tool: Name = Field(description="The tool to ask; it only reads.")
+    arguments: JsonObject = Field(
+        default_factory=dict,
+        description="Given to it; may hold ${arguments.name}, ${results.task}, ${context.name} and ${idempotency_key}.",
+    )
+    when: Annotated[str, AfterValidator(_checked_condition)] = Field(
+        description="Holds of its output if the call was done, over the same as `where` of `expect`."
+    )
+    output: JsonValue = Field(
+        default=WHOLE_OUTPUT,
+        description="The output of the task if it was done; by default that of the tool which was asked.",
+    )
+
+    @property
+    def call(self) -> TaskBody:
+        """The call that asks, with its references."""
+        return TaskBody(tool=self.tool, arguments=self.arguments, effect="none")
+
+    @field_validator("arguments")
+    @classmethod
+    def _check_arguments(cls, arguments: JsonObject) -> JsonObject:
+        problem = root_reference_problem(arguments, CONFIRMATION_ROOTS)
+        if problem:
+            raise ValueError(problem)
+        return arguments
+
+    @field_validator("output")
+    @classmethod
+    def _check_output(cls, output: JsonValue) -> JsonValue:
+        problem = root_reference_problem(output, CONFIRMED_ROOTS)
+        if problem:
+            raise ValueError(problem)
+        return output
+
+
 def artifact_fact(name: str) -> str:
     """Return the fact, or pattern of facts, that a name in `needs` or `produces` stands for."""
     return f"artifact({name})"
@@ -654,6 +704,10 @@ class ToolSpec(StrictModel):
     expect: Expectation | None = Field(
         default=None, description="What its output must satisfy; otherwise the attempt has failed."
     )
+    confirm: Confirmation | None = Field(
+        default=None,
+        description="What tells whether a call that ended without an answer was done.",
+    )
 
     @property
     def precondition_patterns(self) -> tuple[str, ...]:
@@ -763,6 +817,10 @@ class TaskBody(StrictModel):
         default=None,
         description="What its output must satisfy, beside what its tool expects of it.",
     )
+    confirm: Confirmation | None = Field(
+        default=None,
+        description="What tells whether a call without an answer was done; by default as its tool says.",
+    )
     resources: Mapping[Name, NonNegativeFloat] = Field(
         default_factory=dict, description="Resources beyond what its tool takes."
     )
@@ -830,6 +888,29 @@ def is_repeatable(task: TaskBody, tool: ToolSpec | None) -> bool:
     return tool.kind == "http" and _http_method(tool) in ("PUT", "DELETE")
 
 
+def confirmation_of(task: TaskBody, tool: ToolSpec | None) -> Confirmation | None:
+    """Return what tells whether a call was done, as the task states it, or else its tool.
+
+    None where nobody states it, or the call changes nothing.
+    """
+    confirm = task.confirm
+    if confirm is None and tool is not None:
+        confirm = tool.confirm
+    if confirm is None or has_no_effect(task, tool):
+        return None
+    return confirm
+
+
+def asking_problem(tool: ToolSpec) -> str:
+    """Return why a tool cannot be asked whether a call was done; empty if it can."""
+    if tool.dangerous:
+        return f"{tool.name!r} is `dangerous`, and would be used without asking a person"
+    # It is asked unbidden, and nobody counts on it to change anything.
+    if not has_no_effect(TaskBody(), tool):
+        return f"{tool.name!r} may change something; state {READING_ADVICE}"
+    return ""
+
+
 def stated_retry(task: TaskBody, tool: ToolSpec | None) -> Retry | None:
     """Return the retries that a task states, or else those that its tool states."""
     if task.retry is None and tool is not None:
@@ -880,9 +961,9 @@ def repetition_advice(task: TaskBody, tool: ToolSpec | None, *, done: bool = Fal
 def for_another_tool(task: TaskBody) -> dict[str, object]:
     """Return a task's fields about its tool's effect, as another tool would have them.
 
-    Nobody has said of the other tool that it only reads, that its calls may be repeated, or how
-    they are taken back. Of
-    `retry`, the delays and `max_seconds` remain, and a limit to one attempt.
+    Nobody has said of the other tool that it only reads, that its calls may be repeated, how they
+    are confirmed, or how they are taken back. Of `retry`, the delays and `max_seconds` remain, and
+    a limit to one attempt.
     """
     fields: dict[str, object] = {}
     if task.effect is not None:
@@ -891,6 +972,8 @@ def for_another_tool(task: TaskBody) -> dict[str, object]:
         fields["idempotent"] = None
     if task.undo is not None:
         fields["undo"] = None
+    if task.confirm is not None:
+        fields["confirm"] = None
     if task.retry is not None:
         kept = {"delay", "backoff", "max_delay", "jitter", "max_seconds"}
         if task.retry.max_attempts == 1:

@@ -111,9 +111,9 @@ class TaskContext:
 
     @property
     def confirms(self) -> bool:
-        """Whether the work is only asked to confirm the output of the task's own tool.
+        """Whether the work is only asked to confirm what the task's own tool has said or done.
 
-        The task that it is given names the other tool, see `agrees_with`.
+        The task that it is given names the other tool, see `agrees_with` and `confirm`.
         """
         return self._task.tool != self._run.live.entry(self._task.id).task.tool
 

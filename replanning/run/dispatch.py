@@ -319,7 +319,8 @@ class Dispatcher:
             self.wake_lineages()
         if not self._waiters:
             return
-        count = min(len(self._waiters), self._live.counts[TaskState.READY])
+        ready = self._live.counts[TaskState.READY] + len(self._live.scheduler.unconfirmed)
+        count = min(len(self._waiters), ready)
         for _ in range(count):
             self._waiters.popleft().set()
 

@@ -249,6 +249,7 @@ class LineageExecution:
             BaseException: the work was interrupted, or raised one of the exceptions that pass.
         """
         is_own_tool = task.tool == self.root.task.tool
+        confirms = entry.log.doubt is not None
         self.last = None
         # What another tool raised would mislead the caller, who knows only its own tool.
         if is_own_tool:
@@ -265,8 +266,12 @@ class LineageExecution:
         async with attempt:
             if not attempt.cancelled:
                 attempt.output = await work(task, attempt.context)
-                self.outputs[task.id] = attempt.output
-                await attempt.confirm(work)
+                if not confirms:
+                    self.outputs[task.id] = attempt.output
+                    await attempt.confirm(work)
+        if confirms and entry.state is TaskState.DONE:
+            # What the call has answered itself was not as expected.
+            self.outputs.pop(task.id, None)
         self.last = attempt.error
         if is_own_tool:
             self.error = self.last

@@ -44,7 +44,7 @@ from replanning.journal.records import (
 )
 from replanning.journal.store import Lease, RunStore
 from replanning.live.draft import Draft
-from replanning.live.entries import TaskEntry
+from replanning.live.entries import Doubt, TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.stale import stale_results
 from replanning.live.states import STUCK, WAITING, TaskState
@@ -563,6 +563,8 @@ class Lifecycle:
             copied: whether its work gets arguments of its own, which it may change.
         """
         entry = claim.entry
+        if entry.log.doubt is not None:
+            return self._prepare_confirmation(claim, entry.log.doubt)
         task = entry.task
         arguments = task.arguments
         refers = bool(arguments) and has_references(arguments)
@@ -591,6 +593,23 @@ class Lifecycle:
             arguments = copy_json(arguments) if arguments else {}
             claim.task = with_arguments(task, arguments)
         return True
+
+    def _prepare_confirmation(self, claim: Claim, doubt: Doubt) -> bool:
+        """Make a claim one that asks whether the task was done; return False if that fails."""
+        entry = claim.entry
+        try:
+            claim.task = self.live.asking_task(entry, doubt.confirm, self.key_of(entry))
+        except ExpressionError as error:
+            try:
+                self._fail_unstarted(entry, str(error), kind="arguments")
+            except StoreError:
+                self.live.scheduler.return_claim(entry)
+            return False
+        return True
+
+    def key_of(self, entry: TaskEntry) -> str:
+        """Return the idempotency key of the call that a task makes now."""
+        return entry.call_key(self.run_id)
 
     def when_idle(self, root: TaskEntry | None) -> Idle:
         """Look for the end of the run, or of a lineage, when nothing can be handed out."""
@@ -629,6 +648,8 @@ class Lifecycle:
         """Why no attempt at a task may start, even if it was handed out; empty when it may."""
         if self.stop_reason:
             return self.stop_reason
+        if entry.awaits_confirmation:
+            return ""
         if entry.state is not TaskState.READY:
             return f"the task is {entry.state}"
         scheduler = self.live.scheduler
@@ -835,7 +856,7 @@ class Lifecycle:
             return None
         self.dispatcher.count_claim()
         attempt_id = AttemptId(f"{task.id}#1")
-        self.attempts.record_start(attempt_id, task.id, 1, timeout, task)
+        self.attempts.record_start(attempt_id, task.id, 1, timeout, call=task)
         if self.live.entries[task.id].log.current != attempt_id or self.end is not None:
             # A reaction to the start has cancelled it or ended the run.
             return None

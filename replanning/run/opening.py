@@ -1044,11 +1044,17 @@ def _finish_past(
     # Collected first, because recording an interruption changes the states.
     running = [entry for entry in life.live if entry.state is TaskState.RUNNING]
     for entry in running:
-        assert entry.log.current is not None
+        # Nobody was asking whether it was done, and that is done now.
+        if entry.log.current is None:
+            continue
         tool = life.live.tool_of(entry.task)
         ended = AttemptInterrupted(entry.log.current, entry.id, past.interruption_reason)
-        if may_repeat(entry.task, tool, ended.failure):
-            ended = replace(ended, retry_at=life.clock.now())
+        now = life.clock.now()
+        confirm_at = life.failures.schedule_confirmation(entry, life.live, ended.failure, now)
+        if confirm_at is not None:
+            ended = replace(ended, confirm_at=confirm_at)
+        elif may_repeat(entry.task, tool, ended.failure):
+            ended = replace(ended, retry_at=now)
         life.journal.append_soon(ended)
     life.retry_unstored()
     life.retry_with_secrets()

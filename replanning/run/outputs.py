@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, get_type_hints
 
 from pydantic import TypeAdapter
 
-from replanning.errors import OutputError, UnconfirmedOutput, UnexpectedOutput
+from replanning.errors import ExpressionError, OutputError, UnconfirmedOutput, UnexpectedOutput
 from replanning.journal.records import AttemptSucceeded
 from replanning.journal.values import (
     MAX_INTEGER,
@@ -27,8 +27,16 @@ from replanning.journal.values import (
 )
 from replanning.live.entries import TaskEntry, TaskOutput
 from replanning.live.plan import LivePlan
-from replanning.plan.expectations import broken_expectation, disagreement
-from replanning.plan.tasks import Agreement, Expectation, ToolSpec
+from replanning.plan.conditions import OUTPUT_ROOTS, Condition
+from replanning.plan.expectations import broken_expectation, disagreement, readable_output
+from replanning.plan.references import IDEMPOTENCY_KEY, resolve_root_references
+from replanning.plan.tasks import (
+    WHOLE_OUTPUT,
+    Agreement,
+    Confirmation,
+    Expectation,
+    ToolSpec,
+)
 from replanning.plan.types import AttemptId, JsonValue, TaskId
 from replanning.run.event_loop import describe_error
 from replanning.secrets import MASK, Redactor
@@ -65,6 +73,18 @@ class WithheldOutput(NamedTuple):
     """
 
     reason: str
+
+
+class Confirmed(NamedTuple):
+    """Answer to the question whether a call was done.
+
+    Attributes:
+        done: whether it was.
+        output: the output of the task, if it was.
+    """
+
+    done: bool
+    output: object = None
 
 
 @dataclass(repr=False, eq=False)
@@ -166,6 +186,57 @@ class OutputKeeper:
         if entry.task.expect is not None:
             expectations.append(entry.task.expect)
         return expectations
+
+    def confirmed(
+        self,
+        entry: TaskEntry,
+        confirm: Confirmation,
+        key: str,
+        output: object,
+        value_of: Callable[[object], object] | None,
+    ) -> Confirmed:
+        """Return what the output of a confirmation says about the task of which it was asked.
+
+        Args:
+            entry: the task.
+            confirm: what was asked.
+            key: the idempotency key of its attempt.
+            output: the output of the tool that was asked.
+            value_of: makes of the output what the condition is about; by default the output.
+
+        Raises:
+            UnexpectedOutput: the output is not what that tool expects.
+            ExpressionError: the condition cannot be evaluated, or the output of the task not made.
+        """
+        live = self._live
+        started = datetime.fromtimestamp(self._started_at, UTC).isoformat()
+        roots: dict[str, object] = {
+            "arguments": live.arguments(entry),
+            "context": live.context,
+            "results": live.inputs_of(entry.task),
+            "run": {"started": started},
+        }
+        if isinstance(output, WithheldOutput):
+            raise ExpressionError(f"its answer cannot be read here: {output.reason}")
+        value = output
+        if value_of is not None:
+            value = value_of(output)
+        tool = live.tools.get(confirm.tool)
+        if tool is not None and tool.expect is not None:
+            broken = broken_expectation([tool.expect], value, roots)
+            if broken is not None:
+                raise broken
+        try:
+            roots["output"], roots["text"] = readable_output(value)
+        except ValueError as error:
+            raise ExpressionError(f"expected an output that is JSON: {error}") from None
+        if not Condition.parse(confirm.when, OUTPUT_ROOTS).holds(roots):
+            return Confirmed(done=False)
+        # The object itself, as a task gets that of its own tool.
+        if confirm.output == WHOLE_OUTPUT:
+            return Confirmed(done=True, output=output)
+        roots[IDEMPOTENCY_KEY] = key
+        return Confirmed(done=True, output=resolve_root_references(confirm.output, roots))
 
     def unexpected(
         self,

@@ -31,12 +31,14 @@ from replanning.errors import (
 )
 from replanning.journal.records import Failure
 from replanning.live.entries import TaskEntry
+from replanning.live.plan import LivePlan
 from replanning.plan.tasks import (
     READING_METHODS,
     TIMEOUT,
     TaskBody,
     ToolSpec,
     allows_repetition,
+    confirmation_of,
     has_no_effect,
     is_repeatable,
     stated_retry,
@@ -612,24 +614,34 @@ class FailureKeeper:
     _masked: dict[TaskId, tuple[Failure, Failure]] = field(default_factory=dict)
 
     def take(
-        self, entry: TaskEntry, tool: ToolSpec | None, error: BaseException | str | Failure
+        self,
+        entry: TaskEntry,
+        call: TaskBody,
+        tool: ToolSpec | None,
+        error: BaseException | str | Failure,
     ) -> Failure:
         """Return the failure to record: bounded, and masked before anything is cut off.
 
         It is masked here, and not where the record is stored: causes and reasons are made of
         parts of its text, in which a secret would not be recognised any more. The caller gets
         the true text, see `last_failure`.
+
+        Args:
+            entry: the task.
+            call: what was executed: the task itself, or what confirms it.
+            tool: the tool of that, if the plan describes it.
+            error: what it has failed of.
         """
         if isinstance(error, Failure):
             failure = error
         else:
-            policy = stated_retry(entry.task, tool) or self.settings.retry
+            policy = stated_retry(call, tool) or self.settings.retry
             is_transient = None
             if self.is_transient is not None:
                 is_transient = self._ask_is_transient
             failure = failure_from(error, policy.on, is_transient)
         if failure.kind == "unexpected":
-            if has_no_effect(entry.task, tool):
+            if has_no_effect(call, tool):
                 failure = replace(failure, in_doubt=False)
             elif isinstance(error, UnexpectedOutput) and error.not_done:
                 # As a rule, no other tool makes the change, and trying again does no harm.
@@ -707,6 +719,42 @@ class FailureKeeper:
             if begins_round and not allows_round:
                 return None, False
         return retry_at, begins_round
+
+    def schedule_confirmation(
+        self, entry: TaskEntry, live: LivePlan, failure: Failure, now: float
+    ) -> float | None:
+        """Decide when it is asked whether a failed attempt was done, or asked again.
+
+        A confirmation that has failed is repeated as the call of its tool would be.
+
+        Args:
+            entry: the task, whose attempt, or a confirmation of it, has failed.
+            live: the plan.
+            failure: the failure.
+            now: seconds since the epoch.
+
+        Returns:
+            The time of the next confirmation; None if there is none, because nothing is in doubt,
+            nobody says how it is confirmed, or the retries of the tool which is asked are used up.
+        """
+        doubt = entry.log.doubt
+        if doubt is None:
+            can_ask = confirmation_of(entry.task, live.tool_of(entry.task)) is not None
+            return now if failure.in_doubt and can_ask else None
+        if failure.not_done:
+            return None
+        if failure.kind == "interrupted":  # no fault of the confirmation
+            return now
+        call = doubt.confirm.call
+        tool = live.tools.get(doubt.confirm.tool)
+        policy = stated_retry(call, tool) or self.settings.retry
+        attempts = doubt.failed + 1
+        if attempts >= policy.max_attempts or not may_repeat(call, tool, failure):
+            return None
+        chance = 0.5
+        if policy.jitter:
+            chance = self.chance()
+        return now + policy.delay_after(attempts, chance)
 
     def last_failure(self, entry: TaskEntry) -> Failure | None:
         """Return the last failure of a task for the caller, with the true text if it was masked.

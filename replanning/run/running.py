@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Final, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple, Protocol
 
 from replanning.errors import (
+    ExpressionError,
     NotRunning,
     OutputError,
     StoreError,
@@ -25,17 +26,18 @@ from replanning.journal.records import (
     Failure,
     RunEnded,
 )
-from replanning.live.entries import TaskEntry
+from replanning.live.entries import Doubt, TaskEntry
 from replanning.live.facts import context_keys
 from replanning.live.plan import LivePlan
 from replanning.live.stale import may_be_stale
-from replanning.plan.tasks import Task, has_no_effect
+from replanning.plan.messages import brief_repr
+from replanning.plan.tasks import Confirmation, Task, has_no_effect
 from replanning.plan.types import AttemptId, TaskId
 from replanning.run.dispatch import Claim, Dispatcher
 from replanning.run.event_loop import Timer
 from replanning.run.journal import RunJournal
-from replanning.run.outputs import OutputKeeper
-from replanning.run.retries import FailureKeeper, may_repeat
+from replanning.run.outputs import Confirmed, OutputKeeper
+from replanning.run.retries import FailureKeeper
 from replanning.secrets import Redactor
 from replanning.telemetry.tracer import RunTracer
 
@@ -43,6 +45,20 @@ _log: Final = logging.getLogger("replanning.run")
 
 _LATE_SECONDS: Final = 0.1
 """Seconds by which the timer is late only where something blocks the event loop."""
+
+
+class NextStep(NamedTuple):
+    """What follows the end of an attempt that has not succeeded.
+
+    Attributes:
+        retry_at: when its task is run again, in seconds since the epoch; None if it is not.
+        exhausted: whether that begins a new round, because the retries are used up.
+        confirm_at: when it is asked whether it was done all the same; None if it is not.
+    """
+
+    retry_at: float | None = None
+    exhausted: bool = False
+    confirm_at: float | None = None
 
 
 class AttemptHandle(Protocol):
@@ -76,6 +92,9 @@ class AttemptHost(Protocol):
 
     def obstacle_to(self, entry: TaskEntry) -> str:
         """Return why no attempt at a task may start, even if it was handed out."""
+
+    def key_of(self, entry: TaskEntry) -> str:
+        """Return the idempotency key of the call that a task makes now."""
 
     async def wait_for_store(self) -> None:
         """Wait until the store works again."""
@@ -134,12 +153,15 @@ class RunningAttempts:
         Raises:
             StoreError: the journal does not take it; the task must not be executed.
         """
+        tool = self._live.tool_of(entry.task)
+        timeout = entry.task.timeout
+        if timeout is None and tool is not None:
+            timeout = tool.timeout
+        doubt = entry.log.doubt
+        if doubt is not None:
+            return self._start_confirmation(entry, doubt, timeout, handle)
         number = entry.log.count + 1
         attempt_id = AttemptId(f"{entry.id}#{number}")
-        timeout = entry.task.timeout
-        if timeout is None:
-            tool = self._live.tool_of(entry.task)
-            timeout = None if tool is None else tool.timeout
         history = self._live.staleness.history
         if history.version and entry.claim:
             # Its references were replaced at the claim, maybe by values that have changed since.
@@ -147,12 +169,33 @@ class RunningAttempts:
             if version != history.version:
                 entry.reads.keys = dict.fromkeys(context_keys(entry.task), version)
         self.record_start(attempt_id, entry.id, number, timeout)
+        self._add_running(attempt_id, entry, handle)
+        return attempt_id
+
+    def _start_confirmation(
+        self, entry: TaskEntry, doubt: Doubt, timeout: float | None, handle: AttemptHandle | None
+    ) -> AttemptId:
+        """Record that an attempt starts which asks whether an earlier one was done.
+
+        It has the time of the tool that is asked, or else that of the task.
+        """
+        tool = self._live.tools.get(doubt.confirm.tool)
+        if tool is not None and tool.timeout is not None:
+            timeout = tool.timeout
+        number = doubt.asked + 1
+        attempt_id = AttemptId(f"{doubt.attempt}-confirm{number}")
+        self.record_start(attempt_id, entry.id, number, timeout, confirms=doubt.attempt)
+        self._add_running(attempt_id, entry, handle)
+        return attempt_id
+
+    def _add_running(
+        self, attempt_id: AttemptId, entry: TaskEntry, handle: AttemptHandle | None
+    ) -> None:
         # Whoever heard of the start may have cancelled it.
         if entry.log.current == attempt_id and self._run.end is None:
             self.running[attempt_id] = entry, handle
         elif handle is not None:
             handle.cancel()
-        return attempt_id
 
     def record_start(
         self,
@@ -160,7 +203,9 @@ class RunningAttempts:
         task_id: TaskId,
         number: int,
         timeout: float | None,
+        *,
         call: Task | None = None,
+        confirms: AttemptId | None = None,
     ) -> None:
         """Record that an attempt starts: at a task of the plan, or at a call that is new with it.
 
@@ -170,7 +215,7 @@ class RunningAttempts:
         deadline = None
         if timeout is not None:
             deadline = self._timer.clock.now() + timeout
-        started = AttemptStarted(attempt_id, task_id, number, deadline, call)
+        started = AttemptStarted(attempt_id, task_id, number, deadline, call, confirms)
         # Without the document of a call there is nothing to mask.
         masked = started if call is None else None
         self._journal.append(started, stored=masked)
@@ -241,6 +286,15 @@ class RunningAttempts:
         entry = self._take_out(attempt_id, "succeeded")
         if entry is None:
             return None
+        doubt = entry.log.doubt
+        if doubt is not None:
+            answer = self._answer(attempt_id, entry, doubt, output, value_of)
+            if not answer.done:
+                return None
+            output = answer.output
+            value_of = None
+            confirmed = True
+            checked = True
         unexpected = self.outputs.unexpected(
             entry, output, value_of, confirmed=confirmed, checked=checked
         )
@@ -269,6 +323,25 @@ class RunningAttempts:
         self._run.follow_up()
         return None
 
+    def _answer(
+        self,
+        attempt_id: AttemptId,
+        entry: TaskEntry,
+        doubt: Doubt,
+        output: object,
+        value_of: Callable[[object], object] | None,
+    ) -> Confirmed:
+        """Return what a confirmation has found; record it unless the task was done."""
+        try:
+            key = self._run.key_of(entry)
+            answer = self.outputs.confirmed(entry, doubt.confirm, key, output, value_of)
+        except (UnexpectedOutput, ExpressionError) as error:
+            self._record_failure(attempt_id, entry, error)
+            return Confirmed(done=False)
+        if not answer.done:
+            self._record_failure(attempt_id, entry, doubt.not_done())
+        return answer
+
     def failed(self, attempt_id: AttemptId, error: BaseException | str | Failure) -> None:
         """Record a failure, and decide when its task runs again (`FailureKeeper.schedule_retry`)."""
         entry = self._take_out(attempt_id, "failed")
@@ -281,33 +354,67 @@ class RunningAttempts:
         entry: TaskEntry,
         error: BaseException | str | Failure,
     ) -> None:
-        tool = self._live.tool_of(entry.task)
-        failure = self._failures.take(entry, tool, error)
+        doubt = entry.log.doubt
+        if doubt is None:
+            tool = self._live.tool_of(entry.task)
+            failure = self._failures.take(entry, entry.task, tool, error)
+        else:
+            failure = self._failure_to_confirm(entry, doubt.confirm, error)
         if _is_heard():
             text = f"attempt {attempt_id} failed: {failure}\n{failure.traceback}"
             _log.warning("%s", text.rstrip())
         now = self._timer.clock.now()
-        retry_at, exhausted = self._next_attempt(entry, failure, now)
-        if retry_at is not None:
-            self._timer.notify_deadline(retry_at)
+        next_step = self._next_step(entry, failure, now)
         trace = self._spans.attempt_trace(attempt_id)
         output = None
         if isinstance(error, UnexpectedOutput):
             output = self.outputs.recorded_form(error.output)
         self._journal.append_soon(
-            AttemptFailed(attempt_id, entry.id, failure, retry_at, exhausted, trace, output)
+            AttemptFailed(
+                attempt_id,
+                entry.id,
+                failure,
+                next_step.retry_at,
+                next_step.exhausted,
+                trace,
+                output,
+                next_step.confirm_at,
+            )
         )
         self._run.follow_up()
 
-    def _next_attempt(
-        self, entry: TaskEntry, failure: Failure, now: float
-    ) -> tuple[float | None, bool]:
-        """Decide when a task runs again after a failed attempt, see `schedule_retry`."""
+    def _failure_to_confirm(
+        self, entry: TaskEntry, confirm: Confirmation, error: BaseException | str | Failure
+    ) -> Failure:
+        """Return the failure of a confirmation, with what was asked."""
+        tool = self._live.tools.get(confirm.tool)
+        failure = self._failures.take(entry, confirm.call, tool, error)
+        if failure.not_done:
+            return failure
+        asked = f"asked {confirm.tool!r}"
+        with suppress(ExpressionError):
+            task = self._live.asking_task(entry, confirm, self._run.key_of(entry))
+            asked = self._redactor.text(f"{asked} with {brief_repr(task.arguments)}")
+        return replace(failure, message=f"{failure.message} ({asked} whether it was done)")
+
+    def _next_step(self, entry: TaskEntry, failure: Failure, now: float) -> NextStep:
+        """Decide what follows a failed attempt: it is confirmed, it is run again, or neither.
+
+        See `schedule_confirmation` and `schedule_retry`. Where nobody is asked any more, what
+        follows is due to the failure of the task, not to that of the confirmation.
+        """
+        confirm_at = self._failures.schedule_confirmation(entry, self._live, failure, now)
+        if confirm_at is not None:
+            self._timer.notify_deadline(confirm_at)
+            return NextStep(confirm_at=confirm_at)
         tool = self._live.tool_of(entry.task)
+        if entry.log.doubt is not None:
+            failure = entry.log.doubt.settled(failure)
         retry_at, exhausted = self._failures.schedule_retry(entry, tool, failure, now)
-        if retry_at is not None and self._has_substitute(entry.task):
-            return None, False
-        return retry_at, exhausted
+        if retry_at is None or self._has_substitute(entry.task):
+            return NextStep()
+        self._timer.notify_deadline(retry_at)
+        return NextStep(retry_at, exhausted)
 
     def _has_substitute(self, task: Task) -> bool:
         """Return whether replanning beats waiting for a retry with the unavailable tool.
@@ -337,13 +444,21 @@ class RunningAttempts:
             return
         now = self._timer.clock.now()
         failure = Failure("Interrupted", reason, kind="interrupted")
-        tool = self._live.tool_of(entry.task)
-        retry_at: float | None = None
-        if again or may_repeat(entry.task, tool, failure):
-            retry_at = now
+        next_step = NextStep(retry_at=now)
+        # Whatever a confirmation says of itself, the call that it asks about is in doubt.
+        if not again or entry.log.doubt is not None:
+            next_step = self._next_step(entry, failure, now)
         trace = self._spans.attempt_trace(attempt_id)
         self._journal.append_soon(
-            AttemptInterrupted(attempt_id, entry.id, reason, retry_at, trace, in_doubt=not again)
+            AttemptInterrupted(
+                attempt_id,
+                entry.id,
+                reason,
+                next_step.retry_at,
+                trace,
+                in_doubt=not again,
+                confirm_at=next_step.confirm_at,
+            )
         )
         # The caller may be leaving the run, so its end is looked for a little later.
         self._timer.call_at(now, self._run.follow_up)
@@ -432,12 +547,26 @@ class RunningAttempts:
                 self.cancel(attempt_id)
                 self._record_failure(attempt_id, entry, late)
                 continue
-            failure = Failure("TimedOut", "", kind="timeout")
-            retry_at, exhausted = self._next_attempt(entry, failure, now)
+            failure = Failure(
+                "TimedOut", f"ran into its deadline after {timeout:g} s", kind="timeout"
+            )
+            if entry.log.doubt is not None:
+                self.cancel(attempt_id)
+                self._record_failure(attempt_id, entry, failure)
+                continue
+            next_step = self._next_step(entry, failure, now)
             self.cancel(attempt_id)
             trace = self._spans.attempt_trace(attempt_id)
             self._journal.append_soon(
-                AttemptTimedOut(attempt_id, entry.id, timeout, retry_at, trace, exhausted)
+                AttemptTimedOut(
+                    attempt_id,
+                    entry.id,
+                    timeout,
+                    next_step.retry_at,
+                    trace,
+                    next_step.exhausted,
+                    next_step.confirm_at,
+                )
             )
 
 

@@ -347,12 +347,18 @@ class OTelRunTracer(RunTracer):
                     event = dict(zip(names.EXCEPTION_ATTRIBUTES, values, strict=True))
                     span.add_event(names.EXCEPTION_EVENT, event, timestamp=at)
                 self._set_output(body)
-                self._end_unsuccessful(body.attempt, body.task, "failed", at, error)
+                self._note_doubt(body)
+                if failure.not_done:
+                    self._end_unsuccessful(body.attempt, body.task, "not-done", at)
+                else:
+                    self._end_unsuccessful(body.attempt, body.task, "failed", at, error)
             case journal.AttemptTimedOut():
                 error = ("timeout", f"not finished after {body.timeout:g} s")
+                self._note_doubt(body)
                 self._end_unsuccessful(body.attempt, body.task, "timed-out", at, error)
             case journal.AttemptInterrupted():
                 self._restore_attempt(body)
+                self._note_doubt(body)
                 self._end_unsuccessful(body.attempt, body.task, "interrupted", at)
             case journal.ResultsStale():
                 causes = dict.fromkeys(cause for found in body.tasks.values() for cause in found)
@@ -364,7 +370,10 @@ class OTelRunTracer(RunTracer):
                     if isinstance(change, CancelTask) and change.task_id in self._run.live:
                         entry = self._run.live.entry(change.task_id)
                         attempt = AttemptId(f"{entry.id}#{entry.log.count}")
-                        self._end_unsuccessful(attempt, entry.id, "cancelled", at)
+                        # The attempt itself, or one that asks whether it was done.
+                        for running in list(self._attempt_spans):
+                            if running == attempt or running.startswith(f"{attempt}-"):
+                                self._end_unsuccessful(running, entry.id, "cancelled", at)
             case journal.UsageCharged():
                 span = None
                 if body.attempt is not None:
@@ -527,7 +536,11 @@ class OTelRunTracer(RunTracer):
             names.ATTEMPT_NUMBER: body.number,
             names.ATTEMPT_OUTCOME: outcome,
         }
-        if (tool := entry.task.tool) is not None:
+        tool = entry.task.tool
+        if body.confirms is not None and entry.log.doubt is not None:
+            attributes[names.ATTEMPT_CONFIRMS] = body.confirms
+            tool = entry.log.doubt.confirm.tool
+        if tool is not None:
             attributes[names.TASK_TOOL] = tool
         if entry.parent is not None:
             attributes[names.TASK_ROOT] = entry.root
@@ -554,6 +567,15 @@ class OTelRunTracer(RunTracer):
         if span is not None and writer.capture_content and body.output is not None:
             output = writer.redact_json(body.output, redacted=True)
             span.set_attribute(names.TASK_OUTPUT, output)
+
+    def _note_doubt(
+        self,
+        body: journal.AttemptFailed | journal.AttemptTimedOut | journal.AttemptInterrupted,
+    ) -> None:
+        """Note in the span of an attempt that it is asked whether it was done."""
+        span = self._attempt_spans.get(body.attempt)
+        if span is not None and body.confirm_at is not None:
+            span.set_attribute(names.ATTEMPT_IN_DOUBT, True)
 
     def _end_unsuccessful(
         self,

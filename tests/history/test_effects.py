@@ -2,6 +2,7 @@
 # mypy: disable-error-code="arg-type"
 """Effects of a run: what its calls have changed, or may have, and whether that can be taken back."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -175,3 +176,29 @@ def test_no_opening() -> None:
     history.records = lambda after: [Record(1, 0.0, start())]
     with pytest.raises(JournalCorrupt):
         history.effects()
+
+
+@pytest.mark.parametrize("task", ["a", "plan"])
+@pytest.mark.parametrize("answer", ["done", "not done", "unknown"])
+def test_a_call_that_is_confirmed(answer: str, task: str) -> None:
+    """What was confirmed is an effect, what was not done is none, and what nobody can tell stays in doubt."""
+    confirm = {"tool": "search", "when": "true"}
+    metadata = {"agent": {"phase": "plan"}} if task == "plan" else {}
+    lost = Failure("ConnectionResetError", "lost", in_doubt=True)
+    asking = "a#1-confirm1"
+    ends = {
+        "done": journal.AttemptSucceeded(asking, "a"),
+        "not done": journal.AttemptFailed(
+            asking, "a", replace(lost, in_doubt=False, not_done=True)
+        ),
+        "unknown": journal.AttemptFailed(asking, "a", Failure("ValueError", "no access")),
+    }
+    history = recorded(
+        using("mail", confirm=confirm, metadata=metadata),
+        start(),
+        journal.AttemptFailed("a#1", "a", lost, confirm_at=3.0),
+        journal.AttemptStarted(asking, "a", 1, confirms="a#1"),
+        ends[answer],
+    )
+    expected = {"done": [("trip/a", False)], "not done": [], "unknown": [("trip/a", True)]}
+    assert doubts(history) == ([] if task == "plan" else expected[answer])

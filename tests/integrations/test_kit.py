@@ -305,3 +305,78 @@ async def test_result_that_cannot_be_recorded(clock: VirtualClock) -> None:
         )
     assert result is executed
     assert executed == ["search"]
+
+
+@pytest.mark.parametrize("by_function", [True, False])
+async def test_a_call_whose_answer_was_lost(by_function: bool, clock: VirtualClock) -> None:
+    """A tool of the framework, or a function, tells whether a call was done, and the agent gets the result."""
+    engine = make_engine("repair", clock=clock)
+
+    def find(idempotency_key: str) -> dict[str, str]:
+        return {"found": idempotency_key}
+
+    confirm: object = find
+    if not by_function:
+        arguments = {"key": "${idempotency_key}"}
+        confirm = {"tool": "look-up", "arguments": arguments, "when": "output.found != null"}
+    capabilities: dict[str, dict[str, object]] = {
+        "send": {"confirm": confirm},
+        "look-up": {"effect": "none"},
+    }
+    fields = tool_fields("", {"properties": {"key": {"type": "string"}}})
+    described = describe_tools({"send": tool_fields("", {}), "look-up": fields}, capabilities)
+    executed: list[str] = []
+
+    async def execute(name: str, arguments: Mapping[str, object]) -> dict[str, object]:
+        executed.append(name)
+        if name == "send":
+            raise ConnectionResetError("lost")
+        return {"as the framework has it": {"found": arguments["key"]}}
+
+    async with engine.session("talk", tools=described, run_id="talk") as session:
+        result = await call_tool(
+            engine,
+            session,
+            "send",
+            {},
+            execute,
+            key="call-1",
+            encode=lambda result: {"recorded": result},
+            decode=lambda recorded: recorded.get("recorded", recorded),
+            value=lambda result: result["as the framework has it"],
+        )
+    if by_function:
+        assert (result, executed) == ({"found": "talk/send-1"}, ["send"])
+    else:
+        own = {"as the framework has it": {"found": "talk/send-1"}}
+        assert (result, executed) == (own, ["send", "look-up"])
+
+
+async def test_a_call_that_was_not_done(clock: VirtualClock) -> None:
+    """What a function says that confirms is told apart from the results of tools, which have a value."""
+    engine = make_engine("repair", clock=clock)
+    executed: list[str] = []
+
+    def find() -> None:
+        return None
+
+    expect = {"where": ["output.sent"]}
+    capabilities: dict[str, dict[str, object]] = {
+        "send": {"confirm": find, "expect": expect},
+        "mail": {"expect": expect},
+    }
+    described = describe_tools({name: tool_fields("", {}) for name in capabilities}, capabilities)
+
+    async def execute(name: str, arguments: Mapping[str, object]) -> dict[str, object]:
+        executed.append(name)
+        if executed == ["send"]:
+            raise ConnectionResetError("lost")
+        return {"value": {"sent": True}}
+
+    async with engine.session("talk", tools=described) as session:
+        for name in capabilities:
+            result = await call_tool(
+                engine, session, name, {}, execute, value=lambda result: result["value"]
+            )
+            assert result == {"value": {"sent": True}}
+    assert executed == ["send", "send", "mail"]

@@ -177,6 +177,8 @@ class RunModel:
         """Follow the journal by one record."""
         body = record.body
         match body:
+            case journal.AttemptStarted() if body.confirms is not None:
+                self.tasks[body.task].attempt = body.attempt
             case journal.AttemptStarted():
                 task = self.tasks[body.task]
                 task.state, task.attempt = "running", body.attempt
@@ -188,13 +190,18 @@ class RunModel:
                 task.state, task.attempt, task.output = "done", None, body.output
                 task.is_stored, task.is_lost = body.recoverable, False
                 task.reads = {key: task.seen.get(key, [None]) for key in body.reads or ()}
+            case (
+                journal.AttemptFailed() | journal.AttemptTimedOut() | journal.AttemptInterrupted()
+            ) if body.confirm_at is not None:
+                task = self.tasks[body.task]
+                task.attempt, task.due = None, body.confirm_at
             case journal.AttemptFailed() | journal.AttemptTimedOut() | journal.AttemptInterrupted():
                 task = self.tasks[body.task]
                 task.state, task.attempt = "failed" if body.retry_at is None else "waiting", None
                 task.due = body.retry_at or 0.0
                 if not isinstance(body, journal.AttemptInterrupted) and body.exhausted:
                     task.tries_since_reset = 0
-                elif isinstance(body, journal.AttemptInterrupted):
+                elif body.failure.kind == "interrupted":
                     task.tries_since_reset -= 1  # it has not failed
             case journal.ConditionEvaluated():
                 task = self.tasks[body.task]
@@ -556,6 +563,19 @@ class _InvariantChecker:
     def _check_started(self, body: journal.AttemptStarted, at: float) -> None:
         task, model = body.task, self.model
         known = model.tasks[task]
+        if body.confirms is not None:
+            self._require(
+                known.state == "running" and known.attempt is None,
+                f"{task!r} is confirmed, which is {known.state} with attempt {known.attempt!r}",
+            )
+            self._require(
+                at >= known.due - TIME_TOLERANCE, f"{task!r} is confirmed before its time"
+            )
+            self._require(
+                not model.paused and not model.aborted,
+                f"{task!r} is confirmed although the run was to stop",
+            )
+            return
         self._require(
             known.state == "waiting", f"an attempt at {task!r} starts, which is {known.state}"
         )
@@ -606,6 +626,7 @@ class _InvariantChecker:
         )
         if isinstance(body, journal.AttemptSucceeded) or body.retry_at is None:
             return
+        self._require(body.confirm_at is None, f"{body.task!r} is run again before it is confirmed")
         asks_itself = isinstance(body, journal.AttemptInterrupted) and not body.in_doubt
         if body.failure.in_doubt and not asks_itself:
             self._require(
@@ -617,6 +638,8 @@ class _InvariantChecker:
                 body.failure.transient or self._states_retries(known.task),
                 f"{body.task!r} is run again after an error that does not pass",
             )
+        if body.failure.kind == "interrupted":
+            return
         if not isinstance(body, journal.AttemptInterrupted) and not body.exhausted:
             most = (known.task.retry or self.settings.retry).max_attempts
             self._require(
