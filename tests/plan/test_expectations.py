@@ -3,12 +3,15 @@
 import sys
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from replanning import Plan
 from replanning.errors import PlanError
 from replanning.plan.document import plan_schema
 from replanning.plan.expectations import broken_expectation, disagreement
+from replanning.plan.schemas import schema_problems
 from replanning.plan.tasks import Agreement, Expectation
+from replanning.plan.types import JsonObject, JsonValue
 
 ROOTS = {
     "arguments": {"id": "W1"},
@@ -261,3 +264,67 @@ def test_written_and_read():
     assert Plan.model_validate_json(agreeing.model_dump_json()) == agreeing
     stated = plan_schema()["$defs"]["Agreement"]["anyOf"]
     assert [each["type"] for each in stated] == ["string", "object"]
+
+
+PLAIN: JsonObject = {
+    "title": "an order",
+    "type": "object",
+    "required": ["id"],
+    "properties": {
+        "id": {"type": "string", "minLength": 1},
+        "items": {"type": "array", "minItems": 1, "items": {"type": "number", "minimum": 0}},
+        "paid": {"type": "boolean"},
+        "left": {"type": "null"},
+        "count": {"type": "integer"},
+    },
+    "additionalProperties": {"type": ["string", "null"]},
+}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"id": "W1"},
+        {"id": "W1", "items": [0, 1.5], "paid": True, "left": None, "count": 2},
+        {"id": "W1", "count": 2.0},
+        {"id": "W1", "count": True},
+        {"id": "W1", "paid": 1},
+        {"id": "W1", "left": 0},
+        {"id": "W1", "items": []},
+        {"id": "W1", "items": [-1]},
+        {"id": "W1", "items": [True]},
+        {"id": ""},
+        {"id": 1},
+        {"id": "W1", "more": "text"},
+        {"id": "W1", "more": 1},
+        {},
+        [],
+        "W1",
+        None,
+    ],
+    ids=str,
+)
+def test_schemas_are_checked_as_their_dialect_says(value):
+    """What fits a schema of common keywords, and what does not, is as a validator of JSON Schema says."""
+    found = schema_problems(PLAIN, value)
+    assert bool(found) is not Draft202012Validator(PLAIN).is_valid(value)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"id": True}},
+        {"minLength": 9, "minItems": 9, "minimum": 9, "required": ["x"]},
+        {"properties": {"id": {"$ref": "#/$defs/id"}}, "$defs": {"id": {"type": "string"}}},
+    ],
+    ids=str,
+)
+def test_other_schemas_are_checked_by_a_validator(schema):
+    """Keywords that say nothing about a value, and those that are rare, change nothing about it."""
+    value: JsonValue = {"id": "W1", "x": 1}
+    assert schema_problems(schema, value) == []
+
+
+def test_a_schema_that_is_none_finds_nothing():
+    """What another one has stated as a schema, and what is none, finds no problem."""
+    assert schema_problems({"type": "thing", "minimum": "a"}, 1) == []
