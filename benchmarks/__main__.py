@@ -4,6 +4,8 @@ speed      the overhead of the library, as ratios to floors measured in the same
 planbench  recovery after an unexpected event, on published instances, with baselines beside it
 workflows  real workflow executions with injected faults
 tools      agent-shaped plans in which tools are down
+tools_that_fail
+           real conversations of a shop's service desk, in which tools fail or answer wrongly
 calls      what the engine adds to a call of a tool, for each agent framework that is installed
 planning   our own time in each phase of planning mode, beside the model's; with --llm also the model's
 capacity   what one host and one PostgreSQL server can carry, for the sizing page; on a quiet machine, in three minutes
@@ -36,6 +38,8 @@ from benchmarks import (
     speed,
     workflows,
 )
+from benchmarks.tools_that_fail import measure as tools_that_fail
+from benchmarks.tools_that_fail.shop import FILE as SHOP
 
 Part = tuple[str, object]
 
@@ -71,6 +75,13 @@ def main() -> int:
         type=int,
         metavar="N",
         help="how often speed and calls are measured (by default 3 and 10 times in the short form, else 7 and 50)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=1,
+        metavar="N",
+        help="tools_that_fail: chooses the calls that fail, and how; the session is also measured with the next two",
     )
     parser.add_argument(
         "--llm", metavar="NAME", help="planning: a real model to measure as well, such as openai"
@@ -144,6 +155,18 @@ def _tools(arguments: argparse.Namespace) -> Part:
     return outages.table(rows), outages.to_json(rows)
 
 
+def _tools_that_fail(arguments: argparse.Namespace) -> Part | None:
+    if not (arguments.data / SHOP).exists():
+        _say(
+            f"tools_that_fail is left out: {SHOP} not found in {arguments.data}; benchmarks/README.md says how it is made"
+        )
+        return None
+    report = tools_that_fail.measure(
+        arguments.data, seed=arguments.seed, every=10 if arguments.short else 1, report=_say
+    )
+    return report.table(), report.to_json()
+
+
 def _planning(arguments: argparse.Namespace) -> Part:
     report = planning.measure(
         short=arguments.short, rounds=arguments.rounds, llm=arguments.llm, report=_say
@@ -185,6 +208,7 @@ _BENCHMARKS: dict[str, Callable[[argparse.Namespace], Part | None]] = {
     "planbench": _planbench,
     "workflows": _workflows,
     "tools": _tools,
+    "tools_that_fail": _tools_that_fail,
     "planning": _planning,
     "capacity": _capacity,
     "fanout": _fanout,

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from benchmarks import fanout, outages, planbench, plots, workflows
 from benchmarks.figures import Report, code_hash
 from benchmarks.sizing import Capacity
+from benchmarks.tools_that_fail.measure import Report as ToolsThatFail
 from replanning.plan import JsonObject
 
 RESULTS = Path(__file__).parent / "results"
@@ -213,6 +214,7 @@ def _summary(folder: Path) -> str:
             f"{sum(row.proven for row in cannot)}/{len(cannot)} proven hopeless | what the tools that are left allow "
             "| no way is missed, and nothing hopeless is tried for long |"
         ),
+        _failing_tools(folder),
         (
             f"| real workflows in which 5 % of the tasks fail | {sum(row.finished for row in runs)}/{len(runs)} finished, "
             f"{sum(row.repeated for row in runs)} tasks repeated | {statistics.median(row.makespan for row in runs):.2f} × the time "
@@ -227,12 +229,30 @@ def _summary(folder: Path) -> str:
     return "\n".join(lines)
 
 
+def _failing_tools(folder: Path) -> str:
+    report = ToolsThatFail.from_json(_read(folder, "tools_that_fail"))
+    explicit = ("explicit, reads", "explicit, changes")
+    silent = ("silent, reads", "silent, changes not made")
+    shares = []
+    for agent in ("session", "tenacity", "LangGraph's retries", "pydantic-ai's retries"):
+        shares.append(f"{report.share(agent, explicit):.0f} / {report.share(agent, silent):.0f} %")
+    return (
+        "| tools that fail / whose answer shows that it is wrong, at a service desk (tau-bench, 115 conversations) "
+        f"| {shares[0]} handled | tenacity {shares[1]}; LangGraph's retries {shares[2]}; pydantic-ai's {shares[3]} "
+        "| an agent does not act on a wrong answer |"
+    )
+
+
 def _workflows(data: object) -> str:
     return workflows.table(TypeAdapter(list[workflows.Row]).validate_python(data))
 
 
 def _tools(data: object) -> str:
     return outages.table(TypeAdapter(list[outages.Row]).validate_python(data))
+
+
+def _tools_that_fail(data: object) -> str:
+    return ToolsThatFail.from_json(data).table()
 
 
 def _report(data: object) -> str:
@@ -251,6 +271,7 @@ _TABLES: dict[str, Callable[[object], str]] = {
     "planbench": _planbench,
     "workflows": _workflows,
     "tools": _tools,
+    "tools_that_fail": _tools_that_fail,
     "speed": _report,
     "planning": _report,
     "capacity": _capacity,
