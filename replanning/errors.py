@@ -24,7 +24,7 @@ ReplanningError                  catch this to catch all of them
 │   └── RecordNotSerializable    a record holds what JSON cannot express; trying again does not help
 ├── OutputError                  a task's output is too large or cannot be stored
 ├── UnexpectedOutput             a task's output is not what was expected of it
-│   └── UnconfirmedOutput        ... or a second tool or a command that was to confirm it gave no verdict
+│   └── UnverifiedOutput        ... or a second tool or a command that was to verify it gave no verdict
 ├── TaskHeld                     raised by work: a person must decide before it goes on
 ├── NotAccepted                  a judge did not accept the output of a task
 ├── BudgetExceeded               a reservation does not fit the budget
@@ -352,8 +352,8 @@ class UnexpectedOutput(ReplanningError):
         self.missed = missed
 
 
-class UnconfirmedOutput(UnexpectedOutput):
-    """The output of a task was not confirmed: a second tool (`agrees_with`) or a command gave no verdict."""
+class UnverifiedOutput(UnexpectedOutput):
+    """The output of a task was not verified: a second tool (`agrees_with`) or a command gave no verdict."""
 
 
 class TaskHeld(ReplanningError):

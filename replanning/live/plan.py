@@ -583,8 +583,8 @@ class LivePlan(TaskGraph):
             self.world.change(*effects, self.statistics.ended_attempts)
         self.satisfy_dependents(entry)
 
-    def confirmed_failure(self, entry: TaskEntry, failure: Failure) -> TaskEntry | None:
-        """Return the task whose failure this one confirms; None if it does not confirm any.
+    def shared_failure(self, entry: TaskEntry, failure: Failure) -> TaskEntry | None:
+        """Return the task that another tool has failed at in the same words; None without one.
 
         Two tools whose outputs are unexpected in the same words are right, as where both say that
         there is no such order, or the expectation is wrong. That says nothing against the tools:
@@ -630,11 +630,11 @@ class LivePlan(TaskGraph):
             interrupted = failure.kind == "interrupted"
             log.in_doubt = doubt.is_further
         tool = entry.task.tool
-        confirmed = self.confirmed_failure(entry, failure)
-        if confirmed is None:
+        shared = self.shared_failure(entry, failure)
+        if shared is None:
             self.scheduler.count_failure(entry, failure)
         else:
-            self.scheduler.forget_failure(confirmed)
+            self.scheduler.forget_failure(shared)
             tool = None
         self.end_attempt(entry)
         log.failure = failure

@@ -12,7 +12,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Final
 
-from replanning.errors import UnconfirmedOutput
+from replanning.errors import UnverifiedOutput
 from replanning.journal.records import Failure, FailureKind, normalised_cause
 from replanning.live.entries import TaskEntry
 from replanning.live.states import TaskState
@@ -415,7 +415,7 @@ class Scheduler:
         if tool is None or failure.kind not in COUNTED_FAILURES:
             return
         # Its tool has answered; another one, which was to confirm that, is what failed.
-        if failure.type == UnconfirmedOutput.__name__:
+        if failure.type == UnverifiedOutput.__name__:
             return
         kind = failure.type
         if failure.kind != "unexpected":

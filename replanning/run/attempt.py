@@ -15,7 +15,7 @@ import anyio
 from opentelemetry.context import Context
 from pydantic import TypeAdapter
 
-from replanning.errors import NotRunning, StoreError, UnconfirmedOutput
+from replanning.errors import NotRunning, StoreError, UnverifiedOutput
 from replanning.journal.records import Usage
 from replanning.live.entries import TaskEntry
 from replanning.live.graph import CopyOnRead
@@ -274,8 +274,8 @@ class Attempt:
         id: the id of this attempt.
         output: assigned by the body.
         cancelled: whether nothing that the body still reports is accepted.
-        asking: the second tool that is being asked to confirm the output; empty if none is.
-        confirmed: whether the other tools that must say the same have done so.
+        asking: the second tool that is being asked to verify the output; empty if none is.
+        verified: whether the other tools that must say the same have done so.
         error: what the body raised if it failed, or why its output is not as expected.
     """
 
@@ -294,7 +294,7 @@ class Attempt:
     error: Exception | None = field(default=None, init=False)
     cancelled: bool = field(default=False, init=False)
     asking: str = field(default="", init=False)
-    confirmed: bool = field(default=False, init=False)
+    verified: bool = field(default=False, init=False)
     context: TaskContext = field(init=False)
     _before: TaskContext | None = field(default=None, init=False)
     _token: Token[Context] | None = field(default=None, init=False)
@@ -321,8 +321,8 @@ class Attempt:
         """Count usage against the budget."""
         self.context.charge(calls=calls, tokens=tokens, money=money)
 
-    async def confirm(self, work: Work) -> None:
-        """Have the other tools that must say the same (`agrees_with`) confirm the output.
+    async def verify(self, work: Work) -> None:
+        """Have the other tools that must say the same (`agrees_with`) verify the output.
 
         They are called with the same arguments within this attempt: its deadline holds for all
         calls, and a cancellation ends them. The journal has one attempt, because the calls only
@@ -334,7 +334,7 @@ class Attempt:
 
         Raises:
             UnexpectedOutput: the outputs differ.
-            UnconfirmedOutput: another tool failed, or did not answer in time.
+            UnverifiedOutput: another tool failed, or did not answer in time.
         """
         attempts = self.run._lifecycle.attempts
         entry = self.run.live.entry(self.task.id)
@@ -343,7 +343,7 @@ class Attempt:
             # What is wrong in another way needs no second opinion; the report says so.
             checked = self.context.checked
             if attempts.outputs.unexpected(
-                entry, self.output, self.value_of, confirmed=True, checked=checked
+                entry, self.output, self.value_of, verified=True, checked=checked
             ):
                 return
         for agreement in agreements:
@@ -357,19 +357,19 @@ class Attempt:
             )
             if differs is not None:
                 raise differs
-        self.confirmed = True
+        self.verified = True
 
     async def _ask(self, name: str, work: Work) -> object:
         """Return the output of another tool for the arguments of the task.
 
         Raises:
-            UnconfirmedOutput: there is none.
+            UnverifiedOutput: there is none.
         """
         life = self.run._lifecycle
         live = life.live
         problem = confirmation_problem(name, self.task.tool, live.tools)
         if problem:
-            raise UnconfirmedOutput(f"it cannot be confirmed: {problem}", self.output)
+            raise UnverifiedOutput(f"it cannot be verified: {problem}", self.output)
         # Of its own, because the work may have changed those that it was given.
         arguments = copy_json(live.arguments(live.entry(self.task.id)))
         # What the task expects was held against its own tool.
@@ -388,15 +388,15 @@ class Attempt:
             except self.passes:
                 raise
             except Exception as error:
-                raise UnconfirmedOutput(
-                    f"{name!r} was to confirm it, and failed: {failure_from(error)}", self.output
+                raise UnverifiedOutput(
+                    f"{name!r} was to verify it, and failed: {failure_from(error)}", self.output
                 ) from error
             finally:
                 if alarm is not None:
                     alarm.cancel()
         if scope.cancelled_caught:
-            raise UnconfirmedOutput(
-                f"{name!r} has not confirmed it within its {timeout:g} s", self.output
+            raise UnverifiedOutput(
+                f"{name!r} has not verified it within its {timeout:g} s", self.output
             )
         return other
 
@@ -471,7 +471,7 @@ class Attempt:
                 self.output,
                 must_store=self.must_store,
                 value_of=self.value_of,
-                confirmed=self.confirmed,
+                verified=self.verified,
                 checked=self.context.checked,
             )
             return True

@@ -66,7 +66,7 @@ class Worker:
                 async with attempt:
                     if not attempt.cancelled:
                         attempt.output = await self._work(claim.task, attempt.context)
-                        await attempt.confirm(self._work)
+                        await attempt.verify(self._work)
                 if attempt.cancelled:
                     return True
             return False
@@ -268,7 +268,7 @@ class LineageExecution:
                 attempt.output = await work(task, attempt.context)
                 if not confirms:
                     self.outputs[task.id] = attempt.output
-                    await attempt.confirm(work)
+                    await attempt.verify(work)
         if confirms and entry.state is TaskState.DONE:
             # What the call has answered itself was not as expected.
             self.outputs.pop(task.id, None)

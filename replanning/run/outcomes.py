@@ -185,10 +185,10 @@ class OutcomeCollector:
         assert isinstance(body, ATTEMPT_ENDS)
         entry = self._live.entries[body.task]
         name = entry.task.tool
-        # An interruption says nothing about the tool, and neither does a confirmed failure.
+        # An interruption says nothing about the tool, and neither does a shared one.
         says_nothing = isinstance(body, AttemptInterrupted)
         if isinstance(body, AttemptFailed):
-            says_nothing = self._live.confirmed_failure(entry, body.failure) is not None
+            says_nothing = self._live.shared_failure(entry, body.failure) is not None
         if name is not None and not says_nothing:
             tool = self._live.tools.get(name)
             capability = tool.capability if tool else None

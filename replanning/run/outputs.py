@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, get_type_hints
 
 from pydantic import TypeAdapter
 
-from replanning.errors import ExpressionError, OutputError, UnconfirmedOutput, UnexpectedOutput
+from replanning.errors import ExpressionError, OutputError, UnexpectedOutput, UnverifiedOutput
 from replanning.journal.records import AttemptSucceeded
 from replanning.journal.values import (
     MAX_INTEGER,
@@ -244,7 +244,7 @@ class OutputKeeper:
         output: object,
         value_of: Callable[[object], object] | None = None,
         *,
-        confirmed: bool,
+        verified: bool,
         checked: bool,
     ) -> UnexpectedOutput | None:
         """Return why an output is not what its tool and its task expect; None if it is.
@@ -253,13 +253,13 @@ class OutputKeeper:
             entry: the task.
             output: its output.
             value_of: makes of the output what is checked; by default the output.
-            confirmed: whether the other tools that must say the same were asked, or are yet to be.
+            verified: whether the other tools that must say the same were asked, or are yet to be.
             checked: whether the commands that must succeed after the work have done so.
         """
         expectations = self._expectations(entry)
         for expectation in expectations:
             if expectation.commands and not checked:
-                return UnconfirmedOutput(
+                return UnverifiedOutput(
                     f"{expectation.commands[0]!r} must succeed, and was not run: a `ToolExecutor`"
                     " runs commands; in Python, give `expect` a function",
                     output,
@@ -267,12 +267,12 @@ class OutputKeeper:
         if not expectations or isinstance(output, WithheldOutput):
             return None
         broken = self._broken(entry, expectations, output, value_of)
-        if broken is not None or confirmed:
+        if broken is not None or verified:
             return broken
         agreements = self.agreements(entry, output)
         if not agreements:
             return None
-        return UnconfirmedOutput(
+        return UnverifiedOutput(
             f"{agreements[0].tool!r} must say the same, and was not asked: whoever only reports"
             " outputs cannot have another tool called; execute the task with `run.perform`",
             output,
@@ -291,7 +291,7 @@ class OutputKeeper:
         Raises:
             UnexpectedOutput: it is not.
         """
-        broken = self.unexpected(entry, output, confirmed=True, checked=checked)
+        broken = self.unexpected(entry, output, verified=True, checked=checked)
         if broken is not None:
             raise broken
 
@@ -303,7 +303,7 @@ class OutputKeeper:
         other: object,
         value_of: Callable[[object], object] | None,
     ) -> UnexpectedOutput | None:
-        """Return why a second tool does not confirm an output; None if it does.
+        """Return why a second tool does not verify an output; None if it does.
 
         Args:
             entry: the task.
@@ -314,14 +314,14 @@ class OutputKeeper:
         """
         name = agreement.tool
         if isinstance(other, WithheldOutput):
-            return UnconfirmedOutput(f"{name!r} gave nothing to compare: {other.reason}", output)
+            return UnverifiedOutput(f"{name!r} gave nothing to compare: {other.reason}", output)
         expectations = []
         expected = self._live.tools[name].expect
         if expected is not None:
             expectations.append(expected)
         broken = self._broken(entry, expectations, other, value_of)
         if broken is not None:
-            return UnconfirmedOutput(f"{name!r} gave nothing to compare: {broken}", output)
+            return UnverifiedOutput(f"{name!r} gave nothing to compare: {broken}", output)
         value = output
         other_value = other
         if value_of is not None:

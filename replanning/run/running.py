@@ -13,9 +13,9 @@ from replanning.errors import (
     NotRunning,
     OutputError,
     StoreError,
-    UnconfirmedOutput,
     UnexpectedOutput,
     UnknownAttempt,
+    UnverifiedOutput,
 )
 from replanning.journal.records import (
     AttemptFailed,
@@ -68,7 +68,7 @@ class AttemptHandle(Protocol):
         id: the id of the attempt.
         task: its task.
         output: the output of its work, once there is one.
-        asking: the second tool that is being asked to confirm the output; empty if none is.
+        asking: the second tool that is being asked to verify the output; empty if none is.
         error: why it has failed, for its caller.
     """
 
@@ -266,7 +266,7 @@ class RunningAttempts:
         *,
         must_store: bool = True,
         value_of: Callable[[object], object] | None = None,
-        confirmed: bool = False,
+        verified: bool = False,
         checked: bool = False,
     ) -> UnexpectedOutput | None:
         """Take the output of an attempt, see `PlanRun.succeeded`.
@@ -277,7 +277,7 @@ class RunningAttempts:
             must_store: whether an output that is too large for the journal is a failure, instead
                 of being left out of it.
             value_of: makes of the output what expectations are about; by default the output.
-            confirmed: whether the other tools that must say the same have done so.
+            verified: whether the other tools that must say the same have done so.
             checked: whether the commands that must succeed after the work have done so.
 
         Returns:
@@ -293,10 +293,10 @@ class RunningAttempts:
                 return None
             output = answer.output
             value_of = None
-            confirmed = True
+            verified = True
             checked = True
         unexpected = self.outputs.unexpected(
-            entry, output, value_of, confirmed=confirmed, checked=checked
+            entry, output, value_of, verified=verified, checked=checked
         )
         if unexpected is not None:
             self._record_failure(attempt_id, entry, unexpected)
@@ -539,8 +539,8 @@ class RunningAttempts:
             handle = self.running[attempt_id][1]
             if handle is not None and handle.asking:
                 # The tool of the task has answered; what is missing is the word of another one.
-                late = UnconfirmedOutput(
-                    f"{handle.asking!r} has not confirmed it within the {timeout:g} s of the task",
+                late = UnverifiedOutput(
+                    f"{handle.asking!r} has not verified it within the {timeout:g} s of the task",
                     handle.output,
                 )
                 handle.error = late

@@ -105,7 +105,7 @@ class RunTracer:
         return None
 
     def record_asked(self, attempt: AttemptId, tool: str) -> None:
-        """Record in the span of an attempt that a second tool is called, to confirm its output."""
+        """Record in the span of an attempt that a second tool is called, to verify its output."""
 
     def detach(self, token: Token[Context]) -> None:
         """Restore the span that was current before `attach_attempt`."""

@@ -16,7 +16,7 @@ import anyio.to_thread
 from pydantic import JsonValue, TypeAdapter
 
 from replanning.environment import Clock, SystemClock
-from replanning.errors import NotAccepted, ToolError, UnconfirmedOutput, UnexpectedOutput
+from replanning.errors import NotAccepted, ToolError, UnexpectedOutput, UnverifiedOutput
 from replanning.plan.checks import nested_bodies
 from replanning.plan.document import Plan
 from replanning.plan.references import IDEMPOTENCY_KEY
@@ -244,7 +244,7 @@ class ToolExecutor:
 
         Raises:
             UnexpectedOutput: a command failed, which says that the task was not done.
-            UnconfirmedOutput: a command cannot be run, or not to its end.
+            UnverifiedOutput: a command cannot be run, or not to its end.
         """
         for command in commands:
             fields = {"cwd": own.cwd, "workspace": own.workspace, "env": own.env}
@@ -258,7 +258,7 @@ class ToolExecutor:
                     raise UnexpectedOutput(
                         f"expected {command!r} to succeed: {error}", output, missed=True
                     ) from None
-                raise UnconfirmedOutput(
+                raise UnverifiedOutput(
                     f"expected {command!r} to succeed, and it gave no verdict: {error}", output
                 ) from None
         context.record_checked()

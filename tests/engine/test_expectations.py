@@ -431,22 +431,22 @@ async def test_output_that_is_wrong_anyway(clock):
 @pytest.mark.parametrize(
     ("said", "fields", "reason"),
     [
-        (RuntimeError("down"), {}, "'mirror' was to confirm it, and failed: RuntimeError: down"),
-        ("nothing", {}, "'mirror' has not confirmed it within its 5 s"),
-        ("nothing", {"timeout": 3}, "'mirror' has not confirmed it within the 3 s of the task"),
+        (RuntimeError("down"), {}, "'mirror' was to verify it, and failed: RuntimeError: down"),
+        ("nothing", {}, "'mirror' has not verified it within its 5 s"),
+        ("nothing", {"timeout": 3}, "'mirror' has not verified it within the 3 s of the task"),
         (WithheldOutput("a secret"), {}, "'mirror' gave nothing to compare: a secret"),
         (object(), {}, "'mirror' gave nothing to compare: expected an output that is JSON"),
     ],
     ids=["fails", "late", "too late for the task", "withheld", "no JSON"],
 )
 async def test_second_tool_without_an_answer(said, fields, reason, clock):
-    """Without an answer to compare, an output is not confirmed, and the attempt has failed; nothing is repeated for that."""
+    """Without an answer to compare, an output is not verified, and the attempt has failed; nothing is repeated for that."""
     engine = make_engine(clock=clock)
     work = Prices(shop=10, mirror=said)
     result = await engine.execute(pricing(**fields), work)
     assert result.status == "failed"
     (failed,) = bodies(engine.store, result.run, AttemptFailed)
-    assert (failed.failure.kind, failed.failure.type) == ("unexpected", "UnconfirmedOutput")
+    assert (failed.failure.kind, failed.failure.type) == ("unexpected", "UnverifiedOutput")
     assert failed.failure.message.startswith(reason)
     assert failed.output == 10
     assert [name for name, _ in work.calls] == ["shop", "mirror"]
@@ -473,7 +473,7 @@ async def test_withheld_output(clock):
 
 
 async def test_unconfirmed_changes(clock):
-    """A call that may have changed something, and was not confirmed, is in doubt, and is not repeated."""
+    """A call that may have changed something, and was not verified, is in doubt, and is not repeated."""
     work = Prices(shop=10, mirror=12)
     result = await make_engine("repair", clock=clock).execute(pricing(effect=None), work)
     assert result.status == "needs_human"
@@ -482,7 +482,7 @@ async def test_unconfirmed_changes(clock):
 
 
 async def test_who_is_blamed(clock):
-    """A tool whose outputs are not confirmed, because the second tool is down, stays available."""
+    """A tool whose outputs are not verified, because the second tool is down, stays available."""
     tasks = [
         Task(id=f"t{n}", tool="shop", arguments={"n": n, "of": []}, optional=True) for n in range(9)
     ]
@@ -546,7 +546,7 @@ async def test_second_tool_that_nobody_described(clock):
     async with make_engine(clock=clock).session("ask") as session:
         assert await session.call(unknown, "x") == {"query": "x"}
     (failed,) = bodies(session.run._lifecycle.journal.store, session.run.id, AttemptFailed)
-    assert "it cannot be confirmed: there is no tool 'u'" in failed.failure.message
+    assert "it cannot be verified: there is no tool 'u'" in failed.failure.message
 
 
 async def test_value_that_is_compared(clock):
@@ -583,4 +583,4 @@ async def test_call_that_is_not_confirmed_in_time(clock):
     async with engine.session("ask", tools=tools) as session:
         assert await session.call(tools[0], "x") == {"query": "x"}
     (failed,) = bodies(engine.store, session.run.id, AttemptFailed)
-    assert failed.failure.message == "'u' has not confirmed it within the 3 s of the task"
+    assert failed.failure.message == "'u' has not verified it within the 3 s of the task"

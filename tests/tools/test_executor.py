@@ -12,8 +12,8 @@ from replanning.errors import (
     ReplanningError,
     ToolError,
     TransientError,
-    UnconfirmedOutput,
     UnexpectedOutput,
+    UnverifiedOutput,
 )
 from replanning.plan import Expectation
 from replanning.plan.document import Plan
@@ -275,7 +275,7 @@ async def test_command_works_as_its_tool(tmp_path):
 async def test_command_without_a_verdict(command, said, tmp_path):
     """A command that cannot be run, or not to its end, says nothing: the tool may have done its work."""
     executor = ToolExecutor([shell("true")], cwd=tmp_path, default_timeout=0.05, commands=[command])
-    with pytest.raises(UnconfirmedOutput, match=f"it gave no verdict: .*{said}") as told:
+    with pytest.raises(UnverifiedOutput, match=f"it gave no verdict: .*{said}") as told:
         await check(executor, command, Attempt())
     assert not told.value.missed
 
