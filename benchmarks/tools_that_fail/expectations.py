@@ -14,6 +14,7 @@ from benchmarks.tools_that_fail.shop import MIRROR, READS, Conversation, Shop
 from replanning.expectations import ObservedCall, recorded_calls, suggest_expectations
 from replanning.plan import JsonObject
 
+CONFIRMATIONS = Path(__file__).parent.parent / "domains" / "tau_retail_confirm.yaml"
 BY_HAND = Path(__file__).parent.parent / "domains" / "tau_retail.yaml"
 
 
@@ -23,13 +24,21 @@ def by_hand() -> dict[str, JsonObject]:
     return expected
 
 
-def with_second_source(expected: Mapping[str, JsonObject]) -> dict[str, JsonObject]:
-    """Return expectations by which the mirror of each reading tool must say the same."""
-    confirmed = dict(expected)
+def with_second_source(shop: Shop, expected: Mapping[str, JsonObject]) -> Fields:
+    """Return the fields of all tools where each has a second source.
+
+    The mirror of a reading tool must say the same, and a change of which nobody knows whether it was
+    made is looked for with a reading tool.
+    """
+    expected = dict(expected)
     for tool in READS:
-        confirmed[tool] = {**expected[tool], "agrees_with": f"{tool}{MIRROR}"}
-        confirmed[f"{tool}{MIRROR}"] = expected[tool]
-    return confirmed
+        expected[f"{tool}{MIRROR}"] = expected[tool]
+        expected[tool] = {**expected[tool], "agrees_with": f"{tool}{MIRROR}"}
+    fields = dict(fields_of(shop, expected))
+    confirmations = yaml.safe_load(CONFIRMATIONS.read_text(encoding="utf-8"))
+    for tool, confirm in confirmations.items():
+        fields[tool] = {**fields[tool], "confirm": confirm}
+    return fields
 
 
 async def suggested(shop: Shop, conversations: Sequence[Conversation]) -> dict[str, JsonObject]:

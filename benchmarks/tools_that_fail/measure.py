@@ -333,7 +333,7 @@ def _agents(shop: Shop, learned: Mapping[str, JsonObject]) -> tuple[dict[str, Ag
     """Return the agents by name, and lines about those whose framework is not installed."""
     by_hand = expectations.by_hand()
     stated = expectations.fields_of(shop, by_hand)
-    confirmed = expectations.fields_of(shop, expectations.with_second_source(by_hand))
+    confirmed = expectations.with_second_source(shop, by_hand)
     suggested = expectations.fields_of(shop, learned)
     made: dict[str, Agent] = {"none": agents.Bare()}
     skipped = []
