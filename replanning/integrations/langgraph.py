@@ -22,6 +22,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
+from types import NoneType
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -86,6 +87,9 @@ _PASSES: Final = (GraphBubbleUp,)
 
 _CHECKPOINTER: Final = "__pregel_checkpointer"
 """Key in the configuration for the checkpointer that a graph passes on to the graphs within it."""
+
+_PLAIN_TYPES: Final = (str, int, float, dict, NoneType)
+"""Types of outputs that no tool returns as it is executed here, but a confirmation may."""
 
 _INTERRUPTED: Final = "the graph was interrupted"
 """Why the run of a graph is paused that a person was asked about, or that stopped at a breakpoint."""
@@ -457,7 +461,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         while True:
             once = answered or given_up
             try:
-                return await call_tool(
+                result = await call_tool(
                     self.engine,
                     self.session,
                     name,
@@ -471,6 +475,11 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
                     decode=decode,
                     value=_value,
                 )
+                if call_id is not None and isinstance(result, _PLAIN_TYPES):
+                    # What was confirmed is no message of a tool.
+                    text = result if isinstance(result, str) else json.dumps(result)
+                    return ToolMessage(text, name=name, tool_call_id=call_id)
+                return result
             except CallSkipped as skipped:
                 if not is_tool:
                     return None

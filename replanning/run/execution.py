@@ -19,7 +19,7 @@ from replanning.journal.values import copy_containers
 from replanning.live.entries import TaskEntry
 from replanning.live.states import TaskState
 from replanning.plan.messages import join_alternatives, join_names
-from replanning.plan.tasks import Task, is_repeatable, repetition_advice
+from replanning.plan.tasks import WHOLE_OUTPUT, Task, is_repeatable, repetition_advice
 from replanning.plan.types import AttemptId, TaskId
 from replanning.run.attempt import Attempt, Work
 from replanning.run.lifecycle import GIVEN_UP
@@ -249,7 +249,7 @@ class LineageExecution:
             BaseException: the work was interrupted, or raised one of the exceptions that pass.
         """
         is_own_tool = task.tool == self.root.task.tool
-        confirms = entry.log.doubt is not None
+        doubt = entry.log.doubt
         self.last = None
         # What another tool raised would mislead the caller, who knows only its own tool.
         if is_own_tool:
@@ -266,12 +266,14 @@ class LineageExecution:
         async with attempt:
             if not attempt.cancelled:
                 attempt.output = await work(task, attempt.context)
-                if not confirms:
+                if doubt is None:
                     self.outputs[task.id] = attempt.output
                     await attempt.verify(work)
-        if confirms and entry.state is TaskState.DONE:
+        if doubt is not None and entry.state is TaskState.DONE:
             # What the call has answered itself was not as expected.
             self.outputs.pop(task.id, None)
+            if doubt.confirm.output == WHOLE_OUTPUT:
+                self.outputs[task.id] = attempt.output
         self.last = attempt.error
         if is_own_tool:
             self.error = self.last

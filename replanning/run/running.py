@@ -148,54 +148,40 @@ class RunningAttempts:
     # Starting
 
     def start(self, entry: TaskEntry, handle: AttemptHandle | None = None) -> AttemptId:
-        """Record that an attempt at a task starts.
+        """Record that an attempt at a task starts, or one that asks whether the last was done.
 
         Raises:
             StoreError: the journal does not take it; the task must not be executed.
         """
-        tool = self._live.tool_of(entry.task)
-        timeout = entry.task.timeout
-        if timeout is None and tool is not None:
-            timeout = tool.timeout
-        doubt = entry.log.doubt
-        if doubt is not None:
-            return self._start_confirmation(entry, doubt, timeout, handle)
         number = entry.log.count + 1
         attempt_id = AttemptId(f"{entry.id}#{number}")
+        timeout = entry.task.timeout
+        if timeout is None:
+            tool = self._live.tool_of(entry.task)
+            timeout = None if tool is None else tool.timeout
         history = self._live.staleness.history
-        if history.version and entry.claim:
+        confirms: AttemptId | None = None
+        if entry.log.doubt is not None:
+            doubt = entry.log.doubt
+            confirms = doubt.attempt
+            number = doubt.asked + 1
+            attempt_id = AttemptId(f"{confirms}-confirm{number}")
+            # The tool that is asked has its own time, or else that of the task.
+            asked = self._live.tools.get(doubt.confirm.tool)
+            if asked is not None and asked.timeout is not None:
+                timeout = asked.timeout
+        elif history.version and entry.claim:
             # Its references were replaced at the claim, maybe by values that have changed since.
             version = history.version_at_claim(entry.claim)
             if version != history.version:
                 entry.reads.keys = dict.fromkeys(context_keys(entry.task), version)
-        self.record_start(attempt_id, entry.id, number, timeout)
-        self._add_running(attempt_id, entry, handle)
-        return attempt_id
-
-    def _start_confirmation(
-        self, entry: TaskEntry, doubt: Doubt, timeout: float | None, handle: AttemptHandle | None
-    ) -> AttemptId:
-        """Record that an attempt starts which asks whether an earlier one was done.
-
-        It has the time of the tool that is asked, or else that of the task.
-        """
-        tool = self._live.tools.get(doubt.confirm.tool)
-        if tool is not None and tool.timeout is not None:
-            timeout = tool.timeout
-        number = doubt.asked + 1
-        attempt_id = AttemptId(f"{doubt.attempt}-confirm{number}")
-        self.record_start(attempt_id, entry.id, number, timeout, confirms=doubt.attempt)
-        self._add_running(attempt_id, entry, handle)
-        return attempt_id
-
-    def _add_running(
-        self, attempt_id: AttemptId, entry: TaskEntry, handle: AttemptHandle | None
-    ) -> None:
+        self.record_start(attempt_id, entry.id, number, timeout, confirms=confirms)
         # Whoever heard of the start may have cancelled it.
         if entry.log.current == attempt_id and self._run.end is None:
             self.running[attempt_id] = entry, handle
         elif handle is not None:
             handle.cancel()
+        return attempt_id
 
     def record_start(
         self,

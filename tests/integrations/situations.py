@@ -231,6 +231,21 @@ async def lost_answer(driver: type[Driver]) -> None:
 
 
 @situation
+async def confirmed(driver: type[Driver]) -> None:
+    """The answer of a call is lost, and `confirm` names another tool: that is asked whether the call was done, and the model sees what it says."""
+    confirm = {
+        "tool": "archive",
+        "arguments": {"query": "${arguments.query}"},
+        "when": 'text matches "*archive*"',
+    }
+    stated: Stated = {"search": {"confirm": confirm}, "archive": {"effect": "none"}}
+    tools = [Fake("search", raising(ConnectionResetError("lost"))), Fake("archive", archived)]
+    outcome = await play(driver, tools, SEARCH, engine=engine_of(), stated=stated)
+    assert (outcome.end, outcome.told) == ("done", ["x, from the archive"])
+    assert executions(*tools) == [1, 1]
+
+
+@situation
 async def hanging(driver: type[Driver]) -> None:
     """A tool exceeds the time limit stated for it, and nobody can be asked: the model, or the program, is told that it took too long."""
     stated = {"search": {"capability": "web", "timeout": 0.05}, "archive": "web"}
