@@ -224,6 +224,12 @@ class Condition:
                 return self._compare(node, roots)
             case ast.BinOp(left=left, right=right):
                 return self._matches(node, self._value(left, roots), self._value(right, roots))
+            case ast.Call(args=[ast.Attribute() | ast.Subscript() as argument]):
+                found = self._lookup(argument, roots)
+                # Its JSON form, which is a copy, would be as long (benchmark `tools_that_fail`).
+                if type(found) in (str, list, dict):
+                    return self._length(node, found)
+                return self._length(node, self._value(argument, roots))
             case ast.Call(args=[argument]):
                 return self._length(node, self._value(argument, roots))
         # `_validate_node` let nothing else pass.
