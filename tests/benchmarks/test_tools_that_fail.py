@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("benchmarks", reason="benchmarks are part of a checkout, not of a distribution")
 from benchmarks.instances import SHARED
 from benchmarks.tools_that_fail import agents, expectations, measure
-from benchmarks.tools_that_fail.faults import Case, Fault, Play, cases, draw
+from benchmarks.tools_that_fail.faults import LOST, Case, Fault, Play, cases, draw
 from benchmarks.tools_that_fail.shop import FILE, Shop
 
 ROOT = Path(__file__).parents[2]
@@ -101,7 +101,7 @@ def test_bars_that_are_missed_with_any_seed_are_shown_as_missed():
         *(row("explicit, reads", 10), row("explicit, reads", 9, seed=2)),
         *(row("silent, reads", 10), row("silent, reads", 10, seed=2)),
         *(row(measure.NOT_MADE, 10), row(measure.NOT_MADE, 10, seed=2)),
-        *(row(measure.LOST, 10), row(measure.LOST, 9, seed=2, sent_again=1)),
+        *(row(LOST, 10), row(LOST, 9, seed=2, sent_again=1)),
     )
     calm = measure.Undisturbed(measure.SESSION, 100, 1, 500, 510)
     report = measure.Report("here", 1, rows, (calm,), measure.Cost(0.1, 0.1, 0.3, 0.4))
