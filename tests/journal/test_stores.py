@@ -396,6 +396,26 @@ def test_process_that_runs_for_months():
     assert {info.run for info in store.runs()} == {"open", "paused", "large-0", "large-1"}
 
 
+def test_session_that_is_open_for_months():
+    """The store in memory packs the earlier records of a session; all are read as they were, from any of them on."""
+    store = MemoryStore()
+    lease = store.create(RUN, "me", 0.0, 5.0)
+    written = [Record(1, 0.0, journal.RunOpened(RUN, sample_plan(), open_ended=True))]
+    written += [
+        Record(seq, seq / 4, attempt_succeeded({"number": seq})) for seq in range(2, 22_001)
+    ]
+    for record in written:
+        store.append(lease, record)
+    for after in (0, 1, 499, 500, 501, 1_999, 2_000, 2_001, 21_999, 22_000, 22_001):
+        assert list(store.read(RUN, after)) == written[after:]
+    (info,) = store.runs()
+    assert (info.records, info.status, info.objective) == (
+        22_000,
+        "running",
+        sample_plan().goal.objective,
+    )
+
+
 @pytest.mark.parametrize(
     "body",
     [
