@@ -4,13 +4,14 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import unquote, urlencode
 
 import anyio
 import pytest
@@ -98,6 +99,44 @@ async def test_second_tool(total, paid, tmp_path, monkeypatch, caplog):
         told = "expected the same output from 'mirror'; output.json.total is 10, and 12 by 'mirror'"
         assert told in message
         assert told in caplog.text
+
+
+async def test_lost_answer(tmp_path, monkeypatch):
+    """What the guide asks after a lost answer has the form that the answer itself would have had."""
+    monkeypatch.chdir(tmp_path)
+    block = next(each for each in blocks(GUIDES / "retries.md", "yaml") if "confirm:" in each.text)
+    paid: dict[str, Any] = {}
+
+    def respond(request):
+        if request.method == "POST":
+            paid[request.headers["idempotency-key"]] = json.loads(request.body)
+            return None
+        _, _, key = request.path.partition("key=")
+        answer = json.dumps(paid[unquote(key)]).encode()
+        return 200, {"content-type": "application/json"}, answer
+
+    with HttpServer(respond) as server:
+        result = await executed(block, server)
+    assert result.status == "succeeded"
+    assert list(paid.values()) == [{"amount": 40}]
+    output = result.outputs["pay"]
+    assert (output["status"], output["json"]) == (200, {"amount": 40})
+
+
+async def test_request_with_a_body(tmp_path, monkeypatch):
+    """The plan of the guide sends what the guide says."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SHOP_TOKEN", "token-of-the-shop")
+    page = GUIDES / "plan-files.md"
+    block = next(each for each in blocks(page, "yaml") if "body:" in each.text)
+    with HttpServer() as server:
+        result = await executed(block, server)
+    assert result.status == "succeeded"
+    (request,) = server.requests
+    assert request.path == "/shop/customers/ada/orders"
+    told = re.search(r"The shop gets `(.*?)`", page.read_text(encoding="utf-8"))
+    assert told is not None
+    assert json.loads(request.body) == json.loads(told[1])
 
 
 @pytest.mark.skipif(find_spec("fastapi") is None, reason="fastapi is not installed")
