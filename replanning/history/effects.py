@@ -60,9 +60,12 @@ class RunEffect:
         ended: time at which it ended; None if it is not known.
         key: the idempotency key of the call.
         in_doubt: whether the call may have had its effect without being known to have succeeded.
-        can_undo: whether it can be taken back.
+        can_undo: whether it can be taken back, provided that the call had it; about one in doubt a
+            person decides first.
         compensation: the task that takes it back, if that was planned.
         compensation_state: the state of that task, or of what has replaced it.
+        skip_reason: why that task was skipped, as where a person has taken the effect back by hand;
+            empty if it was not.
     """
 
     run: RunId
@@ -78,6 +81,7 @@ class RunEffect:
     can_undo: CanUndo
     compensation: TaskId | None = None
     compensation_state: TaskState | None = None
+    skip_reason: str = ""
 
     @property
     def undone(self) -> bool:
@@ -233,4 +237,10 @@ def _with_compensations(effects: Iterable[RunEffect], live: LivePlan) -> Iterato
             state = TaskState.PENDING
             if entry.satisfied:
                 state = TaskState.DONE
-        yield replace(effect, compensation=entry.id, compensation_state=state)
+        skip_reason = ""
+        for leaf in live.leaves(entry):
+            if leaf.state is TaskState.SKIPPED:
+                skip_reason = leaf.reason
+        yield replace(
+            effect, compensation=entry.id, compensation_state=state, skip_reason=skip_reason
+        )

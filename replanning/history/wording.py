@@ -301,23 +301,35 @@ def effect_line(effect: RunEffect) -> str:
     """Return one line about a call that has changed something, or may have."""
     arguments = json.dumps(effect.arguments, ensure_ascii=False)
     call = f"{effect.tool or 'its work'} {arguments}"
-    words = [effect.effect or "effect not stated", _UNDO_WORDS[effect.can_undo]]
-    if effect.compensation is not None:
-        words[1] = f"{effect.compensation} takes it back [{effect.compensation_state}]"
+    words: list[str] = [effect.effect or "effect not stated"]
     if effect.in_doubt:
         words.insert(0, "unknown whether it took effect")
+    if effect.skip_reason:
+        reason = printable_line(effect.skip_reason)
+        words.append(f"{effect.compensation} was skipped: {reason}")
+    elif effect.compensation is not None:
+        words.append(f"{effect.compensation} takes it back [{effect.compensation_state}]")
+    elif effect.in_doubt and effect.can_undo == "stated":
+        words.append("a person decides whether it is taken back")
+    else:
+        words.append(_UNDO_WORDS[effect.can_undo])
     shown = f"{printable_line(effect.task)}: {printable_line(call)}"
     return f"{format_time(effect.started)} {shown}: {', '.join(words)}; key {printable_line(effect.key)}"
 
 
 def effects_line(effects: Sequence[RunEffect]) -> str:
     """Return how many effects there are, and how many of them can be taken back."""
-    stated = sum(effect.can_undo == "stated" and not effect.undone for effect in effects)
+    stated = undone = doubtful = 0
+    for effect in effects:
+        if effect.undone:
+            undone += 1
+        elif effect.in_doubt:
+            doubtful += 1
+        elif effect.can_undo == "stated":
+            stated += 1
     text = f"{pluralise(len(effects), 'effect')}, {stated} can be taken back"
-    undone = sum(effect.undone for effect in effects)
     if undone:
         text += f", {undone} taken back"
-    doubtful = sum(effect.in_doubt and not effect.undone for effect in effects)
     if doubtful:
         text += f", {doubtful} in doubt"
     return text

@@ -153,6 +153,7 @@ def test_effects():
         "can_undo": "unknown",
         "compensation": None,
         "compensation_state": None,
+        "skip_reason": "",
     }
 
 

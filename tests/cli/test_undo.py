@@ -79,7 +79,24 @@ def test_a_person_decides(tmp_path: Path) -> None:
         terminal.type("y")
         terminal.end(0)
     assert lines(tmp_path / "log") == [*before, "cancelled hotel", "cancelled car"]
-    assert "3 effects, 0 can be taken back, 3 taken back" in cli(tmp_path, "effects", "r").stdout
+    told = cli(tmp_path, "effects", "r").stdout
+    assert "3 effects, 0 can be taken back, 3 taken back" in told
+    assert "tell: mail {}: irreversible, undo-tell was skipped: it was taken back by hand" in told
+
+
+def test_a_call_in_doubt(tmp_path: Path) -> None:
+    """What may have taken effect is listed as `undo` treats it: a person decides, and no task is planned."""
+    (tmp_path / "plan.yaml").write_text(PLAN.replace("echo booked {what} >> log", "kill -9 $$"))
+    cli(tmp_path, *RUN, code=1)
+    told = cli(tmp_path, "effects", "r").stdout
+    assert "1 effect, 0 can be taken back, 1 in doubt" in told
+    expected = (
+        "unknown whether it took effect, reversible, a person decides whether it is taken back"
+    )
+    assert f'car: book {{"what": "car"}}: {expected}; key r/car' in told
+    shown = cli(tmp_path, "undo", "r", "--dry-run").stderr
+    assert "it is unknown whether it took effect: " in shown
+    assert expected in shown
 
 
 def test_a_part(tmp_path: Path) -> None:

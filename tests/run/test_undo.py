@@ -263,6 +263,10 @@ async def test_tasks_that_say_how_they_are_taken_back() -> None:
     (effect, _) = engine.history(RUN).effects()
     assert (effect.compensation, effect.undone) == ("undo-room~2", False)
     assert effect.compensation_state == "PENDING"
+    engine.undo(RUN, leave=["undo-room"], by_hand=["room"], by="ada")
+    assert (await resumed(engine, Closed())).status == "aborted"
+    (effect, _) = engine.history(RUN).effects()
+    assert (effect.undone, effect.skip_reason) == (True, "it was taken back by hand, says ada")
 
 
 @pytest.mark.parametrize(
