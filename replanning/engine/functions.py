@@ -23,13 +23,14 @@ import anyio.to_thread
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from replanning.errors import PlanError, Problem, UnexpectedOutput
+from replanning.errors import PlanError, Problem, UnexpectedOutput, UnverifiedOutput
 from replanning.plan.document import Plan
 from replanning.plan.json_values import copy_json
-from replanning.plan.messages import validation_problems
+from replanning.plan.messages import brief_repr, validation_problems
 from replanning.plan.references import IDEMPOTENCY_KEY
 from replanning.plan.tasks import Task, ToolSpec
 from replanning.run.attempt import TaskContext, Work
+from replanning.run.event_loop import describe_error
 from replanning.run.outputs import return_type_of
 
 Parameters = ParamSpec("Parameters")
@@ -231,19 +232,30 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
 
         Raises:
             UnexpectedOutput: the output is not as expected.
+            UnverifiedOutput: the function raised, or returned something else than None, a boolean
+                or a text.
         """
         if self._expects is None:
             return
-        value = output
-        if value_of is not None:
-            value = value_of(output)
-        verdict = self._expects(value)
-        if inspect.isawaitable(verdict):
-            verdict = await verdict
+        try:
+            value = output
+            if value_of is not None:
+                value = value_of(output)
+            verdict = self._expects(value)
+            if inspect.isawaitable(verdict):
+                verdict = await verdict
+        except Exception as error:
+            # The tool has done its work, whatever is wrong with the check.
+            reason = f"`expect` of {self.spec.name!r} raised {describe_error(error)}"
+            raise UnverifiedOutput(reason, output) from error
         if verdict is None or verdict is True:
             return
-        reason = verdict or f"the output of {self.spec.name!r} is not as expected"
-        raise UnexpectedOutput(str(reason), output)
+        if verdict is False:
+            verdict = f"the output of {self.spec.name!r} is not as expected"
+        if not isinstance(verdict, str):
+            reason = f"`expect` of {self.spec.name!r} returned {brief_repr(verdict)}"
+            raise UnverifiedOutput(f"{reason}; return None, a boolean or a text", output)
+        raise UnexpectedOutput(verdict, output)
 
     def _converted(self, name: str, value: object) -> object:
         hint: Any = self._hints[name]

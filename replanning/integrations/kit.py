@@ -28,6 +28,8 @@ from replanning.errors import (
 )
 from replanning.history.status import replay_records
 from replanning.journal.records import QuestionVerdict
+from replanning.live.entries import TaskEntry
+from replanning.live.plan import LivePlan
 from replanning.plan.messages import did_you_mean
 from replanning.plan.tasks import Retry, allows_repetition
 from replanning.plan.types import JSON_TYPES, RunId, TaskId
@@ -236,15 +238,23 @@ def output_in_run(engine: ReplanningEngine, run_id: str, key: str) -> tuple[obje
             raise CallFailed(
                 f"call {call.id!r} was done before, and its output was not kept: {reason}"
             ) from error
-    for call in calls:
+    doubtful = _doubtful_call(live, key)
+    if doubtful is not None:
+        name = doubtful.task.tool or doubtful.id
+        raise CallFailed(
+            f"call {doubtful.root!r} was made before, and whether {name!r} took effect is unknown;"
+            " it is not executed again"
+        )
+    return None
+
+
+def _doubtful_call(live: LivePlan, key: str) -> TaskEntry | None:
+    """Return a call of a key that may have taken effect, and must not be made again; None without one."""
+    for call in recorded_calls(live, key):
         for leaf in live.leaves(call):
             for part in live.in_doubt(leaf):
                 if not allows_repetition(part.task, live.tool_of(part.task), is_named=False):
-                    name = part.task.tool or part.id
-                    raise CallFailed(
-                        f"call {call.id!r} was made before, and whether {name!r} took effect is unknown;"
-                        " it is not executed again"
-                    )
+                    return part
     return None
 
 
@@ -433,6 +443,8 @@ async def call_tool(
         except CallFailed as error:
             is_final = isinstance(error, CallSkipped) or isinstance(error.__cause__, NoResult)
             if is_executed or is_final or not (once and (approved or resumed)):
+                raise
+            if _doubtful_call(session.run.live, key) is not None:
                 raise
             once = False
             continue

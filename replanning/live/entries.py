@@ -9,7 +9,7 @@ from replanning.journal.records import Failure
 from replanning.live.states import SATISFIED, TaskState
 from replanning.plan.messages import truncate
 from replanning.plan.tasks import Confirmation, Task
-from replanning.plan.types import AttemptId, RunId, TaskId
+from replanning.plan.types import AttemptId, JsonObject, RunId, TaskId
 
 CONDITION_NOT_MET: Final = -1
 """Value of `TaskEntry.condition_revision` of a task that was skipped because of its condition."""
@@ -139,7 +139,7 @@ class AttemptLog:
 
 @dataclass(slots=True, eq=False)
 class ReadLog:
-    """Versions of the values that an attempt saw; they tell later whether its result is stale.
+    """What an attempt saw: versions of values, which tell later whether its result is stale, and its arguments.
 
     Attributes:
         started: number of attempts in the run that had ended when the last attempt began.
@@ -147,6 +147,8 @@ class ReadLog:
         context_version: number of changes to the context when the last attempt began.
         keys: keys of the context that the attempt read by itself, with their versions.
         changed_context: whether the attempt has changed the context.
+        arguments: those of the last attempt if something that is stated is about them; what they
+            refer to may have changed since.
     """
 
     started: int = 0
@@ -154,6 +156,7 @@ class ReadLog:
     context_version: int = 0
     keys: dict[str, int] | None = None
     changed_context: bool = False
+    arguments: JsonObject | None = None
 
 
 class Replacement(NamedTuple):

@@ -711,7 +711,7 @@ class TaskGraph:
         name, _, number = task_id.rpartition("-")
         if not number.isdecimal():
             return False
-        return int(number) <= self.statistics.forgotten_calls.get(name, 0)
+        return int(number) <= self.statistics.forgotten_calls.get(name, -1)
 
     def link(self, entry: TaskEntry) -> None:
         """Make a task wait for its dependencies; a new one is ready if there are none."""

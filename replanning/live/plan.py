@@ -239,6 +239,16 @@ class LivePlan(TaskGraph):
         }
         return self.plan.model_copy(update=current)
 
+    def sent_arguments(self, entry: TaskEntry) -> JsonObject:
+        """Return the arguments of the last attempt at a task.
+
+        Raises:
+            ExpressionError: a reference has no value.
+        """
+        if entry.reads.arguments is not None:
+            return entry.reads.arguments
+        return self.arguments(entry)
+
     def asking_task(self, entry: TaskEntry, confirm: Confirmation, key: str) -> Task:
         """Return the task that asks whether the last attempt at a task was done.
 
@@ -260,7 +270,7 @@ class LivePlan(TaskGraph):
                 problem = f"{tool.name!r} is unavailable"
             if problem:
                 raise ExpressionError(problem)
-        given = self.arguments(entry)
+        given = self.sent_arguments(entry)
         roots: dict[str, object] = {
             "arguments": given,
             "context": self.context,
@@ -529,6 +539,7 @@ class LivePlan(TaskGraph):
                     )
             with suppress(PlanError):  # an argument is missing, so the effects are unknown
                 entry.log.effects = tool.additions(arguments), tool.deletions(arguments)
+        entry.reads.arguments = self._asked_arguments(entry, tool)
         if tool is not None and self.world.closed:
             self.world.running[entry.id] = self.dependency_index.ground(entry.task)[0]
         self.scheduler.begin(entry)
@@ -542,6 +553,17 @@ class LivePlan(TaskGraph):
         entry.reads.context_version = self.staleness.history.version
         if body.deadline is not None:
             self.scheduler.deadlines.add(body.deadline, entry, body.attempt)
+
+    def _asked_arguments(self, entry: TaskEntry, tool: ToolSpec | None) -> JsonObject | None:
+        """Return the arguments of an attempt that begins if something stated is about them."""
+        stated = [entry.task.expect, entry.task.confirm]
+        if tool is not None:
+            stated += [tool.expect, tool.confirm]
+        if not any(stated):
+            return None
+        with suppress(ExpressionError):  # of a resumed run, an output may not be stored
+            return self.arguments(entry)
+        return None
 
     def _on_confirmation_started(self, body: AttemptStarted, at: float) -> None:
         entry = self.entry(body.task)

@@ -125,7 +125,10 @@ def _is_near(one: object, other: object, tolerance: Decimal) -> bool:
     if not isinstance(one, int | float) or not isinstance(other, int | float):
         return one == other
     # As they are written: 10.01 and 10 differ by 0.01, which binary fractions would miss.
-    return abs(_decimal(one) - _decimal(other)) <= tolerance
+    mine, theirs = _decimal(one), _decimal(other)
+    if mine.is_finite() and theirs.is_finite():
+        return abs(mine - theirs) <= tolerance
+    return str(mine) == str(theirs)  # JSON in a text may have NaN, which equals nothing
 
 
 def _decimal(number: float) -> Decimal:

@@ -43,12 +43,19 @@ def json_form(value: object) -> JsonValue:
     `Infinity` or `-Infinity`.
 
     Raises:
-        ValueError: it has no JSON form; the message names its type.
+        ValueError: it has no JSON form, or cannot be read; the message names its type.
     """
     try:
         return _json_form(value)
     except RecursionError:
         raise ValueError(f"a value of type {type(value).__name__} is nested too deeply") from None
+    except ValueError:
+        raise
+    except Exception as error:
+        # Of the value's own code, such as a row of a database whose connection is closed.
+        reason = f"{type(error).__name__}: {error}"
+        name = type(value).__name__
+        raise ValueError(f"a value of type {name} cannot be read: {reason}") from error
 
 
 def shown_form(value: object) -> JsonValue:

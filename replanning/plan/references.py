@@ -390,6 +390,11 @@ def _choose_reference(readings: Sequence[Reference], task_ids: Container[str]) -
     return readings[-1]
 
 
+def escape_reference(text: str) -> str:
+    """Return a text in which every `${` stands for itself."""
+    return text.replace("${", "$${")
+
+
 def resolve_references(
     arguments: Mapping[str, JsonValue],
     *,

@@ -338,6 +338,8 @@ class Attempt:
         """
         attempts = self.run._lifecycle.attempts
         entry = self.run.live.entry(self.task.id)
+        if entry.log.doubt is not None:
+            return  # what was asked is whether the task was done
         agreements = attempts.outputs.agreements(entry, self.output)
         if agreements:
             # What is wrong in another way needs no second opinion; the report says so.
@@ -371,7 +373,7 @@ class Attempt:
         if problem:
             raise UnverifiedOutput(f"it cannot be verified: {problem}", self.output)
         # Of its own, because the work may have changed those that it was given.
-        arguments = copy_json(live.arguments(live.entry(self.task.id)))
+        arguments = copy_json(live.sent_arguments(live.entry(self.task.id)))
         # What the task expects was held against its own tool.
         update = {"tool": name, "arguments": arguments, "expect": None}
         task = self.task.model_copy(update=update)

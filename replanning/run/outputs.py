@@ -211,7 +211,7 @@ class OutputKeeper:
         live = self._live
         started = datetime.fromtimestamp(self._started_at, UTC).isoformat()
         roots: dict[str, object] = {
-            "arguments": live.arguments(entry),
+            "arguments": live.sent_arguments(entry),
             "context": live.context,
             "results": live.inputs_of(entry.task),
             "run": {"started": started},
@@ -343,7 +343,7 @@ class OutputKeeper:
         live = self._live
         started = datetime.fromtimestamp(self._started_at, UTC).isoformat()
         roots = {
-            "arguments": live.arguments(entry),
+            "arguments": live.sent_arguments(entry),
             "context": live.context,
             "results": live.inputs_of(entry.task),
             "run": {"started": started},

@@ -18,8 +18,14 @@ from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import FINISHED, STUCK, WAITING, TaskState
 from replanning.live.view import PlanView
+from replanning.plan.json_values import is_redacted, map_strings
 from replanning.plan.messages import did_you_mean
-from replanning.plan.references import bind_undo, find_references, rename_references
+from replanning.plan.references import (
+    bind_undo,
+    escape_reference,
+    find_references,
+    rename_references,
+)
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, RunId, TaskId
 
@@ -153,7 +159,10 @@ class _Scope:
         """Return whether an effect of a task is taken back."""
         if self._roots and entry.root not in self._roots:
             return False
-        return effect.ended is None or entry.reads.ended > self._after
+        # Nobody knows of it, so a person is asked.
+        if effect.in_doubt:
+            return True
+        return entry.reads.ended > self._after
 
     def unfinished(self, concerned: Iterable[TaskEntry]) -> tuple[TaskId, ...]:
         """Return the tasks that must not go on: all, or those that follow what is taken back.
@@ -301,7 +310,7 @@ class _Undo:
             arguments = dict(task.undo.arguments)
         elif tool is not None and tool.undo is not None:
             fields = {"tool": tool.undo.tool}
-            arguments = bind_undo(tool.undo.arguments, entry.id, task.arguments)
+            arguments = bind_undo(tool.undo.arguments, entry.id, _sent(effect, task))
         else:
             return {}, "no `undo` is stated"
 
@@ -346,3 +355,16 @@ class _Undo:
                 follower = self._live.entry(task_id)
                 stack += [*follower.dependent_ids(), *follower.replacement.tasks]
         return found
+
+
+def _sent(effect: RunEffect, task: Task) -> JsonObject:
+    """Return the arguments of a call: what they referred to may have changed since.
+
+    Those that the journal masks keep their references.
+    """
+    sent: JsonObject = {}
+    for name, value in task.arguments.items():
+        sent[name] = value
+        if not is_redacted(effect.arguments.get(name)):
+            sent[name] = map_strings(effect.arguments.get(name), escape_reference)
+    return sent

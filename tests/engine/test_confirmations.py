@@ -775,3 +775,30 @@ async def test_a_journal_that_confirms_what_is_not_in_doubt(clock: VirtualClock)
         with pytest.raises(IllegalTransition, match="not in doubt"):
             run.live.fold(Record(99, 0.0, started))
         assert run.live.entry(TaskId("a")).state is TaskState.READY
+
+
+async def test_arguments_that_change_meanwhile(clock: VirtualClock) -> None:
+    """What is asked about is the call that was made, whatever its arguments refer to by then."""
+    confirm = {"tool": "find", "arguments": {"key": "${arguments.order}"}, "when": "output.found"}
+    task = {"arguments": {"order": "${context.order}"}}
+    document = payment(pay={"confirm": confirm}, task=task, context={"order": "A"})
+    asked: list[object] = []
+
+    async def work(task: Task, context: TaskContext) -> object:
+        if task.tool == "find":
+            asked.append(context.arguments["key"])
+            return {"found": True}
+        context.change_context({"order": "B"})
+        raise ConnectionResetError("lost")
+
+    result = await make_engine("repair", clock=clock).execute(document, work)
+    assert (result.status, asked) == ("succeeded", ["A"])
+
+
+async def test_a_second_tool_is_not_asked_about_a_confirmation(clock: VirtualClock) -> None:
+    """What confirms a call is not held against the tool that must say the same as the call."""
+    bank = Bank()
+    pay = {"expect": {"agrees_with": "find"}}
+    document = payment(pay=pay, find={"capability": "pay"})
+    result = await make_engine(clock=clock).execute(document, bank.work)
+    assert (result.status, bank.order) == ("succeeded", ["pay", "find"])

@@ -293,6 +293,35 @@ async def test_tool_that_repeats_itself(clock):
     assert [each.succeeded for each in outcomes] == [False, False]
 
 
+@pytest.mark.parametrize(
+    ("expect", "reason"),
+    [
+        (lambda output: output["id"] > 0, "`expect` of 'pay' raised KeyError('id')"),
+        (lambda output: output, "`expect` of 'pay' returned {'ok': 1}; return None, a boolean or"),
+    ],
+)
+async def test_functions_that_cannot_tell(clock, expect, reason):
+    """A function that raises, or says neither yes nor no, leaves a call in doubt: the tool has done its work."""
+    paid = []
+
+    @tool(capability="pay", expect=expect, retry=Retry(max_attempts=3, delay=0))
+    async def pay() -> dict[str, int]:
+        paid.append("pay")
+        return {"ok": 1}
+
+    @tool(capability="pay")
+    async def transfer() -> None:
+        paid.append("transfer")
+
+    engine = make_engine("repair", clock=clock)
+    async with engine.session("pay", tools=[pay, transfer]) as session:
+        assert await session.call(pay) == {"ok": 1}
+    assert paid == ["pay"]
+    (failed,) = bodies(engine.store, session.run.id, AttemptFailed)
+    assert (failed.failure.type, failed.failure.in_doubt) == ("UnverifiedOutput", True)
+    assert reason in failed.failure.message
+
+
 async def test_functions_of_a_plan(clock):
     """A function that checks outputs does so in a plan, too; None says that all is well."""
     tools = [tool(expect=lambda output: None)(right), tool(expect=lambda output: False)(wrong)]

@@ -12,7 +12,7 @@ import pytest
 from replanning import Alternative, ReplanRequest, Retry
 from replanning.changes import RetryTask
 from replanning.engine.session import Session
-from replanning.errors import NeedsHuman
+from replanning.errors import CallFailed, NeedsHuman
 from replanning.integrations.kit import (
     ONE_ATTEMPT,
     ControlFlow,
@@ -380,3 +380,23 @@ async def test_a_call_that_was_not_done(clock: VirtualClock) -> None:
             )
             assert result == {"value": {"sent": True}}
     assert executed == ["send", "send", "mail"]
+
+
+async def test_a_call_in_doubt_that_is_resumed(tmp_path: Path, clock: VirtualClock) -> None:
+    """A resumed call that may have taken effect is not made again, although no provider looks for another way."""
+    store = SqliteStore(tmp_path / "runs.db")
+    executions = 0
+
+    async def execute(_: str, arguments: Mapping[str, object]) -> object:
+        nonlocal executions
+        executions += 1
+        raise TimeoutError("no answer")
+
+    [pay] = describe_tools({"pay": {}}, None)
+    engine = make_engine(clock=clock, store=store)
+    for error in (TimeoutError, CallFailed):
+        async with engine.session("pay", tools=[pay], run_id="thread") as session:
+            with pytest.raises(error):
+                await call_tool(engine, session, "pay", {}, execute, key="q", resumed=True)
+            session.run.pause("later")
+    assert executions == 1

@@ -387,6 +387,13 @@ def test_add_between_tasks():
     assert claimed(after(run, "run a x").live) == ["b"]
 
 
+def test_ids_that_look_like_those_of_calls():
+    """A task may be called as a call of a session would be."""
+    run = chain("a")
+    run.apply(add("part-0"), add("part-1"))
+    assert "part-0" in run.live
+
+
 def test_removal():
     """Tasks are removed and retried together with their dependents, and a retry is all that a removed task accepts."""
     run = after(chain("a", "b"), [remove("a"), remove("b")])

@@ -1,6 +1,7 @@
 """Expectations: which outputs they find wrong, and what they say of them."""
 
 import sys
+from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -118,6 +119,9 @@ MISSING = "condition 'output.total': output.total does not exist"
         ({"tool": "mirror", "tolerance": 0.01}, 10.0, 10.011, "output is 10.0, and 10.011 by"),
         ({"tool": "mirror", "tolerance": 1}, [True], [False], "output is [True], and [False]"),
         ({"tool": "mirror", "tolerance": 1}, 10**40, 10**40 + 2, "output is 1000"),
+        ("mirror", "[NaN, 1e999]", "[NaN, 1e999]", ""),
+        ("mirror", "[NaN]", "[1e999]", "output is [nan], and [inf] by"),
+        ("mirror", "[1e999]", "[1]", "output is [inf], and [1] by"),
     ],
 )
 def test_agreement(stated, output, other, reason):
@@ -328,3 +332,18 @@ def test_other_schemas_are_checked_by_a_validator(schema):
 def test_a_schema_that_is_none_finds_nothing():
     """What another one has stated as a schema, and what is none, finds no problem."""
     assert schema_problems({"type": "thing", "minimum": "a"}, 1) == []
+
+
+class Detached(dict[str, object]):
+    """A row whose connection is closed."""
+
+    def items(self) -> Any:
+        raise RuntimeError("the connection is closed")
+
+
+def test_output_that_cannot_be_read():
+    """What reading an output raises is why it is not as expected."""
+    broken = broken_expectation(expecting(where=["output.id == 1"]), Detached(), ROOTS)
+    assert str(broken) == (
+        "expected an output that is JSON: a value of type Detached cannot be read: RuntimeError: the connection is closed"
+    )

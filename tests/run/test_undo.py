@@ -16,6 +16,7 @@ from replanning.journal import (
     RunStore,
 )
 from replanning.plan import JsonObject, TaskId
+from replanning.plan.tasks import Confirmation
 from tests.support.resume import RUN, cut
 from tests.support.runs import bodies, make_engine, perform
 
@@ -586,3 +587,54 @@ async def test_killed_after_any_record(harmless: bool) -> None:
             assert set(called) <= expected - begun
             (undecided,) = later.compare_undo(RUN).undecided
             assert {undecided.effect.compensation} == in_doubt
+
+
+async def test_arguments_that_have_changed_since() -> None:
+    """What was done is taken back, not what its arguments would refer to now; a text that looks like a reference is none."""
+    plan = Plan.parse("""
+goal: {objective: Book}
+context: {what: A, note: "${results.x}"}
+tools:
+  - {name: book, undo: {tool: cancel, arguments: {id: "${output.id}", what: "${arguments.what}", note: "${arguments.note}"}}}
+  - {name: cancel, idempotent: true}
+tasks:
+  - {id: hotel, tool: book, arguments: {what: "${context.what}", note: "${context.note}"}}
+""")
+    desk = Desk()
+
+    async def work(task: Task, context: TaskContext) -> Any:
+        context.change_context({"what": "B", "note": ""})
+        return await desk(task, context)
+
+    engine = make_engine(store=MemoryStore())
+    await engine.execute(plan, work, run_id=RUN)
+    engine.undo(RUN)
+    assert (await resumed(engine, desk)).status == "aborted"
+    assert desk.calls[1] == (
+        "undo-hotel",
+        {"id": "hotel-1", "what": "A", "note": "${results.x}"},
+    )
+
+
+async def test_a_call_that_is_being_confirmed() -> None:
+    """A call in doubt is put to a person before anything is taken back, also while it is asked whether it was done."""
+    confirm = Confirmation(tool="search", when="output")
+    tools = [
+        each.model_copy(update={"confirm": confirm}) if each.name == "book" else each
+        for each in TRIP.tools
+    ]
+    plan = TRIP.model_copy(update={"tools": tuple(tools)})
+    desk = Desk()
+    engine = make_engine(store=MemoryStore())
+    async with engine.open(plan, run_id=RUN) as run:
+
+        async def work(task: Task, context: TaskContext) -> Any:
+            if task.id == "car":
+                run.pause("later")
+                raise TimeoutError("no answer")
+            return await desk(task, context)
+
+        await perform(run, work)
+    assert run.result.status == "paused"
+    (undecided,) = engine.compare_undo(RUN).undecided
+    assert (undecided.effect.task, undecided.why) == ("car", "it is unknown whether it took effect")
