@@ -8,7 +8,7 @@ from decimal import Decimal
 from itertools import islice
 from typing import Final
 
-from replanning.errors import ExpressionError, UnexpectedOutput
+from replanning.errors import ExpressionError, UnexpectedOutput, UnverifiedOutput
 from replanning.plan.conditions import (
     OUTPUT_ROOTS,
     Condition,
@@ -75,29 +75,44 @@ def disagreement(agreement: Agreement, output: object, other: object) -> Unexpec
     """Return how the output of a second tool differs from an output; None if they agree.
 
     Args:
-        agreement: what is compared. A value that one of them lacks makes a difference.
+        agreement: what is compared. A value that only the first output lacks makes a difference;
+            one that the second lacks cannot be compared, which is an `UnverifiedOutput`.
         output: the output, which is JSON or has a JSON form.
         other: that of the second tool, likewise.
     """
-    values = [{"output": readable_output(each)[0]} for each in (output, other)]
+    own_roots = {"output": readable_output(output)[0]}
+    other_roots = {"output": readable_output(other)[0]}
     tolerance = Decimal(repr(agreement.tolerance))
     differences = []
+    missing = []
     for path in agreement.fields or ("",):
         lookup = Condition.parse("output", OUTPUT_ROOTS)
         if path:
             lookup = output_lookup(path)
         try:
-            mine, theirs = [lookup.value(roots) for roots in values]
+            theirs = lookup.value(other_roots)
         except ExpressionError as error:
-            differences.append(str(error))  # it names the value and what there is instead
+            missing.append(str(error))  # it names the value and what there is instead
+            continue
+        try:
+            mine = lookup.value(own_roots)
+        except ExpressionError as error:
+            differences.append(str(error))
             continue
         if not _is_same(mine, theirs, tolerance):
             found = f"{brief_repr(mine)}, and {brief_repr(theirs)} by {agreement.tool!r}"
             differences.append(f"{lookup.text} is {found}")
-    if not differences:
-        return None
-    listed = "; ".join(differences[:_MAX_FOUND])
-    return UnexpectedOutput(f"expected the same output from {agreement.tool!r}; {listed}", output)
+    if differences:
+        listed = "; ".join(differences[:_MAX_FOUND])
+        return UnexpectedOutput(
+            f"expected the same output from {agreement.tool!r}; {listed}", output
+        )
+    if missing:
+        listed = "; ".join(missing[:_MAX_FOUND])
+        return UnverifiedOutput(
+            f"the output of {agreement.tool!r} lacks what is compared; {listed}", output
+        )
+    return None
 
 
 def _is_same(one: object, other: object, tolerance: Decimal) -> bool:

@@ -460,6 +460,13 @@ def _checked_condition(condition: str) -> str:
 
 def _checked_path(path: str) -> str:
     """Return a path into an output if it can be read."""
+    if path.startswith(("output.", "output[")):
+        inner = path.removeprefix("output").removeprefix(".")
+        own = f'["output"]{path.removeprefix("output")}'
+        raise ValueError(
+            f"{path!r} begins within the output already: write {inner!r}, "
+            f"or {own!r} for a field of the output that is called output"
+        )
     try:
         output_lookup(path)
     except ExpressionError as error:
@@ -471,8 +478,8 @@ class Agreement(StrictModel):
     """Second tool that must give the same output for the same arguments."""
 
     tool: Name = Field(description="The tool to ask: of the same capability, and it only reads.")
-    fields: Items[Annotated[str, AfterValidator(_checked_path)]] = Field(
-        default=(),
+    fields: Items[Annotated[str, AfterValidator(_checked_path)]] | None = Field(
+        default=None,
         description="What is compared, as paths into the output: json.total; by default all of it.",
     )
     tolerance: NonNegativeFloat = Field(
@@ -486,6 +493,13 @@ class Agreement(StrictModel):
         if isinstance(stated, str):
             return {"tool": stated}
         return stated
+
+    @field_validator("fields")
+    @classmethod
+    def _check_fields(cls, fields: Sequence[str] | None) -> Sequence[str] | None:
+        if fields == ():
+            raise ValueError("names nothing to compare; leave it out to compare the whole outputs")
+        return fields
 
     @classmethod
     def __get_pydantic_json_schema__(

@@ -47,6 +47,7 @@ from replanning.tools.conditions import (
     OUTPUTS_BY_KIND,
     Checked,
     ToolKnowledge,
+    agreement_problems,
     condition_problems,
     expectation_problems,
     tool_knowledge,
@@ -200,12 +201,14 @@ def _condition_problems(plan: Plan) -> Iterator[Problem]:
     # Without tasks, this is a file of tools, which may be of an MCP proxy.
     is_plan = bool(plan.tasks)
     # Once for each tool, since many tasks may use one with many parameters.
+    own: dict[str, ToolKnowledge] = {}
     known: dict[str, ToolKnowledge] = {}
     for tool in plan.tools:
-        described = tool
+        own[tool.name] = tool_knowledge(tool, is_plan=is_plan)
+        known[tool.name] = own[tool.name]
         if len(kinds.get(tool.capability or "", ())) > 1:
             described = tool.model_copy(update={"kind": None})
-        known[tool.name] = tool_knowledge(described, is_plan=is_plan)
+            known[tool.name] = tool_knowledge(described, is_plan=is_plan)
     results: dict[TaskId, Sequence[JsonObject]] = {}
     for task in plan.tasks:
         if task.tool in known and not task.fallbacks:
@@ -214,7 +217,10 @@ def _condition_problems(plan: Plan) -> Iterator[Problem]:
                 results[task.id] = [*results[task.id], task.expect.json_schema]
     for index, tool in enumerate(plan.tools):
         if tool.expect is not None:
-            found = expectation_problems(tool.expect, known[tool.name], None, results)
+            found = chain(
+                expectation_problems(tool.expect, known[tool.name], None, results),
+                agreement_problems(tool.expect, tool.name, own),
+            )
             for path, message in found:
                 where = format_path(("tools", index, "expect", *path))
                 yield Problem(where, f"tool {tool.name!r}: {message}")
@@ -233,7 +239,10 @@ def _condition_problems(plan: Plan) -> Iterator[Problem]:
                     yield Problem(format_path((*path, "when")), f"{subject}: {message}")
             if body.expect is not None:
                 its_tool = known.get(body.tool or "", ToolKnowledge())
-                found = expectation_problems(body.expect, its_tool, body.arguments, results)
+                found = chain(
+                    expectation_problems(body.expect, its_tool, body.arguments, results),
+                    agreement_problems(body.expect, body.tool, own),
+                )
                 for inner, message in found:
                     where = format_path((*path, "expect", *inner))
                     yield Problem(where, f"{subject}: {message}")

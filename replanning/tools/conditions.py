@@ -1,4 +1,4 @@
-"""Checks of conditions against what tools take and return.
+"""Checks of conditions and paths against what tools take and return.
 
 Reported is only what can never be meant: a name that nothing can have, and a comparison of values
 that are of other types whatever they are.
@@ -10,7 +10,13 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, cast
 
-from replanning.plan.conditions import OUTPUT_ROOTS, Condition, literal_key, shown
+from replanning.plan.conditions import (
+    OUTPUT_ROOTS,
+    Condition,
+    literal_key,
+    output_lookup,
+    shown,
+)
 from replanning.plan.messages import did_you_mean, join_names
 from replanning.plan.references import placeholders
 from replanning.plan.tasks import Expectation, ToolSpec
@@ -117,6 +123,34 @@ def expectation_problems(
             yield ("where", number), problem
 
 
+def agreement_problems(
+    expect: Expectation, tool: str | None, known: Mapping[str, ToolKnowledge]
+) -> Iterator[tuple[JsonPath, str]]:
+    """Yield the paths of `agrees_with` that lead to nothing in one of the two outputs.
+
+    Args:
+        expect: the expectation; each problem has its place in that.
+        tool: the tool whose output it is about, if any is named.
+        known: what is known of the calls of tools, by their names.
+    """
+    agreement = expect.agrees_with
+    if agreement is None:
+        return
+    outputs: dict[str, Sequence[JsonObject]] = {}
+    outputs[""] = known.get(tool or "", ToolKnowledge()).output
+    if expect.json_schema is not None:
+        outputs[""] = [*outputs[""], expect.json_schema]
+    second = known.get(agreement.tool, ToolKnowledge())
+    outputs[f" in the output of {agreement.tool!r}"] = second.output
+    for number, path in enumerate(agreement.fields or ()):
+        _, steps = _steps_of(output_lookup(path).tree)
+        for whose, schemas in outputs.items():
+            problem = _path_problem(schemas, steps)
+            if problem:
+                yield ("agrees_with", "fields", number), f"the path {path!r}{whose}: {problem}"
+                break
+
+
 def _output_schemas(tool: ToolSpec, *, is_plan: bool) -> list[JsonObject]:
     """Return JSON Schemas that the outputs of a tool fit: of its kind, and of what it expects."""
     schemas: list[JsonObject] = []
@@ -221,7 +255,19 @@ def _lookup_problem(
     root, steps = _steps_of(node)
     if root == "arguments" and steps:
         return _argument_problem(str(steps[0]), checked, questions, is_read=is_read)
-    schemas, steps, lookup = _start(root, steps, checked)
+    return _path_problem(*_start(root, steps, checked))
+
+
+def _path_problem(
+    schemas: Sequence[JsonObject], steps: Sequence[str | int], lookup: str = ""
+) -> str:
+    """Return why a path leads to nothing; empty if it may lead to something.
+
+    Args:
+        schemas: those of the value in which it begins.
+        steps: the path.
+        lookup: how that value is written; empty for the output whose fields are compared.
+    """
     for step in steps:
         for schema in schemas:
             problem = _step_problem(schema, step, lookup)
@@ -276,7 +322,7 @@ def _start(
 
 
 def _written(lookup: str, steps: Sequence[str | int]) -> str:
-    """Return a lookup that goes on with these steps, as a condition has it."""
+    """Return a lookup that goes on with these steps, as a condition or a path has it."""
     text = lookup
     for step in steps:
         if isinstance(step, str) and step.isidentifier():
@@ -285,16 +331,17 @@ def _written(lookup: str, steps: Sequence[str | int]) -> str:
             text += f'["{step}"]'
         else:
             text += f"[{step}]"
-    return text
+    return text.removeprefix(".")
 
 
 def _step_problem(schema: JsonObject, step: str | int, lookup: str) -> str:
     """Return why a value that fits a schema has no such member; empty if it may have it."""
+    value = lookup or "output"
     types = _schema_types(schema)
     needed = "array" if isinstance(step, int) else "object"
     if types is not None and needed not in types and "null" not in types:
         kind = " or ".join(sorted(types))
-        return f"{lookup} is {_with_article(kind)}, and has no {step!r}"
+        return f"{value} is {_with_article(kind)}, and has no {step!r}"
     properties = schema.get("properties")
     if isinstance(step, int) or not isinstance(properties, dict):
         return ""
@@ -304,8 +351,8 @@ def _step_problem(schema: JsonObject, step: str | int, lookup: str) -> str:
         return ""
     hint = did_you_mean(step, properties)
     if not hint and "json" in properties:
-        hint = f"did you mean {lookup}.json.{step}?"
-    text = f"{lookup} has no {step!r}"
+        hint = f"did you mean {_written(lookup, ['json', step])}?"
+    text = f"{value} has no {step!r}"
     return "; ".join(filter(None, [text, hint, _listed(properties)]))
 
 

@@ -7,7 +7,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from replanning import Plan
-from replanning.errors import PlanError
+from replanning.errors import PlanError, UnverifiedOutput
 from replanning.plan.document import plan_schema
 from replanning.plan.expectations import broken_expectation, disagreement
 from replanning.plan.schemas import schema_problems
@@ -114,7 +114,12 @@ MISSING = "condition 'output.total': output.total does not exist"
         ),
         ({"tool": "mirror", "fields": ["[0].id"]}, [{"id": 1}], [{"id": 1}, {}], ""),
         ({"tool": "mirror", "fields": ["total"]}, {}, {"total": 1}, MISSING),
-        ({"tool": "mirror", "fields": ["total"]}, {"total": 1}, {"sum": 1}, MISSING),
+        (
+            {"tool": "mirror", "fields": ["total", "id"]},
+            {"total": 1, "id": 1},
+            {"sum": 1, "id": 2},
+            "output.id is 1, and 2 by 'mirror'",
+        ),
         ({"tool": "mirror", "tolerance": 0.01}, {"total": 10}, {"total": 10.01}, ""),
         ({"tool": "mirror", "tolerance": 0.01}, 10.0, 10.011, "output is 10.0, and 10.011 by"),
         ({"tool": "mirror", "tolerance": 1}, [True], [False], "output is [True], and [False]"),
@@ -133,6 +138,18 @@ def test_agreement(stated, output, other, reason):
     assert differs is not None
     assert reason in str(differs)
     assert differs.output == output
+
+
+def test_nothing_to_compare():
+    """What the second output lacks verifies nothing, and whose output that is gets told."""
+    agreement = Agreement.model_validate({"tool": "mirror", "fields": ["total", "id"]})
+    for output in ({"total": 1, "id": 1}, {"id": 1}):
+        differs = disagreement(agreement, output, {"sum": 1, "id": 1})
+        assert isinstance(differs, UnverifiedOutput)
+        assert differs.output == output
+        assert str(differs) == (
+            f"the output of 'mirror' lacks what is compared; {MISSING}; there is 'sum', 'id'"
+        )
 
 
 SHOP = """
@@ -188,6 +205,15 @@ def test_tool_that_vouches_for_itself():
     [
         ("{agrees_with: {tool: b, fields: [total > 1]}}", "'total > 1' is no path such as json"),
         ("{agrees_with: {tool: b, fields: ['a b']}}", "column 10: cannot be read as names"),
+        (
+            "{agrees_with: {tool: b, fields: [output.json.total]}}",
+            """begins within the output already: write 'json.total', or '["output"].json.total' for""",
+        ),
+        ("{agrees_with: {tool: b, fields: ['output[0]']}}", "write '[0]', or"),
+        (
+            "{agrees_with: {tool: b, fields: []}}",
+            "names nothing to compare; leave it out to compare the whole outputs",
+        ),
         ("{agrees_with: {tool: b, tolerance: -1}}", "must be at least 0, got -1"),
         ("{agrees_with: {fields: [a]}}", "tool"),
         (

@@ -222,6 +222,63 @@ def test_kinds_of_tools(tool, name, problem):
     assert problems(text.replace("WHEN", result)) == expected
 
 
+AGREEING = """
+goal: {objective: x}
+tools:
+  - {name: shop, kind: http, url: "http://a", capability: c, expect: {agrees_with: {tool: mirror, fields: ['TOOL']}}}
+  - {name: mirror, kind: http, url: "http://b", capability: c, expect: {schema: {properties: {json: {type: array}}}}}
+  - {name: other, kind: shell, command: ls, effect: none, capability: c}
+tasks:
+  - {id: a, tool: shop, expect: {agrees_with: {tool: other, fields: ['TASK']}, schema: {properties: {json: {type: object}}}}}
+"""
+FIELDS = "there is 'status', 'headers', 'json', 'text', 'undecodable'"
+
+
+@pytest.mark.parametrize(
+    ("tool", "task", "expected"),
+    [
+        ("json[0].total", "json.total", []),
+        ("json", '["json"].x', []),
+        (
+            "total",
+            "json",
+            [f"tools[0]: 'total': output has no 'total'; did you mean json.total?; {FIELDS}"],
+        ),
+        (
+            "jsn[0]",
+            "json",
+            [f"tools[0]: 'jsn[0]': output has no 'jsn'; did you mean 'json'?; {FIELDS}"],
+        ),
+        (
+            "json.total",
+            "json[0]",
+            [
+                "tools[0]: 'json.total' in the output of 'mirror': json is an array, and has no 'total'",
+                "tasks[0]: 'json[0]': json is an object, and has no 0",
+            ],
+        ),
+        (
+            "text",
+            "text",
+            [
+                (
+                    "tasks[0]: 'text' in the output of 'other': output has no 'text'; did you mean json.text?; "
+                    "there is 'exit_code', 'stdout', 'stderr', 'json', 'undecodable'"
+                )
+            ],
+        ),
+    ],
+)
+def test_compared_fields(tool, task, expected):
+    """A path that is compared leads to something in both outputs, whatever else has the capability."""
+    text = AGREEING.replace("TOOL", tool).replace("TASK", task)
+    told = []
+    for each in problems(text):
+        place, message = each.split(".expect.agrees_with.fields[0]: ")
+        told.append(f"{place}: {message.partition('the path ')[2]}")
+    assert told == expected
+
+
 def test_files_of_tools():
     """In a file of tools, a tool of a server may answer through the MCP proxy, by its content alone."""
     text = "goal: {objective: x}\nmcp: {s: {url: 'http://x'}}\ntools: [{name: t, kind: mcp, server: s, expect: {where: [output.id]}}]\n"
