@@ -7,6 +7,7 @@ import keyword
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Final, Literal, NamedTuple
 
 from replanning.errors import ExpressionError
@@ -34,6 +35,9 @@ _NEAR: Final = 0.9
 _ELEMENT: Final = 0
 """Step of a path to every item of an array. A condition looks at the first one."""
 
+_Rank = tuple[bool, bool, int, bool, int, str]
+"""How good a place is for a condition; the lowest is the best."""
+
 
 class _Place(NamedTuple):
     """Where an output repeats an argument, and how: it equals it (`==`) or contains it (`in`)."""
@@ -57,10 +61,11 @@ class Repetition(NamedTuple):
 
 
 def repeated_arguments(samples: Sequence[Sample], base: Path) -> Iterator[Repetition]:
-    """Yield a condition for each argument that the outputs repeat, at the best place for it.
+    """Yield conditions for each argument that the outputs repeat, the best places first.
 
-    The best place is one where it always holds; then one where it is equal, called alike, most
-    often there, and least nested. One that nearly always holds is yielded with what breaks it.
+    The best place is one where it is equal, called alike, most often there, and least nested. Only
+    the best condition that always holds is yielded. One that nearly always holds is yielded as
+    well, because what breaks it may be wrong, unless all of that breaks better ones.
 
     Args:
         samples: the outputs.
@@ -73,13 +78,13 @@ def repeated_arguments(samples: Sequence[Sample], base: Path) -> Iterator[Repeti
         for sample in given:
             value = sample.arguments[name]
             counted.update(set(_places_of(value, at_base(sample, base), (), MAX_DEPTH)))
-        best: tuple[tuple[object, ...], Repetition] | None = None
+        always: list[tuple[_Rank, Repetition]] = []
+        nearly: list[tuple[_Rank, Repetition]] = []
         for place, _ in counted.most_common(_MAX_PATHS):
             found = _repetition_at(place, name, given, samples, base)
             if found is None:
                 continue
             rank = (
-                len(found.breaking) > 0,
                 place.relation != "==",
                 not _is_called(place, name),
                 -len(found.holding),
@@ -87,10 +92,18 @@ def repeated_arguments(samples: Sequence[Sample], base: Path) -> Iterator[Repeti
                 len(place.path),
                 found.condition,
             )
-            if best is None or rank < best[0]:
-                best = rank, found
-        if best is not None:
-            yield best[1]
+            if found.breaking:
+                nearly.append((rank, found))
+            else:
+                always.append((rank, found))
+        for _, found in sorted(always, key=itemgetter(0))[:1]:
+            yield found
+        named: set[int] = set()
+        for _, found in sorted(nearly, key=itemgetter(0)):
+            broken_by = {id(sample) for sample in found.breaking}
+            if not broken_by <= named:
+                named |= broken_by
+                yield found
 
 
 def _is_telling(value: JsonValue) -> bool:

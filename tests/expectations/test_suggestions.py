@@ -362,6 +362,39 @@ def test_conditions_that_nearly_hold():
     assert near.note == "look at these first: t of run r5"
 
 
+def test_conditions_that_nearly_hold_beside_others():
+    """A wrong record is shown, also if another place repeats the argument wherever it exists."""
+
+    def answer(i: int) -> dict[str, Any]:
+        name = f"{NAMES[i % 12]}_{i}"
+        if i == 7:
+            return {"id": "W999", "total": 3}
+        return {"id": name, "total": i, "by_id": {name: 1}, "of": {"user": {"id": name}}}
+
+    found = suggested(called(answer, 49))
+    proposed, *near = [one for one in found.suggestions if one.field == "where"]
+    assert proposed.value == '"of" not in output or output.of.user.id == arguments.id'
+    assert proposed.proposed
+    assert [(one.value, one.proposed, one.rejected) for one in near] == [
+        ("output.id == arguments.id", False, 1)
+    ]
+
+
+def test_places_that_nearly_repeat_an_argument():
+    """Of several such places those are shown that other outputs break; the best one comes first."""
+
+    def answer(i: int) -> dict[str, Any]:
+        name = f"{NAMES[i % 12]}_{i}"
+        user = {"id": "x" if i in (7, 9) else name, "by": {"id": "x" if i == 9 else name}}
+        return {"id": "x" if i == 7 else name, "user": user}
+
+    found = suggested(called(answer, 49))
+    assert [one.value for one in found.suggestions if one.field == "where"] == [
+        "output.id == arguments.id",
+        "output.user.by.id == arguments.id",
+    ]
+
+
 def test_outputs_that_are_cut_off():
     """JSON that was cut off teaches nothing where all other outputs are JSON, and is named."""
     found = suggested(called(lambda i: json.dumps(record(i))[: 9 if i == 3 else 99]))
