@@ -584,7 +584,7 @@ class ToolBreakers:
     def _on_failure(self, record: Record) -> None:
         """Open the breaker of a tool after a failure.
 
-        It opens if the failure is one too many, waiting tasks need the tool and another one could
+        It opens if the failure is one too many, the tool is needed further and another one could
         take over; or if the failure ends a trial.
         """
         life = self._lifecycle
@@ -617,8 +617,13 @@ class ToolBreakers:
         life.journal.append_soon(opened)
 
     def _is_needed(self, tool: str) -> bool:
-        """Return whether a task that waits needs a tool; only the last ones are looked at."""
+        """Return whether a task that waits needs a tool, or a call that an agent may make next.
+
+        Only the last tasks are looked at.
+        """
         live = self._lifecycle.live
+        if self._lifecycle.opening.open_ended:
+            return True
         users = reversed(live.dependency_index.resource_users[tool])
         for task_id in islice(users, _MAX_EXAMINED_TASKS):
             if live.entries[task_id].state in WAITING:

@@ -332,3 +332,23 @@ async def test_breaker_survives_the_process(mode):
             TaskState.DONE
         ] * 2
         assert (run.live.tools["fetch"].available, run.live.scheduler.breakers) == (True, {})
+
+
+async def test_calls_of_a_session(clock):
+    """An agent may make another call at any time: a tool that lies again and again is left out for a while."""
+    called = []
+
+    @tool(capability="get", effect="none", expect={"where": ["output == arguments.page"]})
+    async def fetch(page: str) -> str:
+        called.append("fetch")
+        return "another page"
+
+    @tool(capability="get", effect="none")
+    async def mirror(page: str) -> str:
+        called.append("mirror")
+        return page
+
+    async with make_engine("repair", clock=clock).session("read", tools=[fetch, mirror]) as session:
+        for number in range(8):
+            assert await session.call(fetch, f"p{number}") == f"p{number}"
+    assert called == ["fetch", "mirror"] * 5 + ["mirror"] * 3
