@@ -140,9 +140,6 @@ class _Work:
         self._cost = cost
         self._left = _MAX_SCHEMA_WORK
 
-    def __repr__(self) -> str:
-        return f"<_Work left={self._left}>"
-
     def spend(self, keyword: str, stated: object) -> None:
         """Count the check of a keyword, of which the schema has stated something.
 

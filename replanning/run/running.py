@@ -377,10 +377,13 @@ class RunningAttempts:
         failure = self._failures.take(entry, confirm.call, tool, error)
         if failure.not_done:
             return failure
-        asked = f"asked {confirm.tool!r}"
-        with suppress(ExpressionError):
+        try:
             task = self._live.asking_task(entry, confirm, self._run.key_of(entry))
-            asked = self._redactor.text(f"{asked} with {brief_repr(task.arguments)}")
+        except ExpressionError:
+            asked = f"{confirm.tool!r} was not asked"
+        else:
+            asked = f"asked {confirm.tool!r} with {brief_repr(task.arguments)}"
+            asked = self._redactor.text(asked)
         return replace(failure, message=f"{failure.message} ({asked} whether it was done)")
 
     def _next_step(self, entry: TaskEntry, failure: Failure, now: float) -> NextStep:

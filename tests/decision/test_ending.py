@@ -120,6 +120,15 @@ def in_doubt(run: JournaledPlan, *task_ids: str) -> None:
         run.fold(journal.AttemptTimedOut(run.start(task_id), task_id, 2.0))
 
 
+def test_a_pause_while_nobody_knows_what_was_done() -> None:
+    """A run in which it is still to be asked whether a call was done is paused, and not over."""
+    run = journaled(task("a", confirm={"tool": "find", "when": "output"}))
+    attempt = run.start("a")
+    run.fold(journal.AttemptFailed(attempt, "a", journal.Failure("OSError", "lost"), confirm_at=0))
+    run.fold(journal.RunPaused("lunch"))
+    assert decided(run) == journal.RunEnded("paused", "lunch")
+
+
 def skipped(run: JournaledPlan, task_id: str, by: str) -> None:
     """Skip a task, as somebody has decided."""
     before = run.live.revision

@@ -505,6 +505,12 @@ def test_a_plan_is_checked(confirm: dict[str, Any], place: str, problem: str) ->
     assert problem in found
 
 
+def test_the_confirmation_of_a_task_is_checked() -> None:
+    """What a task itself states is checked like what its tool does."""
+    with pytest.raises(PlanError, match=r"tasks\[0\]\.confirm\.tool: .*there is no tool 'fnd'"):
+        payment(task={"confirm": {**CONFIRM, "tool": "fnd"}})
+
+
 def test_what_is_asked_is_not_refused_without_need() -> None:
     """A tool that a server may have is left to the server, and a plan that describes no tool may name any."""
     server = {"shop": {"url": "http://shop.example"}}
@@ -793,6 +799,35 @@ async def test_arguments_that_change_meanwhile(clock: VirtualClock) -> None:
 
     result = await make_engine("repair", clock=clock).execute(document, work)
     assert (result.status, asked) == ("succeeded", ["A"])
+
+
+async def test_a_call_whose_arguments_cannot_be_filled_in_again(clock: VirtualClock) -> None:
+    """A resumed run whose call refers to an output that was not stored cannot ask about it."""
+    store = MemoryStore()
+    confirm = {"tool": "find", "arguments": {"key": "${arguments.order}"}, "when": "output.found"}
+    made = {"id": "made", "tool": "other"}
+    arguments = {"order": "${made.output.number}"}
+    paid = {"id": "a", "tool": "pay", "depends_on": ["made"], "arguments": arguments}
+    plan = payment(pay={"confirm": confirm}, tasks=[made, paid])
+    order: list[str | None] = []
+
+    async def work(task: Task, context: TaskContext) -> object:
+        order.append(task.tool)
+        if task.tool == "pay":
+            scope.cancel()
+            await anyio.sleep_forever()
+        return {"number": 7, "connection": object()}
+
+    engine = make_engine("repair", clock=clock, store=store)
+    with anyio.CancelScope() as scope:
+        await engine.execute(plan, work, run_id="r")
+    async with engine.resume("r") as resumed:
+        await perform(resumed, work)
+    assert order == ["other", "pay"]
+    assert resumed.result.status == "needs_human"
+    (failed,) = [body for body in kinds(store, AttemptFailed) if body.attempt == "a#1-confirm1"]
+    assert "was not stored" in failed.failure.message
+    assert failed.failure.message.endswith("('find' was not asked whether it was done)")
 
 
 async def test_a_second_tool_is_not_asked_about_a_confirmation(clock: VirtualClock) -> None:

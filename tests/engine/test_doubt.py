@@ -7,11 +7,21 @@ from typing import Any
 
 import pytest
 
-from replanning import Alternative, Plan, ReplanningEngine, ReplanRequest, Retry, RunResult, tool
-from replanning.changes import ModifyTask, SkipTask
+from replanning import (
+    Alternative,
+    Answer,
+    Plan,
+    ReplanningEngine,
+    ReplanRequest,
+    Retry,
+    RunResult,
+    TaskContext,
+    tool,
+)
+from replanning.changes import ModifyTask, RetryTask, SkipTask
 from replanning.engine.functions import FunctionTool
 from replanning.plan import TaskId
-from replanning.testing import VirtualClock
+from replanning.testing import ScriptedGate, VirtualClock
 from tests.support.runs import alternative, make_engine
 
 THRICE = Retry(max_attempts=3)
@@ -143,6 +153,27 @@ async def test_a_modification_to_another_tool_keeps_no_permission(clock: Virtual
     )
     await make_engine(propose, clock=clock).execute(document, tools=tools)
     assert shop.executions == {"fail": 1, "other": 1, "another": 3}
+
+
+async def test_a_changed_call_has_its_own_key(clock: VirtualClock) -> None:
+    """A service that knows the key of a call does not take the changed call for its repetition."""
+    keys: list[tuple[int, str]] = []
+
+    @tool(idempotent=True)
+    def pay(amount: int, context: TaskContext) -> None:
+        keys.append((amount, context.idempotency_key))
+        if len(keys) < 3:
+            raise ConnectionRefusedError("the shop is closed")
+
+    def propose(request: ReplanRequest) -> list[Alternative]:
+        less = ModifyTask(task_id=TaskId("a"), fields={"arguments": {"amount": 2}})
+        return [alternative(less, RetryTask(task_id=TaskId("a")))]
+
+    engine = make_engine(propose, clock=clock, gate=ScriptedGate([Answer("approve")]))
+    result = await run(engine, pay, retry=Retry(max_attempts=2), arguments={"amount": 5})
+    assert result.status == "succeeded"
+    first = f"{result.run}/a"
+    assert keys == [(5, first), (5, first), (2, f"{first}#changed-1")]
 
 
 # When a person is asked

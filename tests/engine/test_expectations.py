@@ -261,7 +261,10 @@ async def test_refusal_confirmed_late(clock):
     async def find(order: str) -> str:
         return order if order == "W1" else "Error: no such order"
 
+    asked = anyio.Event()
+
     async def mirror(order: str) -> str:
+        asked.set()
         await clock.sleep(1)
         return "Error: no such order"
 
@@ -273,7 +276,7 @@ async def test_refusal_confirmed_late(clock):
         anyio.create_task_group() as group,
     ):
         group.start_soon(session.call, tools[0], "V1")
-        await anyio.wait_all_tasks_blocked()
+        await asked.wait()
         assert await session.call(tools[0], "W1") == "W1"
     assert [each.succeeded for each in engine.store.outcomes(tool="mirror")] == []
 
