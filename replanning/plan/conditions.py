@@ -68,6 +68,9 @@ _COMPARISON_OPERATORS: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], bool]
 
 _ORDERINGS: Final = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
+_PLAIN_TYPES: Final = frozenset({str, int, bool, type(None)})
+"""Types whose values are their own JSON form."""
+
 _MATCHES: Final = "matches"
 """Operator that compares a text with a pattern. The parser sees `@` in its place."""
 
@@ -199,6 +202,9 @@ class Condition:
 
     def _value(self, node: ast.expr, roots: Mapping[str, object]) -> object:
         match node:
+            # First, because conditions consist of lookups.
+            case ast.Attribute() | ast.Subscript():
+                return self._found(node, roots)
             case ast.Constant(value=value):
                 return value
             case ast.Name(id=name):
@@ -230,12 +236,16 @@ class Condition:
                 if type(found) in (str, list, dict):
                     return self._length(node, found)
                 return self._length(node, self._value(argument, roots))
-            case ast.Call(args=[argument]):
-                return self._length(node, self._value(argument, roots))
         # `_validate_node` let nothing else pass.
-        lookup = cast("ast.Attribute | ast.Subscript", node)
+        call = cast("ast.Call", node)
+        return self._length(call, self._value(call.args[0], roots))
+
+    def _found(self, node: ast.Attribute | ast.Subscript, roots: Mapping[str, object]) -> object:
+        found = self._lookup(node, roots)
+        if type(found) in _PLAIN_TYPES:
+            return found
         try:
-            return json_form(self._lookup(lookup, roots))
+            return json_form(found)
         except ValueError as error:
             raise ExpressionError(f"{_name(self.text)}: {shown(node)}: {error}") from None
 

@@ -109,6 +109,10 @@ class OutputKeeper:
     _started_at: float
     return_types: dict[str, TypeAdapter[Any]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        started = datetime.fromtimestamp(self._started_at, UTC).isoformat()
+        self._run_root = {"started": started}
+
     def __repr__(self) -> str:
         return f"<OutputKeeper of {self._live!r}>"
 
@@ -209,13 +213,7 @@ class OutputKeeper:
             ExpressionError: the condition cannot be evaluated, or the output of the task not made.
         """
         live = self._live
-        started = datetime.fromtimestamp(self._started_at, UTC).isoformat()
-        roots: dict[str, object] = {
-            "arguments": live.sent_arguments(entry),
-            "context": live.context,
-            "results": live.inputs_of(entry.task),
-            "run": {"started": started},
-        }
+        roots = self._roots_of(entry)
         if isinstance(output, WithheldOutput):
             raise ExpressionError(f"its answer cannot be read here: {output.reason}")
         value = output
@@ -223,7 +221,10 @@ class OutputKeeper:
             value = value_of(output)
         tool = live.tools.get(confirm.tool)
         if tool is not None and tool.expect is not None:
-            broken = broken_expectation([tool.expect], value, roots)
+            asked = live.asking_task(entry, confirm, key)
+            broken = broken_expectation(
+                [tool.expect], value, {**roots, "arguments": asked.arguments}
+            )
             if broken is not None:
                 raise broken
         try:
@@ -340,21 +341,22 @@ class OutputKeeper:
         value_of: Callable[[object], object] | None,
     ) -> UnexpectedOutput | None:
         """Return which expectation an output does not satisfy."""
-        live = self._live
-        started = datetime.fromtimestamp(self._started_at, UTC).isoformat()
-        roots = {
-            "arguments": live.sent_arguments(entry),
-            "context": live.context,
-            "results": live.inputs_of(entry.task),
-            "run": {"started": started},
-        }
         value = output
         if value_of is not None:
             value = value_of(output)
-        broken = broken_expectation(expectations, value, roots)
+        broken = broken_expectation(expectations, value, self._roots_of(entry))
         if broken is not None:
             broken.output = output
         return broken
+
+    def _roots_of(self, entry: TaskEntry) -> dict[str, object]:
+        """Return what conditions about an output of a task see, beside the output."""
+        return {
+            "arguments": self._live.sent_arguments(entry),
+            "context": self._live.context,
+            "results": self._live.inputs_of(entry.task),
+            "run": self._run_root,
+        }
 
     def recorded_form(self, output: object) -> JsonValue:
         """Return an output that is not as expected as the journal has it; None if it cannot."""

@@ -302,6 +302,23 @@ async def test_a_confirmed_output_must_be_as_expected(clock: VirtualClock) -> No
     assert bank.executions == {"pay": 1, "find": 1}
 
 
+async def test_what_the_asked_tool_expects_is_about_its_own_call(clock: VirtualClock) -> None:
+    """Conditions of the tool that is asked see the arguments with which it is asked."""
+    bank = Bank()
+    expect = {"where": ["output.payment.key == arguments.key"]}
+
+    async def work(task: Task, context: TaskContext) -> object:
+        output = await bank.work(task, context)
+        if task.tool == "find":
+            return {"found": 1, "payment": {"key": context.arguments["key"]}}
+        return output
+
+    result = await make_engine("repair", clock=clock).execute(
+        payment(find={"expect": expect}), work
+    )
+    assert (result.status, bank.order) == ("succeeded", ["pay", "find"])
+
+
 async def test_a_cancelled_caller(clock: VirtualClock) -> None:
     """A call whose caller is cancelled is in doubt; the next call with its key finds out what became of it."""
     bank = Bank(lost=0)
