@@ -19,7 +19,6 @@ from typing import (
     overload,
 )
 
-import anyio.to_thread
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
@@ -29,7 +28,7 @@ from replanning.plan.json_values import copy_json
 from replanning.plan.messages import brief_repr, validation_problems
 from replanning.plan.references import IDEMPOTENCY_KEY
 from replanning.plan.tasks import Task, ToolSpec
-from replanning.run.attempt import TaskContext, Work
+from replanning.run.attempt import TaskContext, Work, run_in_thread
 from replanning.run.event_loop import describe_error
 from replanning.run.outputs import return_type_of
 
@@ -218,7 +217,7 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
             result = function(*positional, **values)
         else:  # Trio refuses an awaitable as the result of a thread; a tuple may contain one.
             work = partial(function, *positional, **values)
-            (result,) = await anyio.to_thread.run_sync(lambda: (work(),), abandon_on_cancel=True)
+            (result,) = await run_in_thread(lambda: (work(),))
         return await result if inspect.isawaitable(result) else result
 
     async def verify(

@@ -19,7 +19,7 @@ from opentelemetry import context as otel
 from replanning.engine.session import Execute, Session
 from replanning.errors import NotRunning
 from replanning.integrations.kit import has_deadline
-from replanning.run.attempt import as_current_attempt, current_attempt
+from replanning.run.attempt import as_current_attempt, current_attempt, run_in_thread
 
 __all__ = ["ExecuteInThread", "SessionThread"]
 
@@ -302,7 +302,7 @@ class _ThreadCall(_Call):
         async def leave() -> None:
             raise exits[0]
 
-        output = await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+        output = await run_in_thread(work)
         if exits:
             self._put(leave)
             await anyio.sleep_forever()

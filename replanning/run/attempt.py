@@ -9,9 +9,10 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Never, Protocol, Self, runtime_checkable
+from typing import Any, Final, Never, Protocol, Self, TypeVar, runtime_checkable
 
 import anyio
+import anyio.to_thread
 from opentelemetry.context import Context
 from pydantic import TypeAdapter
 
@@ -171,6 +172,16 @@ class TaskContext:
         """Report that a resource has another capacity, or that a tool is (un)available, and why."""
         self._run.change_resource(name, capacity=capacity, available=available, reason=reason)
 
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        at_work = self._run._lifecycle.attempts.at_work
+        thread = object()
+        at_work[thread] = self.attempt_id
+        try:
+            yield
+        finally:
+            del at_work[thread]
+
     def record_checked(self) -> None:
         """Report that the work has run the commands of `expect`, and they have succeeded."""
         self.checked = True
@@ -179,6 +190,8 @@ class TaskContext:
         """Journal a process group that the work started, to be killed if this process dies."""
         self._run._record_process(self.attempt_id, group)
 
+
+ResultT = TypeVar("ResultT")
 
 _current_attempt: Final = ContextVar[TaskContext | None]("replanning.current_attempt", default=None)
 
@@ -201,6 +214,29 @@ def as_current_attempt(context: TaskContext | None) -> Iterator[None]:
         yield
     finally:
         _current_attempt.reset(before)
+
+
+async def run_in_thread(
+    work: Callable[[], ResultT], limiter: anyio.CapacityLimiter | None = None
+) -> ResultT:
+    """Return what work returns in a thread, which is left when the attempt is cancelled.
+
+    No thread can be stopped. Until it ends, the attempt counts as at work: that it has had no
+    effect by then says nothing.
+
+    Args:
+        work: is called in the thread.
+        limiter: of the threads; by default that of anyio.
+    """
+    context = _current_attempt.get()
+
+    def noted() -> ResultT:
+        if not isinstance(context, TaskContext):  # such as one in a worker of Temporal
+            return work()
+        with context._at_work():
+            return work()
+
+    return await anyio.to_thread.run_sync(noted, abandon_on_cancel=True, limiter=limiter)
 
 
 Work = Callable[[Task, TaskContext], Awaitable[object]]

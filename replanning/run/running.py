@@ -129,6 +129,8 @@ class RunningAttempts:
 
     Attributes:
         running: the attempts that have not ended, with the task of each, and the handle of whoever executes it.
+        at_work: attempts that have ended, and whose work has not: it may still take effect. Each
+            stands under its id until its body has stopped, and under a key for each thread.
     """
 
     _live: LivePlan
@@ -141,6 +143,9 @@ class RunningAttempts:
     _redactor: Redactor
     _run: AttemptHost
     running: dict[AttemptId, tuple[TaskEntry, AttemptHandle | None]] = field(default_factory=dict)
+    at_work: dict[object, AttemptId] = field(default_factory=dict)
+    # Attempts whose work still went on when it was last asked whether they were done.
+    _asked_early: set[AttemptId] = field(default_factory=set)
 
     def __repr__(self) -> str:
         return f"<RunningAttempts {list(self.running)}>"
@@ -201,6 +206,10 @@ class RunningAttempts:
         deadline = None
         if timeout is not None:
             deadline = self._timer.clock.now() + timeout
+        if confirms is not None:
+            self._asked_early.discard(confirms)
+            if confirms in list(self.at_work.values()):  # a copy, because threads change it
+                self._asked_early.add(confirms)
         started = AttemptStarted(attempt_id, task_id, number, deadline, call, confirms)
         # Without the document of a call there is nothing to mask.
         masked = started if call is None else None
@@ -325,7 +334,11 @@ class RunningAttempts:
             self._record_failure(attempt_id, entry, error)
             return Confirmed(done=False)
         if not answer.done:
-            self._record_failure(attempt_id, entry, doubt.not_done())
+            failure = doubt.not_done()
+            if doubt.attempt in self._asked_early:
+                message = "it was not done by then, and its work goes on"
+                failure = Failure("StillAtWork", message, transient=True)
+            self._record_failure(attempt_id, entry, failure)
         return answer
 
     def failed(self, attempt_id: AttemptId, error: BaseException | str | Failure) -> None:
@@ -498,10 +511,12 @@ class RunningAttempts:
         entry, handle = self.running.pop(attempt_id, (None, None))
         if entry is not None and handle is not None:
             self._live.scheduler.keep_resources(entry, attempt_id)
+            self.at_work[attempt_id] = attempt_id
             handle.cancel()
 
     def work_stopped(self, attempt_id: AttemptId) -> None:
         """Free the resources of a cancelled attempt, which its work held until it stopped."""
+        self.at_work.pop(attempt_id, None)
         self._live.scheduler.free_resources(attempt_id)
         self._run.follow_up()
 

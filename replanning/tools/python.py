@@ -9,11 +9,10 @@ from importlib import import_module
 from typing import Final
 
 import anyio
-import anyio.to_thread
 from pydantic import JsonValue
 
 from replanning.plan.messages import did_you_mean
-from replanning.run.attempt import TaskContext
+from replanning.run.attempt import TaskContext, run_in_thread
 from replanning.run.outputs import return_type_of
 from replanning.tools.call import ToolCall
 from replanning.tools.errors import InvalidArguments, InvalidTool, ToolUnavailable
@@ -52,7 +51,7 @@ class PythonToolRunner:
             raise InvalidTool(call.tool.name, problems)
         if self._threads is None:
             self._threads = anyio.CapacityLimiter(_MAX_THREADS)
-        in_thread = partial(anyio.to_thread.run_sync, abandon_on_cancel=True, limiter=self._threads)
+        in_thread = partial(run_in_thread, limiter=self._threads)
         function = await in_thread(partial(load_callable, call.tool.name, call.tool.callable or ""))
         arguments: dict[str, object] = dict(call.arguments)
         try:

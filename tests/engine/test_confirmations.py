@@ -1,11 +1,13 @@
 """Calls that ended without an answer: it is asked whether they were done, before anything else is decided."""
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import anyio
+import anyio.from_thread
 import pytest
 
 from replanning import Plan, PlanRun, Task, TaskContext, tool
@@ -339,6 +341,31 @@ async def test_a_cancelled_caller(clock: VirtualClock) -> None:
         output = await session.invoke("pay", {"amount": 5}, key="one")
     assert output == {"key": "run-1/pay-1", "by": "find"}
     assert bank.executions == {"pay": 1, "find": 1}
+
+
+async def test_a_thread_that_goes_on(clock: VirtualClock) -> None:
+    """A call is not repeated while its thread may still do what it was not seen to have done."""
+    payments: list[int] = []
+    release = threading.Event()
+    asked: list[int] = []
+
+    async def find(amount: int) -> str | None:
+        asked.append(len(payments))
+        release.set()
+        return "paid" if payments else None
+
+    @tool(confirm=find)
+    def pay(amount: int) -> str:
+        anyio.from_thread.run_sync(scope.cancel)
+        release.wait()
+        payments.append(amount)
+        return "too late"
+
+    async with make_engine("repair", clock=clock).session("pay", tools=[pay]) as session:
+        with anyio.CancelScope() as scope:
+            await session.invoke("pay", {"amount": 5}, key="one")
+        output = await session.invoke("pay", {"amount": 5}, key="one")
+    assert (output, payments, asked[0], asked[-1]) == ("paid", [5], 0, 1)
 
 
 @pytest.mark.parametrize("is_async", [True, False])
