@@ -39,10 +39,12 @@ from replanning.live.view import DraftView, PlanView, TaskView, strips_problem
 from replanning.plan.messages import join_alternatives, join_names
 from replanning.plan.risk import JUDGED_KINDS, command_risk
 from replanning.plan.tasks import (
+    CONFIRM_ADVICE,
     READING_ADVICE,
     ChangingEffect,
     Task,
     TaskBody,
+    confirmation_of,
     effect_of,
     has_no_effect,
     is_repeatable,
@@ -622,6 +624,8 @@ def _doubt(repeated: Mapping[TaskId, Sequence[TaskBody]], view: PlanView) -> str
             instead.append(repr(task_id))
             # To call it twice may be harmless, and yet another call is a second effect.
             advice[READING_ADVICE] = None
+            if confirmation_of(task.task, tool) is None:
+                advice[CONFIRM_ADVICE] = None
             for other in others:
                 stand_ins[_stand_in_name(other, task.task)] = None
         else:

@@ -862,6 +862,7 @@ READING_METHODS: Final = ("GET", "HEAD", "OPTIONS")
 
 
 READING_ADVICE: Final = "`effect: none` if it only reads"
+CONFIRM_ADVICE: Final = "`confirm` if another tool can tell whether it was done"
 """What to state of a call so that it may be repeated, and given to another tool."""
 
 
@@ -965,7 +966,11 @@ def repetition_advice(task: TaskBody, tool: ToolSpec | None, *, done: bool = Fal
     advice = [READING_ADVICE]
     if not is_repeatable(task, tool):
         advice.append("`idempotent: true` if a second call does no harm")
-    if done or is_declared_unrepeatable(task, tool):
+    if done:
+        return advice
+    if confirmation_of(task, tool) is None:
+        advice.append(CONFIRM_ADVICE)
+    if is_declared_unrepeatable(task, tool):
         return advice
     if not allows_repetition(task, tool, is_named=False):
         advice.append("`retry: {max_attempts: 3}` to have it repeated all the same")

@@ -238,6 +238,7 @@ async def test_an_optional_call_in_doubt_is_told(clock: VirtualClock) -> None:
 
 READS = "`effect: none` if it only reads"
 HARMLESS = "`idempotent: true` if a second call does no harm"
+CONFIRMED = "`confirm` if another tool can tell whether it was done"
 REPEATED = "`retry: {max_attempts: 3}` to have it repeated all the same"
 FALLBACKS = "or `fallbacks` to have another call take its place."
 
@@ -245,10 +246,13 @@ FALLBACKS = "or `fallbacks` to have another call take its place."
 @pytest.mark.parametrize(
     ("stated", "advice"),
     [
-        ({}, f"{READS}, {HARMLESS}, {REPEATED}, {FALLBACKS}"),
+        ({}, f"{READS}, {HARMLESS}, {CONFIRMED}, {REPEATED}, {FALLBACKS}"),
         # A retry is not repeated where it is said to do harm.
-        ({"idempotent": False}, f"{READS}, {HARMLESS}, {FALLBACKS}"),
-        ({"retry": Retry(max_attempts=1)}, f"{READS}, {HARMLESS}, {REPEATED}, {FALLBACKS}"),
+        ({"idempotent": False}, f"{READS}, {HARMLESS}, {CONFIRMED}, {FALLBACKS}"),
+        (
+            {"retry": Retry(max_attempts=1)},
+            f"{READS}, {HARMLESS}, {CONFIRMED}, {REPEATED}, {FALLBACKS}",
+        ),
     ],
 )
 async def test_a_question_names_what_helps(
@@ -279,7 +283,7 @@ async def test_a_question_about_another_tool_names_what_helps(
     (question,) = engine.pending(result.run)
     assert question.text.endswith(
         "If not, approve 'other' in place of 'a'. Not to be asked next time,"
-        f" state {READS}, {FALLBACKS}"
+        f" state {READS}, {CONFIRMED}, {FALLBACKS}"
     )
     reasons = [candidate.alternative.reason for candidate in question.candidates]
     assert "may pass" not in str(reasons)
@@ -321,8 +325,8 @@ async def test_a_call_about_which_nobody_is_asked_tells_what_is_unknown(
     unknown = "took effect is unknown (executed"
     next_time = "; to have it repeated next time, state for its tool"
     assert once.value.__notes__ == [
-        f"whether 'pay' {unknown} once){next_time} {READS}, {HARMLESS}, or {REPEATED}"
+        f"whether 'pay' {unknown} once){next_time} {READS}, {HARMLESS}, {CONFIRMED}, or {REPEATED}"
     ]
     assert thrice.value.__notes__ == [
-        f"whether 'sell' {unknown} 3 times){next_time} {READS}, or {HARMLESS}"
+        f"whether 'sell' {unknown} 3 times){next_time} {READS}, {HARMLESS}, or {CONFIRMED}"
     ]
