@@ -66,6 +66,7 @@ from replanning.plan.references import (
     IDEMPOTENCY_KEY,
     resolve_references,
     resolve_root_references,
+    sole_argument,
 )
 from replanning.plan.tasks import (
     Confirmation,
@@ -279,10 +280,9 @@ class LivePlan(TaskGraph):
         }
         arguments: JsonObject = {}
         for name, value in confirm.arguments.items():
-            if isinstance(value, str) and value.startswith("${arguments."):
-                referred = value[len("${arguments.") : -1]
-                if referred.isidentifier() and referred not in given:
-                    continue
+            referred = sole_argument(value)
+            if referred and referred not in given:
+                continue
             arguments[name] = resolve_root_references(value, roots)
         # A mask must never reach a tool.
         if confirm.tool in self.masked.tools or is_redacted(arguments):

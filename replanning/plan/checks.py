@@ -26,11 +26,12 @@ from replanning.plan.messages import (
 )
 from replanning.plan.references import (
     IDEMPOTENCY_KEY,
+    UNDO_ROOTS,
     Reference,
     find_references,
     has_references,
     placeholders,
-    undo_argument_names,
+    root_references,
 )
 from replanning.plan.tasks import (
     Confirmation,
@@ -547,12 +548,18 @@ def _check_undo(tool: ToolSpec, undo: Undo, scope: TaskScope) -> Iterator[Findin
     body = TaskBody(tool=undo.tool, arguments=undo.arguments)
     yield from _check_bodies([((), body, [])], scope)
     try:
-        names = undo_argument_names(undo.arguments)
+        references = root_references(undo.arguments, UNDO_ROOTS)
     except ExpressionError as error:
         yield ("arguments",), str(error)
         return
-    for name in names:
-        if tool.parameters and name not in tool.parameters:
+    if not tool.parameters:
+        return
+    for reference in references:
+        root, *steps = reference.path
+        if root != "arguments":
+            continue
+        name = steps[0]
+        if name not in tool.parameters:
             hint = scope.hints(str(name), tool.parameters)
             yield ("arguments",), f"{tool.name!r} has no parameter {name!r}{hint}"
 

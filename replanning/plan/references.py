@@ -208,7 +208,6 @@ MAX_FILLED_CHARS: Final = 10_000_000
 
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
 _PATH_STEP: Final = re.compile(r"""\.([^.\[\]]+)|\[(-?\d{1,9})\]|\["([^"]+)"\]|\['([^']+)'\]""")
-_UNDO_ROOT: Final = re.compile(r"output|arguments|context")
 _OUTPUT: Final = re.compile(r"\.output(?=$|[.\[])")
 _NO_FORM_ADVICE: Final = "read it in the work, from context.results, or return a value that has one"
 
@@ -218,6 +217,9 @@ CONFIRMATION_ROOTS: Final = ("arguments", "results", "context", IDEMPOTENCY_KEY)
 
 CONFIRMED_ROOTS: Final = ("output", "text", *CONFIRMATION_ROOTS)
 """What the output of a confirmed call may refer to."""
+
+UNDO_ROOTS: Final = ("output", "arguments", "context")
+"""What the arguments of a tool's `undo` may refer to."""
 
 _SINGLE_VALUES: Final = ("output", "text", IDEMPOTENCY_KEY)
 """Roots that are values themselves; of the others, a part is named."""
@@ -326,7 +328,9 @@ def bind_undo(
     """
 
     def value_of(match: re.Match[str]) -> JsonValue:
-        root, path = _undo_reference(match)
+        if match[0] == "$${":
+            return match[0]
+        root, *path = _root_reference(match, UNDO_ROOTS).path
         if root == "output":
             return f"${{{task_id}.{match[1]}}}"
         if root != "arguments":
@@ -346,35 +350,6 @@ def bind_undo(
         return _REFERENCE.sub(lambda match: as_text(value_of(match)), text)
 
     return _map_arguments(arguments, bound)
-
-
-def undo_argument_names(arguments: dict[str, JsonValue]) -> list[str | int]:
-    """Return the arguments that the arguments of a tool's `undo` refer to.
-
-    Raises:
-        ExpressionError: a reference is none that `bind_undo` knows.
-    """
-    names = []
-    for text in iter_strings(arguments, keys=False):
-        for match in _REFERENCE.finditer(text):
-            root, path = _undo_reference(match)
-            if root == "arguments":
-                names.append(path[0])
-    return names
-
-
-def _undo_reference(match: re.Match[str]) -> tuple[str, JsonPath]:
-    """Return `output`, `arguments` or `context` with the steps into it; "" for an escape."""
-    if match[0] == "$${":
-        return "", ()
-    inner = match[1] or ""
-    root = _UNDO_ROOT.match(inner)
-    if root is not None:
-        path = _parse_path(inner, root.end(), {})
-        if path or (path == () and root[0] == "output"):
-            return root[0], path
-    forms = "${output.name}, ${arguments.name} or ${context.name}"
-    raise ExpressionError(f"{match[0]!r} is no reference of an `undo`: write {forms}")
 
 
 def _map_arguments(
@@ -483,15 +458,43 @@ def resolve_root_references(value: JsonValue, roots: Mapping[str, object]) -> Js
     return map_strings(value, resolved)
 
 
+def root_references(value: JsonValue, roots: tuple[str, ...]) -> list[Reference]:
+    """Return every reference in a value, in order; its path begins with the name of its root.
+
+    Args:
+        value: as a confirmation or the `undo` of a tool states it.
+        roots: what references may begin with.
+
+    Raises:
+        ExpressionError: a reference begins with none of the roots.
+    """
+    references = []
+    for text in iter_strings(value, keys=False):
+        for match in _REFERENCE.finditer(text):
+            if match[0] != "$${":
+                references.append(_root_reference(match, roots))
+    return references
+
+
 def root_reference_problem(value: JsonValue, roots: tuple[str, ...]) -> str:
     """Return which reference of a value begins with none of the roots; empty if all do."""
     try:
-        for text in iter_strings(value, keys=False):
-            for match in _REFERENCE.finditer(text):
-                if match[0] != "$${":
-                    _root_reference(match, roots)
+        root_references(value, roots)
     except ExpressionError as error:
         return str(error)
+    return ""
+
+
+def sole_argument(value: JsonValue) -> str:
+    """Return the argument that a value of a confirmation consists of; empty for another value.
+
+    Such a value is left out of the question where the call left out the argument.
+    """
+    prefix = "${arguments."
+    if isinstance(value, str) and value.startswith(prefix):
+        name = value[len(prefix) : -1]
+        if name.isidentifier():
+            return name
     return ""
 
 

@@ -49,8 +49,11 @@ from replanning.tools.conditions import (
     ToolKnowledge,
     agreement_problems,
     condition_problems,
+    confirmation_problems,
     expectation_problems,
     tool_knowledge,
+    undo_problems,
+    undo_task_problems,
 )
 from replanning.tools.errors import (
     CommandFailed,
@@ -216,16 +219,16 @@ def _condition_problems(plan: Plan) -> Iterator[Problem]:
             if task.expect is not None and task.expect.json_schema is not None:
                 results[task.id] = [*results[task.id], task.expect.json_schema]
     for index, tool in enumerate(plan.tools):
-        if tool.expect is not None:
-            found = chain(
-                expectation_problems(tool.expect, known[tool.name], None, results),
-                agreement_problems(tool.expect, tool.name, own),
-            )
-            for path, message in found:
-                where = format_path(("tools", index, "expect", *path))
-                yield Problem(where, f"tool {tool.name!r}: {message}")
+        found = _stated_problems(tool, tool.name, None, known=known, own=own, results=results)
+        if tool.undo is not None:
+            found = chain(found, undo_problems(tool.undo, own[tool.name]))
+        for path, message in found:
+            where = format_path(("tools", index, *path))
+            yield Problem(where, f"tool {tool.name!r}: {message}")
+    ids = {task.id for task in plan.tasks}
     for index, task in enumerate(plan.tasks):
-        if task.when is None and task.expect is None and not task.fallbacks and task.undo is None:
+        stated = (task.when, task.expect, task.confirm, task.undo)
+        if not task.fallbacks and all(part is None for part in stated):
             continue
         subject = f"task {task.id!r}"
         for path, body, _ in _task_bodies(("tasks", index), task):
@@ -234,18 +237,49 @@ def _condition_problems(plan: Plan) -> Iterator[Problem]:
                     condition = Condition.parse(body.when)
                 except ExpressionError:
                     continue  # the check of the plan says so
-                checked = Checked(condition, (), None, None, results)
-                for message in condition_problems(checked):
+                checked = Checked((), None, None, results)
+                for message in condition_problems(condition, checked):
                     yield Problem(format_path((*path, "when")), f"{subject}: {message}")
-            if body.expect is not None:
-                its_tool = known.get(body.tool or "", ToolKnowledge())
-                found = chain(
-                    expectation_problems(body.expect, its_tool, body.arguments, results),
-                    agreement_problems(body.expect, body.tool, own),
-                )
-                for inner, message in found:
-                    where = format_path((*path, "expect", *inner))
-                    yield Problem(where, f"{subject}: {message}")
+            found = _stated_problems(
+                body, body.tool, body.arguments, known=known, own=own, results=results
+            )
+            if body.undo is not None:
+                found = chain(found, undo_task_problems(body.undo, ids, results))
+            for inner, message in found:
+                yield Problem(format_path((*path, *inner)), f"{subject}: {message}")
+
+
+def _stated_problems(
+    part: ToolSpec | TaskBody,
+    tool: str | None,
+    given: JsonObject | None,
+    *,
+    known: Mapping[str, ToolKnowledge],
+    own: Mapping[str, ToolKnowledge],
+    results: Mapping[TaskId, Sequence[JsonObject]],
+) -> Iterator[tuple[JsonPath, str]]:
+    """Yield what is wrong with what a tool or a task states under `expect` and `confirm`.
+
+    Args:
+        part: the tool or the task.
+        tool: the name of the tool whose calls that is about, if any is named.
+        given: the arguments of the task; None for a tool.
+        known: what is known of the calls of tools, whichever tool may take their places.
+        own: what is known of the calls of the tools themselves.
+        results: schemas of the outputs of tasks.
+    """
+    called = known.get(tool or "", ToolKnowledge())
+    if part.expect is not None:
+        found = chain(
+            expectation_problems(part.expect, called, given, results),
+            agreement_problems(part.expect, tool, own),
+        )
+        for path, message in found:
+            yield ("expect", *path), message
+    if part.confirm is not None:
+        asked = own.get(part.confirm.tool, ToolKnowledge())
+        for path, message in confirmation_problems(part.confirm, called, asked, given, results):
+            yield ("confirm", *path), message
 
 
 _Command = tuple[int, str, list[str], tuple[str, ...]]

@@ -7,7 +7,7 @@ that are of other types whatever they are.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, cast
 
 from replanning.plan.conditions import (
@@ -18,8 +18,17 @@ from replanning.plan.conditions import (
     shown,
 )
 from replanning.plan.messages import did_you_mean, join_names
-from replanning.plan.references import placeholders
-from replanning.plan.tasks import Expectation, ToolSpec
+from replanning.plan.references import (
+    CONFIRMATION_ROOTS,
+    CONFIRMED_ROOTS,
+    UNDO_ROOTS,
+    Reference,
+    find_references,
+    placeholders,
+    root_references,
+    sole_argument,
+)
+from replanning.plan.tasks import Confirmation, Expectation, TaskBody, ToolSpec, Undo
 from replanning.plan.types import JsonObject, JsonPath, JsonValue, TaskId
 
 OUTPUTS_BY_KIND: Final[Mapping[str, JsonObject]] = {
@@ -59,17 +68,15 @@ _Types = frozenset[str] | None
 
 
 class Checked(NamedTuple):
-    """A condition whose names are known in part.
+    """What is known of the values that a condition or a reference is over.
 
     Attributes:
-        condition: the condition.
         output: schemas of the output, all of which it fits; none for `when`.
         arguments: the names and schemas of the arguments that a tool takes; None if it takes any.
-        given: the arguments that the task gives; None for a condition of a tool.
+        given: the arguments that the task gives; None for what a tool states.
         results: schemas of the outputs of tasks.
     """
 
-    condition: Condition
     output: Sequence[JsonObject]
     arguments: Mapping[str, JsonObject] | None
     given: Mapping[str, JsonValue] | None
@@ -116,10 +123,10 @@ def expectation_problems(
     output = tool.output
     if given is not None and expect.json_schema is not None:
         output = [*output, expect.json_schema]
+    checked = Checked(output, tool.arguments, given, results)
     for number, text in enumerate(expect.where):
         condition = Condition.parse(text, OUTPUT_ROOTS)
-        checked = Checked(condition, output, tool.arguments, given, results)
-        for problem in condition_problems(checked):
+        for problem in condition_problems(condition, checked):
             yield ("where", number), problem
 
 
@@ -149,6 +156,71 @@ def agreement_problems(
             if problem:
                 yield ("agrees_with", "fields", number), f"the path {path!r}{whose}: {problem}"
                 break
+
+
+def confirmation_problems(
+    confirm: Confirmation,
+    tool: ToolKnowledge,
+    asked: ToolKnowledge,
+    given: Mapping[str, JsonValue] | None,
+    results: Mapping[TaskId, Sequence[JsonObject]],
+) -> Iterator[tuple[JsonPath, str]]:
+    """Yield what is wrong with the condition and the references of a confirmation.
+
+    Args:
+        confirm: the confirmation; each problem has its place in that.
+        tool: what is known of the tool whose call is in doubt.
+        asked: what is known of the tool that is asked, whose output the condition is on.
+        given: the arguments of the task that states it; None for a confirmation of the tool.
+        results: schemas of the outputs of tasks.
+    """
+    checked = Checked(asked.output, tool.arguments, given, results)
+    for name, value in confirm.arguments.items():
+        # It is left out with an argument that the call leaves out, which is one of its parameters.
+        is_optional = sole_argument(value) in (tool.arguments or ())
+        references = root_references(value, CONFIRMATION_ROOTS)
+        for problem in _reference_problems(references, checked, is_needed=not is_optional):
+            yield ("arguments", name), problem
+    condition = Condition.parse(confirm.when, OUTPUT_ROOTS)
+    for problem in condition_problems(condition, checked):
+        yield ("when",), problem
+    references = root_references(confirm.output, CONFIRMED_ROOTS)
+    for problem in _reference_problems(references, checked):
+        yield ("output",), problem
+
+
+def undo_problems(undo: Undo, tool: ToolKnowledge) -> Iterator[tuple[JsonPath, str]]:
+    """Yield what is wrong with the references of what takes back the effect of a tool.
+
+    Args:
+        undo: what the tool states.
+        tool: what is known of that tool.
+    """
+    checked = Checked(tool.output, tool.arguments, None, {})
+    for name, value in undo.arguments.items():
+        references = root_references(value, UNDO_ROOTS)
+        for problem in _reference_problems(references, checked):
+            yield ("undo", "arguments", name), problem
+
+
+def undo_task_problems(
+    undo: TaskBody, ids: Container[TaskId], results: Mapping[TaskId, Sequence[JsonObject]]
+) -> Iterator[tuple[JsonPath, str]]:
+    """Yield the references of an undo task to what the output of a task never has.
+
+    Args:
+        undo: the undo task.
+        ids: the ids of all tasks.
+        results: schemas of the outputs of tasks.
+    """
+    for name, value in undo.arguments.items():
+        for reference in dict.fromkeys(find_references(value, ids)):
+            if reference.task is None:
+                continue
+            schemas = results.get(reference.task, ())
+            problem = _path_problem(schemas, reference.path, f"{reference.task}.output")
+            if problem:
+                yield ("undo", "arguments", name), f"{reference}: {problem}"
 
 
 def _output_schemas(tool: ToolSpec, *, is_plan: bool) -> list[JsonObject]:
@@ -184,18 +256,20 @@ def _parameters(tool: ToolSpec) -> dict[str, JsonObject] | None:
     return {name: each if isinstance(each, dict) else {} for name, each in properties.items()}
 
 
-def condition_problems(checked: Checked) -> Iterator[str]:
+def condition_problems(condition: Condition, checked: Checked) -> Iterator[str]:
     """Yield what is wrong with a condition, as sentences that name its parts."""
-    questions = checked.condition.questions("arguments")
-    certain = set(map(id, _always_read(checked.condition.tree)))
-    pending: list[ast.AST] = [checked.condition.tree]
+    questions = condition.questions("arguments")
+    certain = set(map(id, _always_read(condition.tree)))
+    pending: list[ast.AST] = [condition.tree]
     reported = set()
     while pending:
         node = pending.pop(0)
         problem = ""
         match node:
             case ast.Attribute() | ast.Subscript():
-                problem = _lookup_problem(node, checked, questions, is_read=id(node) in certain)
+                root, steps = _steps_of(node)
+                is_needed = id(node) in certain and str(steps[0]) not in questions
+                problem = _lookup_problem(root, steps, checked, is_needed=is_needed)
             case ast.Compare():
                 problem = _comparison_problem(node, checked)
                 pending += ast.iter_child_nodes(node)
@@ -216,7 +290,24 @@ def condition_problems(checked: Checked) -> Iterator[str]:
                 pending += ast.iter_child_nodes(node)
         if problem and problem not in reported:
             reported.add(problem)
-            yield f"condition {checked.condition.text!r}: {problem}"
+            yield f"condition {condition.text!r}: {problem}"
+
+
+def _reference_problems(
+    references: Iterable[Reference], checked: Checked, *, is_needed: bool = True
+) -> Iterator[str]:
+    """Yield which references lead to nothing.
+
+    Args:
+        references: each with a path that begins with the name of its root.
+        checked: what is known of the roots.
+        is_needed: whether an argument that the task does not give is a problem.
+    """
+    for reference in dict.fromkeys(references):
+        root, *steps = reference.path
+        problem = _lookup_problem(str(root), steps, checked, is_needed=is_needed)
+        if problem:
+            yield f"{reference}: {problem}"
 
 
 def _always_read(node: ast.AST) -> Iterator[ast.AST]:
@@ -237,24 +328,17 @@ def _always_read(node: ast.AST) -> Iterator[ast.AST]:
 # Names
 
 
-def _lookup_problem(
-    node: ast.Attribute | ast.Subscript,
-    checked: Checked,
-    questions: frozenset[str],
-    *,
-    is_read: bool,
-) -> str:
+def _lookup_problem(root: str, steps: list[str | int], checked: Checked, *, is_needed: bool) -> str:
     """Return why nothing can be found by a lookup; empty if something may be.
 
     Args:
-        node: the lookup.
-        checked: the condition.
-        questions: the arguments of which the condition asks whether they are given.
-        is_read: whether it is made whatever the values are.
+        root: what it begins with.
+        steps: the names and numbers by which it goes on.
+        checked: what is known of the roots.
+        is_needed: whether an argument that the task does not give is a problem.
     """
-    root, steps = _steps_of(node)
     if root == "arguments" and steps:
-        return _argument_problem(str(steps[0]), checked, questions, is_read=is_read)
+        return _argument_problem(str(steps[0]), checked, is_needed=is_needed)
     return _path_problem(*_start(root, steps, checked))
 
 
@@ -278,16 +362,14 @@ def _path_problem(
     return ""
 
 
-def _argument_problem(
-    name: str, checked: Checked, questions: frozenset[str], *, is_read: bool
-) -> str:
+def _argument_problem(name: str, checked: Checked, *, is_needed: bool) -> str:
     given = checked.given
     known = checked.arguments
     if known is not None and name not in known and name not in (given or ()):
         hint = did_you_mean(name, known)
         names = _listed(known)
         return "; ".join(filter(None, [f"the tool has no parameter {name!r}", hint, names]))
-    if given is None or not is_read or name in given or name in questions:
+    if given is None or not is_needed or name in given:
         return ""
     hint = did_you_mean(name, given)
     names = _listed(given)

@@ -160,14 +160,14 @@ REFUSED = {
         - {name: f, undo: {tool: cancel, arguments: {id: "${arguments.any[0]}", of: "${output}"}}}
 
         tools[2].undo.tool: tool 'a': its undo: there is no tool 'cancle'; did you mean 'cancel'?; describe it under `tools`
-        tools[3].undo.arguments: tool 'b': its undo: '${b.output}' is no reference of an `undo`: write ${output.name},
-          ${arguments.name} or ${context.name}
+        tools[3].undo.arguments: tool 'b': its undo: '${b.output}' is no reference here: write ${output},
+          ${arguments.NAME}, or ${context.NAME}
         tools[4].undo.arguments: tool 'c': its undo: tool 'cancel' needs the argument 'of' (any)
-        tools[4].undo.arguments: tool 'c': its undo: '${' is no reference of an `undo`: write ${output.name}, ${arguments.name}
-          or ${context.name}
+        tools[4].undo.arguments: tool 'c': its undo: '${' is no reference here: write ${output}, ${arguments.NAME},
+          or ${context.NAME}
         tools[5].undo.arguments: tool 'd': its undo: 'd' has no parameter 'waht'; did you mean 'what'?
-        tools[6].undo.arguments: tool 'e': its undo: '${arguments}' is no reference of an `undo`: write ${output.name},
-          ${arguments.name} or ${context.name}
+        tools[6].undo.arguments: tool 'e': its undo: '${arguments}' is no reference here: write ${output},
+          ${arguments.NAME}, or ${context.NAME}
     """,
     "arguments that are missing, unknown or of another type than the parameter": """
         objects: {b1: block, table: surface}

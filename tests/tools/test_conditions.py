@@ -279,6 +279,219 @@ def test_compared_fields(tool, task, expected):
     assert told == expected
 
 
+CONFIRMED = """
+goal: {objective: x}
+mcp: {shop: {url: "http://a"}}
+tools:
+  - name: pay
+    kind: python
+    callable: "json:dumps"
+    capability: c
+    parameters: {order: string, amount: number, note: string}
+    optional: [note]
+    confirm: TOOL
+  - name: find
+    kind: python
+    callable: "json:loads"
+    capability: c
+    effect: none
+    expect:
+      schema:
+        type: object
+        additionalProperties: false
+        properties: {found: {type: integer}, payment: {type: object}, state: {type: string}, by: {}}
+  - {name: look, kind: http, url: "http://a"}
+  - {name: other, kind: python, callable: "json:dumps", capability: c, confirm: {tool: find, when: output.found}}
+  - {name: same, kind: shell, command: "true", capability: c}
+tasks:
+  - {id: first, tool: find}
+  - {id: a, tool: pay, depends_on: [first], arguments: {order: W1, amount: 5}, confirm: TASK}
+  - {id: b, tool: other, depends_on: [first], arguments: {order: W1}, confirm: OTHER}
+"""
+DONE = "{tool: find, when: output.found > 0}"
+FINDS = "there is 'found', 'payment', 'state', 'by'"
+TAKES = "there is 'order', 'amount', 'note'"
+
+
+def confirmed(**stated: str) -> list[str]:
+    """What is wrong with confirmations of a tool, of a task, and of a task whose tool takes any arguments."""
+    text = CONFIRMED
+    for name in ("TOOL", "TASK", "OTHER"):
+        text = text.replace(name, stated.get(name, DONE))
+    return problems(text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "place", "problem"),
+    [
+        (
+            "when: output.fuond > 0",
+            "when",
+            f"condition 'output.fuond > 0': output has no 'fuond'; did you mean 'found'?; {FINDS}",
+        ),
+        (
+            "when: output.state > 0",
+            "when",
+            (
+                "condition 'output.state > 0': output.state is a text, and 0 is a number: neither is less than "
+                "the other"
+            ),
+        ),
+        (
+            "when: output.found == arguments.ordr",
+            "when",
+            (
+                "condition 'output.found == arguments.ordr': the tool has no parameter 'ordr'; "
+                f"did you mean 'order'?; {TAKES}"
+            ),
+        ),
+        (
+            "when: output.found, arguments: {key: ['${arguments.ordr}-${arguments.ordr}']}",
+            "arguments.key",
+            f"${{arguments.ordr}}: the tool has no parameter 'ordr'; did you mean 'order'?; {TAKES}",
+        ),
+        (
+            "when: output.found, arguments: {key: '${arguments.z}'}",
+            "arguments.key",
+            f"${{arguments.z}}: the tool has no parameter 'z'; {TAKES}",
+        ),
+        (
+            "when: output.found, arguments: {key: '${results.first.z}'}",
+            "arguments.key",
+            f"${{results.first.z}}: results.first has no 'z'; {FINDS}",
+        ),
+        (
+            "when: output.found, output: {id: 'no ${output.paymnt.id}'}",
+            "output",
+            f"${{output.paymnt.id}}: output has no 'paymnt'; did you mean 'payment'?; {FINDS}",
+        ),
+        (
+            "when: output.found, output: '${output.state.id}'",
+            "output",
+            "${output.state.id}: output.state is a text, and has no 'id'",
+        ),
+        (
+            "when: output.found, output: '${arguments.ordr}'",
+            "output",
+            f"${{arguments.ordr}}: the tool has no parameter 'ordr'; did you mean 'order'?; {TAKES}",
+        ),
+    ],
+)
+def test_confirmations(fields, place, problem):
+    """A confirmation is held to the output of the tool that it asks, and to the parameters of the one it is about."""
+    stated = f"{{tool: find, {fields}}}"
+    assert confirmed(TOOL=stated) == [f"tools[0].confirm.{place}: tool 'pay': {problem}"]
+    assert confirmed(TASK=stated) == [f"tasks[1].confirm.{place}: task 'a': {problem}"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "place", "problem"),
+    [
+        (
+            "when: output.found == arguments.ordr",
+            "when",
+            (
+                "condition 'output.found == arguments.ordr': the task gives no argument 'ordr'; "
+                "did you mean 'order'?; there is 'order'"
+            ),
+        ),
+        (
+            "when: output.found, arguments: {key: '${arguments.ordr}'}",
+            "arguments.key",
+            "${arguments.ordr}: the task gives no argument 'ordr'; did you mean 'order'?; there is 'order'",
+        ),
+        (
+            "when: output.found, output: 'paid ${arguments.note}'",
+            "output",
+            "${arguments.note}: the task gives no argument 'note'; there is 'order'",
+        ),
+    ],
+)
+def test_confirmations_of_tasks_whose_tools_take_anything(fields, place, problem):
+    """Where a tool states no parameters, only a task knows which arguments there are."""
+    stated = f"{{tool: find, {fields}}}"
+    assert confirmed(OTHER=stated) == [f"tasks[2].confirm.{place}: task 'b': {problem}"]
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        DONE,
+        "{tool: find, when: output.found == 1 and output.by.any > 2, output: '${output}'}",
+        "{tool: find, when: output.payment.any and text, output: {id: '${output.payment.id}', at: '${text}'}}",
+        "{tool: find, when: 'output.found and context.x', output: '$${output.x} ${context.x}'}",
+        "{tool: find, when: output.found, arguments: {key: '${arguments.note}', by: '${idempotency_key}'}}",
+        "{tool: find, when: output.found, arguments: {key: ['${arguments.order}'], id: '${arguments.amount}-${arguments.order}'}}",
+        "{tool: find, when: 'not output.found or arguments.note', output: '${arguments.order[0]}'}",
+        "{tool: look, when: output.json.anything == 1, output: '${output.json.any[0].other}'}",
+        "{tool: shop.find, when: output.any > output.other, output: '${output.one}'}",
+    ],
+)
+def test_possible_confirmations(stated):
+    """What may be asked is no problem, and an argument that the call may leave out is left out of the question."""
+    assert confirmed(TOOL=stated, TASK=stated) == []
+
+
+UNDONE = """
+goal: {objective: x}
+mcp: {shop: {url: "http://a"}}
+tools:
+  - name: book
+    kind: python
+    callable: "json:dumps"
+    expect:
+      schema: {additionalProperties: false, properties: {id: {type: string}, at: {type: [object, "null"]}}}
+    undo: {tool: cancel, arguments: {id: TOOL}}
+  - {name: order, kind: http, method: POST, url: "http://a", undo: {tool: cancel, arguments: {id: "${output.json.id}"}}}
+  - name: remote
+    kind: mcp
+    server: shop
+    input_schema: {properties: {id: {}}, additionalProperties: false}
+    undo: {tool: cancel, arguments: {id: "${arguments.id}"}}
+  - {name: cancel, kind: python, callable: "json:dumps"}
+tasks:
+  - {id: a.b, tool: book, undo: {tool: cancel, arguments: {id: TASK}}}
+  - {id: c, tool: cancel, undo: {tool: cancel, arguments: {id: "${c.output.any}"}}}
+"""
+
+
+def undone(tool: str, task: str) -> list[str]:
+    """What is wrong with the arguments by which a tool, and one of its tasks, take a call back."""
+    return problems(UNDONE.replace("TOOL", f"'{tool}'").replace("TASK", f"'{task}'"))
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("idd", " has no 'idd'; did you mean 'id'?; there is 'id', 'at'"),
+        ("id.first", ".id is a text, and has no 'first'"),
+        ("id", ""),
+        ("at.any", ""),
+    ],
+)
+def test_undo(path, problem):
+    """What takes a call back reads the output of that call, and nothing that the output never has."""
+    expected = []
+    if problem:
+        expected = [
+            f"tools[0].undo.arguments.id: tool 'book': ${{output.{path}}}: output{problem}",
+            f"tasks[0].undo.arguments.id: task 'a.b': ${{a.b.output.{path}}}: a.b.output{problem}",
+        ]
+    assert undone(f"no ${{output.{path}}}", f"no ${{a.b.output.{path}}}") == expected
+
+
+def test_arguments_of_an_undo():
+    """What a call never takes cannot be given to what takes it back; values and the context may be anything."""
+    assert undone("$${output.idd} ${context.x} ${arguments.any}", "${context.x}") == []
+    text = UNDONE.replace("${arguments.id}", "${arguments.idd}").replace("TOOL", "x")
+    assert problems(text.replace("TASK", "x")) == [
+        (
+            "tools[2].undo.arguments.id: tool 'remote': ${arguments.idd}: the tool has no parameter 'idd'; "
+            "did you mean 'id'?; there is 'id'"
+        )
+    ]
+
+
 def test_files_of_tools():
     """In a file of tools, a tool of a server may answer through the MCP proxy, by its content alone."""
     text = "goal: {objective: x}\nmcp: {s: {url: 'http://x'}}\ntools: [{name: t, kind: mcp, server: s, expect: {where: [output.id]}}]\n"
