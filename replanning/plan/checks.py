@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from itertools import chain
+from itertools import chain, islice
 from types import NoneType
 from typing import Any, Final, NamedTuple
 
@@ -25,6 +25,7 @@ from replanning.plan.messages import (
     format_path,
 )
 from replanning.plan.references import (
+    CONFIRMED_ROOTS,
     IDEMPOTENCY_KEY,
     UNDO_ROOTS,
     Reference,
@@ -148,11 +149,11 @@ def check_plan(
             yield ("tasks", index, *path), f"{which}: {text}"
         for path, text in _check_acceptance(bodies[index]):
             yield ("tasks", index, *path), f"{which}: {text}"
-    expecting = {}
+    uses = {}
     for tool in tools:
-        if tool.expect is not None:
-            expecting[tool.name] = _results_of_tool(tool.expect)
-    yield from _check_graph(tasks, bodies, scope.hints, expecting)
+        if tool.expect is not None or tool.confirm is not None:
+            uses[tool.name] = _results_of_tool(tool)
+    yield from _check_graph(tasks, bodies, scope.hints, uses)
 
 
 def check_graph(tasks: Sequence[Task]) -> list[Problem]:
@@ -170,7 +171,7 @@ def _check_graph(
     tasks: Sequence[Task],
     bodies: Sequence[Sequence[_ParsedBody]],
     hints: NameSuggester,
-    expecting: Mapping[str, Sequence[str]],
+    uses_of_tools: Mapping[str, Mapping[str, str]],
 ) -> Iterator[Finding]:
     """Yield the problems between tasks: ids, dependencies, cycles, and references to results.
 
@@ -209,7 +210,7 @@ def _check_graph(
     for number, task in enumerate(tasks):
         for path, name, text in _results_read(task, bodies[number]):
             uses.append((number, path, name, text))
-        for path, name, text in _results_expected(task, expecting):
+        for path, name, text in _results_compared(task, uses_of_tools):
             uses.append((number, path, name, text))
     for number, path, name, text in uses:
         if name not in number_of:
@@ -337,44 +338,72 @@ def _results_read(task: Task, bodies: Sequence[_ParsedBody]) -> Iterator[tuple[J
                         yield where, reference.task, str(reference)
 
 
-def _results_expected(
-    task: Task, expecting: Mapping[str, Sequence[str]]
+def _results_compared(
+    task: Task, uses_of_tools: Mapping[str, Mapping[str, str]]
 ) -> Iterator[tuple[JsonPath, str, str]]:
-    """Yield the results that the expectations of a task and of its tools compare its output with.
+    """Yield the results that a task and its tools read under `expect` and `confirm`.
 
     Each with its path, the id of the other task, and how it is written.
 
     Args:
         task: the task.
-        expecting: the results that tools compare their outputs with, by their names.
+        uses_of_tools: the results that tools read, by their names, each with where.
     """
     for path, body in nested_bodies(task):
-        if body.expect is not None:
-            for number, text in enumerate(body.expect.where):
-                if "results" not in text:
-                    continue
-                for name in sorted(Condition.parse(text, OUTPUT_ROOTS).names("results")):
-                    # What undoes a task runs after it.
-                    if name != task.id or "undo" not in path:
-                        yield (*path, "expect", "where", number), name, f"results.{name}"
-        for name in expecting.get(body.tool or "", ()):
-            use = f"results.{name} in what its tool {body.tool!r} expects"
-            yield (*path, "tool"), name, use
+        found: list[tuple[JsonPath, str, str]] = []
+        for inner, names, _ in _results_stated(body):
+            for name in sorted(names):
+                found.append((inner, name, f"results.{name}"))
+        for name, where in uses_of_tools.get(body.tool or "", {}).items():
+            use = f"results.{name} in what its tool {body.tool!r} {where}"
+            found.append((("tool",), name, use))
+        for inner, name, use in found:
+            # What undoes a task runs after it.
+            if name != task.id or "undo" not in path:
+                yield (*path, *inner), name, use
 
 
-def _results_of_tool(expect: Expectation) -> list[str]:
-    """Return the results that a tool compares its output with wherever it is used.
+def _results_of_tool(tool: ToolSpec) -> dict[str, str]:
+    """Return the results that a tool reads wherever it is used, each with where that is stated.
 
     A tool may be used before and after a task, and ask which of these it is. The first results
     suffice: each of many tasks may use the tool.
     """
-    names: dict[str, None] = {}
-    for text in expect.where:
+    uses: dict[str, str] = {}
+    for path, names, asked in _results_stated(tool):
+        where = "expects" if path[0] == "expect" else "states under `confirm`"
+        for name in sorted(names - asked):
+            uses.setdefault(name, where)
+    return dict(islice(uses.items(), _MAX_TOOL_RESULTS))
+
+
+def _results_stated(
+    part: ToolSpec | TaskBody,
+) -> Iterator[tuple[JsonPath, frozenset[str], frozenset[str]]]:
+    """Yield the results that a tool or a task reads under `expect` and `confirm`, by their places.
+
+    Each place with the tasks whose results it reads, and those of which it asks whether they have
+    any.
+    """
+    conditions: list[tuple[JsonPath, str]] = []
+    if part.expect is not None:
+        for number, text in enumerate(part.expect.where):
+            conditions.append((("expect", "where", number), text))
+    if part.confirm is not None:
+        conditions.append((("confirm", "when"), part.confirm.when))
+    for path, text in conditions:
         if "results" in text:
             condition = Condition.parse(text, OUTPUT_ROOTS)
-            asked = condition.questions("results")
-            names.update(dict.fromkeys(sorted(condition.names("results") - asked)))
-    return list(names)[:_MAX_TOOL_RESULTS]
+            yield path, condition.names("results"), condition.questions("results")
+    if part.confirm is None:
+        return
+    for name, value in (("arguments", part.confirm.arguments), ("output", part.confirm.output)):
+        names = set()
+        for reference in root_references(value, CONFIRMED_ROOTS):
+            root, *steps = reference.path
+            if root == "results":
+                names.add(str(steps[0]))
+        yield ("confirm", name), frozenset(names), frozenset()
 
 
 def nested_bodies(task: TaskBody) -> list[tuple[JsonPath, TaskBody]]:

@@ -764,9 +764,8 @@ async def test_an_object_that_an_argument_refers_to(clock: VirtualClock) -> None
         return object() if task.id == "before" else await bank.work(task, context)
 
     arguments = {"key": "${results.before}"}
-    plan = payment(pay={"confirm": {**CONFIRM, "arguments": arguments}})
-    after = plan.tasks[0].model_copy(update={"depends_on": ("before",)})
-    plan = plan.model_copy(update={"tasks": (Task(id="before"), after)})
+    tasks = [{"id": "before"}, {"id": "a", "tool": "pay", "depends_on": ["before"]}]
+    plan = payment(pay={"confirm": {**CONFIRM, "arguments": arguments}}, tasks=tasks)
     result = await make_engine("repair", clock=clock).execute(plan, work)
     assert "object" in str(result.failures["a"])
     assert bank.order == ["pay"]

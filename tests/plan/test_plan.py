@@ -255,6 +255,40 @@ REFUSED = {
         tasks[1].when: task 'd' refers to results.a and does not depend on 'a': add 'a' to its depends_on
         tasks[2].arguments: task 'e' refers to its own output with ${e.output}
     """,
+    "results that a confirmation reads before they are surely there": """
+        tools:
+        - {name: t, confirm: {tool: f, when: "results.a.ok and results.b.ok", arguments: {x: "${results.a.id}", y: "${context.a}"}}}
+        - {name: u, confirm: {tool: f, when: "output or 'gone' in results", output: "${output} ${results.a.id}"}, expect: {where: [results.b]}}
+        - {name: f, effect: none}
+        tasks:
+        - {id: a}
+        - {id: b, tool: t, depends_on: [a], undo: {tool: t, confirm: {tool: f, when: results.b}}}
+        - {id: c, tool: u}
+        - {id: d, confirm: {tool: f, when: "results.a > output", arguments: {x: ["${results.a.x} ${results.c}"]}, output: "${results.d}"}}
+        - {id: e, depends_on: [a, b], tool: u}
+        - {id: g, depends_on: [a, b], tool: t}
+
+        tasks[1].tool: task 'b' refers to its own output with results.b in what its tool 't' states under `confirm`
+        tasks[2].tool: task 'c' refers to results.b in what its tool 'u' expects and does not depend on 'b': add 'b' to its depends_on
+        tasks[2].tool: task 'c' refers to results.a in what its tool 'u' states under `confirm` and does not depend on 'a': add 'a'
+          to its depends_on
+        tasks[3].confirm.when: task 'd' refers to results.a and does not depend on 'a': add 'a' to its depends_on
+        tasks[3].confirm.arguments: task 'd' refers to results.a and does not depend on 'a': add 'a' to its depends_on
+        tasks[3].confirm.arguments: task 'd' refers to results.c and does not depend on 'c': add 'c' to its depends_on
+        tasks[3].confirm.output: task 'd' refers to its own output with results.d
+    """,
+    "results that a confirmation reads of tasks that do not exist": """
+        tools:
+        - {name: t, confirm: {tool: f, when: output, output: "${results.biuld.id}"}}
+        - {name: f, effect: none}
+        tasks:
+        - {id: build}
+        - {id: a, tool: t, depends_on: [build], confirm: {tool: f, when: results.buld}}
+
+        tasks[1].confirm.when: task 'a' refers to results.buld, and 'buld' is no task of the plan; did you mean 'build'?
+        tasks[1].tool: task 'a' refers to results.biuld in what its tool 't' states under `confirm`, and 'biuld' is no task of the
+          plan; did you mean 'build'?
+    """,
     "conditions and references that cannot be read": """
         tasks: [{id: a, when: "f(1)", arguments: {x: "${HOME}"}}]
 
