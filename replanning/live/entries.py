@@ -76,14 +76,24 @@ class Doubt:
         """
         if answer.not_done:
             return answer
-        why = truncate(str(answer), _MAX_REASON_CHARS)
-        message = f"{self.failure.message}; it could not be confirmed: {why}"
-        return replace(self.failure, message=message)
+        return replace(self.failure, message=f"{self.failure.message}; {unconfirmed(answer)}")
+
+
+def unconfirmed(answer: Failure) -> str:
+    """Return why nobody can tell whether a call was done.
+
+    Args:
+        answer: how the last confirmation has failed.
+    """
+    return f"it could not be confirmed: {truncate(str(answer), _MAX_REASON_CHARS)}"
 
 
 @dataclass(slots=True, eq=False)
 class AttemptLog:
     """The attempts at one task: the running one, and what remains of the earlier ones.
+
+    It has many attributes because retries, deadlines, judges, confirmations and changes of the call
+    each go on from what the earlier attempts have left.
 
     Attributes:
         current: the attempt that runs now.
@@ -102,6 +112,8 @@ class AttemptLog:
         effects: the facts that the running attempt changes when it succeeds.
         in_doubt: whether an attempt may have had its effect without being known to have succeeded.
         doubt: the attempt of which it is asked whether it was done; None if none is.
+        unconfirmed: why nobody could tell whether an attempt was done; empty where nobody was
+            asked, or there always was an answer.
         call_changes: how often a change has made the call of the task another one.
     """
 
@@ -119,6 +131,7 @@ class AttemptLog:
     effects: Effects | None = None
     in_doubt: bool = False
     doubt: Doubt | None = None
+    unconfirmed: str = ""
     call_changes: int = 0
 
     def keep_round_start(self) -> None:

@@ -53,6 +53,7 @@ from replanning.live.entries import (
     Doubt,
     TaskEntry,
     TaskOutput,
+    unconfirmed,
 )
 from replanning.live.facts import context_keys
 from replanning.live.graph import TaskGraph
@@ -648,6 +649,8 @@ class LivePlan(TaskGraph):
         self.transition(entry, event)
         doubt = log.doubt
         if doubt is not None:
+            if not failure.not_done:
+                log.unconfirmed = unconfirmed(failure)
             failure = doubt.settled(failure)
             interrupted = failure.kind == "interrupted"
             log.in_doubt = doubt.is_further

@@ -200,7 +200,8 @@ class LineageExecution:
     def _doubt(self) -> str:
         """Return which calls may have had their effect, and what helps; empty if none may.
 
-        Calls whose repetition is harmless are left out.
+        Of a call that a confirmation was asked about, it says why there was no answer. Calls whose
+        repetition is harmless are left out.
         """
         life = self._lifecycle
         doubtful: dict[TaskId, str] = {}
@@ -212,7 +213,10 @@ class LineageExecution:
                     continue
                 times = "once" if entry.log.count == 1 else f"{entry.log.count} times"
                 name = repr(entry.task.tool or entry.id)
-                doubtful[entry.id] = f"whether {name} took effect is unknown (executed {times})"
+                text = f"whether {name} took effect is unknown (executed {times})"
+                if entry.log.unconfirmed:
+                    text += f", and {entry.log.unconfirmed}"
+                doubtful[entry.id] = text
                 advice.update(dict.fromkeys(repetition_advice(entry.task, tool)))
         if not doubtful:
             return ""

@@ -425,7 +425,7 @@ async def test_calls_of_a_session(clock: VirtualClock, described: bool) -> None:
 
 
 async def test_a_call_that_nobody_can_confirm_fails_with_its_own_error(clock: VirtualClock) -> None:
-    """Where the confirmation raises, the call raises the error of its own tool, which says what is unknown."""
+    """Where the confirmation raises, the call raises the error of its own tool, which says what is unknown, and why."""
     bank = Bank()
 
     def find_payment(idempotency_key: str) -> object:
@@ -438,7 +438,11 @@ async def test_a_call_that_nobody_can_confirm_fails_with_its_own_error(clock: Vi
     async with make_engine("repair", clock=clock).session("pay", tools=[pay]) as session:
         with pytest.raises(ConnectionResetError) as raised:
             await session.call(pay, 5)
-    assert "whether 'pay' took effect is unknown (executed once)" in raised.value.__notes__[0]
+    (note,) = raised.value.__notes__
+    assert note.startswith(
+        "whether 'pay' took effect is unknown (executed once), and it could not be confirmed: KeyError: 'run-1/pay-1'"
+        " (asked 'find_payment' with {'idempotency_key': 'run-1/pay-1'} whether it was done); to have it repeated"
+    )
     assert bank.executions["pay"] == 1
 
 
