@@ -27,7 +27,7 @@ from replanning.plan.document import Plan
 from replanning.plan.json_values import copy_json
 from replanning.plan.messages import brief_repr, validation_problems
 from replanning.plan.references import IDEMPOTENCY_KEY
-from replanning.plan.tasks import Task, ToolSpec
+from replanning.plan.tasks import DONE_UNLESS_NULL, Task, ToolSpec
 from replanning.run.attempt import TaskContext, Work, run_in_thread
 from replanning.run.event_loop import describe_error
 from replanning.run.outputs import return_type_of
@@ -68,7 +68,7 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
             or not, which is asked whether a call that ended without an answer was done. It is given
             those arguments of the call that it has parameters for, and the `idempotency_key` if it
             has one of that name. It returns the output of the call, or None if the call was not
-            done, and raises if it cannot tell. It must only read.
+            done, and raises if it cannot tell; a boolean does not tell. It must only read.
 
     Attributes:
         spec: its description.
@@ -98,6 +98,7 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
             hints: Mapping[str, object] = get_type_hints(function, include_extras=True)
         except Exception:  # noqa: BLE001 - an annotation may name something that only type checkers import
             hints = {}
+        self._returns = hints.get("return")
         self._hints = {
             name: hints.get(name, parameter.annotation) for name, parameter in self._parameters()
         }
@@ -111,6 +112,7 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         named = {
             name: parameter for name, parameter in self._parameters() if name not in self._contexts
         }
+        problems: list[str] = []
         self._expects: Callable[[Any], object] | None = None
         if callable(fields.get("expect")):
             self._expects = fields.pop("expect")
@@ -118,6 +120,12 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         if callable(fields.get("confirm")):
             self.confirmation = _confirming_tool(fields["confirm"])
             fields["confirm"] = _confirmation_by(self.confirmation)
+            if self.confirmation._returns is bool:
+                asked = self.confirmation.spec.name
+                problems.append(
+                    f"confirm: {asked!r} returns a boolean, which does not tell; return the output"
+                    " of the call, None if it was not done, and raise if that cannot be told"
+                )
         described: dict[str, object] = {
             "name": getattr(function, "__name__", type(function).__name__),
             "kind": _KIND,
@@ -132,9 +140,10 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
                 described | fields
             )
         except ValidationError as error:
-            problems = "; ".join(map(str, validation_problems(error, ToolSpec)))
+            problems += map(str, validation_problems(error, ToolSpec))
+        if problems:
             name = fields.get("name", described["name"])
-            raise ValueError(f"tool {name!r}: {problems}") from None
+            raise ValueError(f"tool {name!r}: {'; '.join(problems)}")
         only, by_both, by_name = _NAMED
         self._positional_only = [name for name, each in self._parameters() if each.kind is only]
         self._positional = [each.name for each in stated if each.kind in (only, by_both)]
@@ -442,7 +451,7 @@ def _confirmation_by(tool: FunctionTool[..., Any]) -> dict[str, object]:
         arguments[name] = f"${{arguments.{name}}}"
         if name == IDEMPOTENCY_KEY:
             arguments[name] = f"${{{name}}}"
-    return {"tool": tool.spec.name, "arguments": arguments, "when": "output != null"}
+    return {"tool": tool.spec.name, "arguments": arguments, "when": DONE_UNLESS_NULL}
 
 
 def as_function_tool(function: ToolFunction) -> FunctionTool[..., Any]:

@@ -567,6 +567,9 @@ class Expectation(StrictModel):
 WHOLE_OUTPUT: Final = "${output}"
 """Output of a confirmed task by default: that of the tool which was asked."""
 
+DONE_UNLESS_NULL: Final = "output != null"
+"""Condition of a confirmation by a function, which returns the output of the call, or else None."""
+
 
 class Confirmation(StrictModel):
     """Reading call that tells whether a call without an answer was done all the same."""

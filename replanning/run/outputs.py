@@ -31,6 +31,7 @@ from replanning.plan.conditions import OUTPUT_ROOTS, Condition
 from replanning.plan.expectations import broken_expectation, disagreement, readable_output
 from replanning.plan.references import IDEMPOTENCY_KEY, resolve_root_references
 from replanning.plan.tasks import (
+    DONE_UNLESS_NULL,
     WHOLE_OUTPUT,
     Agreement,
     Confirmation,
@@ -210,7 +211,8 @@ class OutputKeeper:
 
         Raises:
             UnexpectedOutput: the output is not what that tool expects.
-            ExpressionError: the condition cannot be evaluated, or the output of the task not made.
+            ExpressionError: the condition cannot be evaluated, the output of the task cannot be
+                made, or a function has returned a boolean, which does not tell.
         """
         live = self._live
         roots = self._roots_of(entry)
@@ -227,6 +229,12 @@ class OutputKeeper:
             )
             if broken is not None:
                 raise broken
+        # Whether it means that the call was done, or is what the call returns, nobody can tell.
+        if isinstance(value, bool) and confirm.when == DONE_UNLESS_NULL:
+            raise ExpressionError(
+                f"{value} does not say whether it was done; return the output of the call, None if"
+                " it was not done, and raise if that cannot be told"
+            )
         try:
             roots["output"], roots["text"] = readable_output(value)
         except ValueError as error:

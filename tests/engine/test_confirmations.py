@@ -446,6 +446,58 @@ async def test_a_call_that_nobody_can_confirm_fails_with_its_own_error(clock: Vi
     assert bank.executions["pay"] == 1
 
 
+@pytest.mark.parametrize("answer", [True, False])
+async def test_a_boolean_does_not_tell(clock: VirtualClock, answer: bool) -> None:
+    """A function that returns whether the call was done, and not its output, leaves it in doubt and is told what to return."""
+    bank = Bank()
+
+    def was_paid(idempotency_key: str) -> object:
+        return answer
+
+    @tool(confirm=was_paid)
+    async def pay(amount: int, context: TaskContext) -> object:
+        return bank.pay(context.idempotency_key, amount)
+
+    async with make_engine("repair", clock=clock).session("pay", tools=[pay]) as session:
+        with pytest.raises(ConnectionResetError) as raised:
+            await session.call(pay, 5)
+    (note,) = raised.value.__notes__
+    advice = (
+        "return the output of the call, None if it was not done, and raise if that cannot be told"
+    )
+    assert f"{answer} does not say whether it was done; {advice} (asked 'was_paid'" in note
+    assert bank.executions["pay"] == 1
+
+
+async def test_a_condition_on_a_boolean(clock: VirtualClock) -> None:
+    """A plan that states what a boolean means is understood."""
+    bank = Bank(applies=False)
+
+    async def work(task: Task, context: TaskContext) -> object:
+        output = await bank.work(task, context)
+        return bool(bank.payments) if task.tool == "find" else output
+
+    plan = payment(pay={"confirm": {**CONFIRM, "when": "output == true"}})
+    result = await make_engine("repair", clock=clock).execute(plan, work)
+    assert (result.status, bank.order) == ("succeeded", ["pay", "find", "pay"])
+
+
+def test_a_function_that_returns_a_boolean_is_refused() -> None:
+    """A function that is annotated to return a boolean cannot confirm a call, as a function or as a tool."""
+
+    def was_paid(idempotency_key: str) -> bool:
+        return True
+
+    for confirm in (was_paid, tool(effect="none")(was_paid)):
+        with pytest.raises(
+            ValueError,
+            match=r"^tool 'pay': confirm: 'was_paid' returns a boolean, which does not tell; return the output of",
+        ):
+
+            @tool(confirm=confirm)
+            async def pay(amount: int) -> None: ...
+
+
 # Leaving, pausing and resuming
 
 
