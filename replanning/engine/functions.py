@@ -19,7 +19,7 @@ from typing import (
     overload,
 )
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from replanning.errors import PlanError, Problem, UnexpectedOutput, UnverifiedOutput
@@ -112,7 +112,7 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         named = {
             name: parameter for name, parameter in self._parameters() if name not in self._contexts
         }
-        problems: list[str] = []
+        problems = _function_problems(fields)
         self._expects: Callable[[Any], object] | None = None
         if callable(fields.get("expect")):
             self._expects = fields.pop("expect")
@@ -120,12 +120,7 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         if callable(fields.get("confirm")):
             self.confirmation = _confirming_tool(fields["confirm"])
             fields["confirm"] = _confirmation_by(self.confirmation)
-            if self.confirmation._returns is bool:
-                asked = self.confirmation.spec.name
-                problems.append(
-                    f"confirm: {asked!r} returns a boolean, which does not tell; return the output"
-                    " of the call, None if it was not done, and raise if that cannot be told"
-                )
+            problems += self.confirmation._answer_problems()
         described: dict[str, object] = {
             "name": getattr(function, "__name__", type(function).__name__),
             "kind": _KIND,
@@ -167,6 +162,14 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         return [
             (name, each) for name, each in self._signature.parameters.items() if each.kind in _NAMED
         ]
+
+    def _answer_problems(self) -> Iterable[str]:
+        """Yield why the function cannot tell whether a call was done."""
+        if self._returns is bool:
+            yield (
+                f"confirm: {self.spec.name!r} returns a boolean, which does not tell; return the"
+                " output of the call, None if it was not done, and raise if that cannot be told"
+            )
 
     def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
         """Return the arguments of a call by name.
@@ -435,6 +438,19 @@ class FunctionTools:
             return output
 
         return work
+
+
+def _function_problems(fields: dict[str, Any]) -> list[str]:
+    """Return which fields are neither a function nor a mapping; these are taken out."""
+    problems: list[str] = []
+    for field in ("confirm", "expect"):
+        stated = fields.get(field)
+        if not callable(stated) and not isinstance(stated, Mapping | BaseModel | None):
+            got = brief_repr(fields.pop(field))
+            problems.append(
+                f"{field}: expected a function, or a mapping of fields to values, got {got}"
+            )
+    return problems
 
 
 def _confirming_tool(function: ToolFunction) -> FunctionTool[..., Any]:

@@ -74,6 +74,17 @@ _PLAIN_TYPES: Final = frozenset({str, int, bool, type(None)})
 _MATCHES: Final = "matches"
 """Operator that compares a text with a pattern. The parser sees `@` in its place."""
 
+_OTHER_OPERATORS: Final[Mapping[str, str]] = {
+    "===": "==",
+    "!==": "!=",
+    "=>": ">=",
+    "=<": "<=",
+    "&&": "and",
+    "||": "or",
+    "=": "==",
+}
+"""How other languages write an operator, and how a condition does; longer ones first."""
+
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d.*)?\Z")
 
 
@@ -113,6 +124,11 @@ class Condition:
                 warnings.simplefilter("ignore")
                 tree = ast.parse(_with_operators(line[start:]), mode="eval").body
         except SyntaxError as error:
+            column, written = _other_operator(line[start:])
+            if written:
+                place = f"{_name(text)}, column {start + column + 1}"
+                reason = f"write {_OTHER_OPERATORS[written]} instead of {written}"
+                raise ExpressionError(f"{place}: {reason}") from error
             # Python names no column where it has read to the end.
             column = start + error.offset if error.offset else len(line) + 1
             place = f"{_name(text)}, column {column}"
@@ -497,6 +513,25 @@ def _with_operators(line: str) -> str:
                 replaced = replaced[:column] + "@".ljust(len(_MATCHES)) + rest
             before = token
     return replaced
+
+
+def _other_operator(line: str) -> tuple[int, str]:
+    """Return the column of the first operator that other languages have, and the operator.
+
+    Empty if the line has none.
+    """
+    with suppress(tokenize.TokenError, SyntaxError):  # the parser says where
+        for token in tokenize.generate_tokens(io.StringIO(line).readline):
+            if token.type == tokenize.ERRORTOKEN:
+                break  # the rest may be of a text without an end
+            if token.type != tokenize.OP:
+                continue
+            column = token.start[1]
+            for written in _OTHER_OPERATORS:
+                is_whole = written == token.string or len(written) > len(token.string)
+                if is_whole and line.startswith(written, column):
+                    return column, written
+    return 0, ""
 
 
 def _ends_operand(token: tokenize.TokenInfo) -> bool:

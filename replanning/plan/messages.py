@@ -6,12 +6,13 @@ import difflib
 import json
 import re
 import reprlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from replanning.errors import Problem
 from replanning.plan.types import JsonPath
@@ -26,6 +27,7 @@ FURTHER_PROBLEMS: Final = Problem("", "there are further problems")
 _MAX_CANDIDATES: Final = 20_000
 _MAX_NAME_CHARS: Final = 200
 _COUNTED_ID: Final = re.compile(r"(?:.*\.)?([qr])([0-9]+)", re.DOTALL)
+_QUOTED: Final = re.compile("'([^']*)'")
 _BARE_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _PATH_STEP: Final = re.compile(r'\.?([A-Za-z_][A-Za-z0-9_-]*)|\[(\d+)\]|\[("(?:[^"\\]|\\.)*")\]')
 _CUT_MARGIN: Final = 2_000
@@ -187,7 +189,9 @@ def validation_problems(
     """
     hints = NameSuggester()
     problems = []
-    for details in error.errors(include_url=False)[: MAX_PROBLEMS + 1]:
+    errors = error.errors(include_url=False)[: MAX_PROBLEMS + 1]
+    unknown = _unknown_fields(errors, model, hints)
+    for details in _without_misspelt(errors, unknown):
         path = _without_union_tags(details["loc"])
         kind, value, limits = details["type"], details["input"], details.get("ctx", {})
         got = f", got {brief_repr(value)}"
@@ -195,10 +199,7 @@ def validation_problems(
             case "missing":
                 message = f"{path[-1]!r} is missing"
             case "extra_forbidden":
-                fields = list(getattr(model_at(model, path[:-1]), "model_fields", ()))
-                message = (
-                    f"there is no field {brief_repr(path[-1])} here{hints(str(path[-1]), fields)}"
-                )
+                message = f"there is no field {brief_repr(path[-1])} here{unknown[path]}"
             case _ if kind in _EXPECTED_BY_ERROR_TYPE:
                 message = f"expected {_EXPECTED_BY_ERROR_TYPE[kind]}{got}"
                 # YAML reads a version such as 1.10 as a number, which is hard to see in a file.
@@ -223,7 +224,8 @@ def validation_problems(
             case "greater_than_equal":
                 message = f"must be at least {limits['ge']:g}{got}"
             case "literal_error":
-                message = f"expected {limits['expected']}{got}"
+                near = hints(str(value), _QUOTED.findall(limits["expected"]))
+                message = f"expected {limits['expected']}{got}{near}"
             case "greater_than":
                 message = f"must be more than {limits['gt']:g}{got}"
             case "value_error":
@@ -233,6 +235,40 @@ def validation_problems(
         place = mask_secrets(format_path((root, *path) if root else path))
         problems.append(Problem(place, message))
     return first_problems(problems)
+
+
+def _unknown_fields(
+    errors: Sequence[ErrorDetails], model: type[BaseModel], hints: NameSuggester
+) -> dict[JsonPath, str]:
+    """Return the places of fields that do not exist, each with a suggestion, which may be empty."""
+    unknown: dict[JsonPath, str] = {}
+    for details in errors:
+        if details["type"] == "extra_forbidden":
+            path = _without_union_tags(details["loc"])
+            unknown[path] = hints(str(path[-1]), _field_names(model_at(model, path[:-1])))
+    return unknown
+
+
+def _without_misspelt(
+    errors: Sequence[ErrorDetails], unknown: Mapping[JsonPath, str]
+) -> Iterator[ErrorDetails]:
+    """Yield the errors but those of missing fields that are there under misspelt names.
+
+    That is one mistake, which is reported where the name is.
+    """
+    misspelt = {(*path[:-1], hint) for path, hint in unknown.items()}
+    for details in errors:
+        *parent, name = _without_union_tags(details["loc"]) or ("",)
+        is_missing = details["type"] == "missing"
+        if not is_missing or (*parent, f"; did you mean {name!r}?") not in misspelt:
+            yield details
+
+
+def _field_names(model: type[BaseModel] | None) -> list[str]:
+    """Return the fields of a model as a document has them; none if it is no model."""
+    if model is None:
+        return []
+    return [each.alias or name for name, each in model.model_fields.items()]
 
 
 def _showing(value: object, message: str) -> str:

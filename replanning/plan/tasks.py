@@ -445,7 +445,7 @@ class Budget(StrictModel):
 ChangingEffect = Literal["reversible", "partly", "irreversible"]
 """Effect of what changes something, by whether that can be taken back."""
 
-Effect = Literal["none"] | ChangingEffect
+Effect = Literal["none", ChangingEffect]
 """What a tool or a task changes; `none` only reads."""
 
 

@@ -121,6 +121,15 @@ async def test_what_is_no_tool(clock):
         tool(**wrong)(forward)
 
 
+@pytest.mark.parametrize("field", ["expect", "confirm"])
+def test_what_may_be_a_function(field):
+    """What is neither a function nor a mapping is refused where either is expected, and None is left out."""
+    problem = rf"tool 'forward': {field}: expected a function, or a mapping of fields to values, got 'x'; cost: must"
+    with pytest.raises(ValueError, match=problem):
+        tool(**{field: "x", "cost": -1})(forward)
+    assert getattr(tool(**{field: None})(forward).spec, field) is None
+
+
 async def test_other_function_of_the_same_name(clock):
     """A function with the name of a tool of the session is refused, instead of that one being called."""
     async with make_engine(clock=clock).session(

@@ -237,7 +237,11 @@ def test_tool_that_vouches_for_itself():
         ("{schema: {type: thing}}", "this is no JSON Schema: ['type']: 'thing' is not valid"),
         ("{schema: 1}", "expected a mapping of names to values, got 1"),
         ("{means: not-done}", "`means` says what `errors` mean, and there are no `errors`"),
-        ("{schemas: {}}", "schema"),
+        ("{schem: {}}", "there is no field 'schem' here; did you mean 'schema'?"),
+        (
+            "{agrees_with: {tol: b}}",
+            "agrees_with.tol: there is no field 'tol' here; did you mean 'tool'?",
+        ),
     ],
 )
 @pytest.mark.parametrize("place", ["tool", "task"])

@@ -362,6 +362,11 @@ def test_long_cycle():
         ),
         ({"dependson": []}, "there is no field 'dependson' here; did you mean 'depends_on'?"),
         ({"fallbacks": [{"id": "b"}]}, "there is no field 'id' here"),
+        (
+            {"effect": "reversable"},
+            "expected 'none', 'reversible', 'partly' or 'irreversible', got 'reversable'; did you mean 'reversible'?",
+        ),
+        ({"on_stale": 1}, "expected 'ignore', 'warn' or 'redo', got 1"),
     ],
 )
 def test_field_messages(fields, message):
@@ -399,6 +404,15 @@ def test_missing_fields():
     ]
     with pytest.raises(PlanError, match="expected a mapping of fields to values, got 5"):
         Plan.model_validate(5)
+
+
+def test_misspelt_fields_that_must_be_there():
+    """A field that must be there and is misspelt is one mistake, and another one that is missing is told as well."""
+    assert problems_of(tools=[{"nmae": "t"}, {"name": "u", "confirm": {"tol": "t"}}]) == [
+        "tools[0].nmae: there is no field 'nmae' here; did you mean 'name'?",
+        "tools[1].confirm.when: 'when' is missing",
+        "tools[1].confirm.tol: there is no field 'tol' here; did you mean 'tool'?",
+    ]
 
 
 def test_everything_at_once():
