@@ -96,7 +96,7 @@ The changes of a candidate are applied together. Each is one of:
 {{"kind": "remove", "task_id": "a"}} (only if it has not started and nothing that stays depends on it)
 {{"kind": "reorder", "order": ["a", "b"]}}
 {{"kind": "cancel", "task_id": "a", "reason": "..."}}
-{{"kind": "abort", "reason": "..."}}
+{{"kind": "abort", "reason": "...", "undo": false}} (with true, what was done is taken back first; it must then be the only change)
 New tasks need ids that no task has or had (`free_id` is one). The tasks of a replacement inherit what the old one depended
 on, and what depended on it waits for them: `depends_on` is for the order among them. An argument may be
 "${{task.output}}" of a task that comes before it, or "${{context.name}}". Your confidence is that the goal is reached."""

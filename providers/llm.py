@@ -263,6 +263,7 @@ class Abort(ReplyModel):
 
     kind: Literal["abort"]
     reason: str = ""
+    undo: bool = False
 
 
 ProposedChange = Annotated[
@@ -432,7 +433,8 @@ class ProposalParser:
                 result = CancelTask(task_id=change.task_id, reason=self._single_line(change.reason))
             case Abort():
                 approvals.append("a model proposes to end the run")
-                result = AbortRun(reason=self._single_line(change.reason))
+                reason = self._single_line(change.reason)
+                result = AbortRun(reason=reason, undo=change.undo)
         if (
             isinstance(change, Remove | Skip | Cancel)
             and task is not None

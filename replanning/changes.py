@@ -113,10 +113,14 @@ class CancelTask(_Change):
 
 
 class AbortRun(_Change):
-    """Stop the whole run."""
+    """Stop the whole run; with `undo`, once what it has changed is taken back.
+
+    That is done as by `PlanRun.undo`, and refused if of an effect no task can take back.
+    """
 
     kind: Literal["abort"] = "abort"
     reason: str = ""
+    undo: bool = False
 
 
 PlanChange = Annotated[

@@ -486,12 +486,30 @@ def approve(
 
 
 @commands.command(
-    epilog=_epilog("replanning reject 20250131-120000-1a2b3c4d5e6f 1 --comment 'not today'")
+    epilog=_epilog(
+        "replanning reject 20250131-120000-1a2b3c4d5e6f 1 --comment 'not today'",
+        "replanning reject --undo --comment 'the trip is off'",
+    )
 )
 def reject(
-    question: QuestionArgument = None, *, every: AllOption = False, options: MessageOptions
+    question: QuestionArgument = None,
+    *,
+    every: AllOption = False,
+    undo: Annotated[
+        bool,
+        typer.Option(
+            "--undo", help="Take back what the run has changed as well, and end it as aborted."
+        ),
+    ] = False,
+    options: MessageOptions,
 ) -> None:
-    """Refuse every change that a run asks about; the plan stays as it is."""
+    """Refuse every change that a run asks about; the plan stays as it is, unless it is taken back."""
+    if undo and every:
+        fail("--undo takes the whole run back: leave out --all, and name one question")
+    if undo:
+        abort: JsonObject = {"kind": "abort", "undo": True, "reason": options.comment}
+        _answer(question or (), "modify", options, changes=[abort])
+        return
     (_answer_all if every else _answer)(question or (), "reject", options)
 
 

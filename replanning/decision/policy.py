@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from replanning.changes import (
+    AbortRun,
     Alternative,
     CancelTask,
     ModifyTask,
@@ -377,6 +378,13 @@ def _danger(
         view: the plan before the changes.
         ask_before: the effects that make a call dangerous.
     """
+    for change in alternative.changes:
+        if not isinstance(change, AbortRun) or not change.undo:
+            continue
+        for name in _undoing_tools(view):
+            tool = view.tool(name)
+            if tool is not None and (tool.dangerous or tool.effect in ask_before):
+                return f"the tool {name!r}, which takes effects back, needs a person's agreement"
     for task in run:
         for call in _calls(task):
             tool = view.tool(call.tool)
@@ -401,6 +409,18 @@ def _danger(
             if harm and not _is_stated(call, alternative, triggers, view):
                 return f"the tool {tool.name!r} needs a person's agreement: {harm}"
     return ""
+
+
+def _undoing_tools(view: PlanView) -> dict[str, None]:
+    """Return the tools that tasks and tools name under `undo`."""
+    names: dict[str, None] = {}
+    for tool in view.tools.values():
+        if tool.undo is not None:
+            names[tool.undo.tool] = None
+    for task, _ in view.task_states():
+        if task.undo is not None and task.undo.tool is not None:
+            names[task.undo.tool] = None
+    return names
 
 
 def _is_stated(

@@ -253,6 +253,7 @@ class AlternativeVetter:
         limits = situation.settings.limits
         self._checks: list[Callable[[Proposal], str]] = [
             check_content,
+            lambda proposal: situation.undo_problem(proposal.changes),
             partial(check_repeats, tried=tried, triggers=triggers, ledger=situation.ledger),
             partial(check_limits, limits=limits, ledger=situation.ledger),
             check_fits_plan,

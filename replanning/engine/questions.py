@@ -176,7 +176,7 @@ class Questions:
             answer = validate_answer(answer)
             stated = accept_changes(answer.changes, life.live, life.redactor)
             answer = replace(answer, changes=stated)
-            answer_changes(answer, asked, life.live)
+            life.undo_of(answer_changes(answer, asked, life.live))
         except (ChangeRejected, StaleAnswer) as error:
             # An answer that is not valid need not have a name.
             by = str(getattr(answer, "by", ""))

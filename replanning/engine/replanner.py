@@ -357,7 +357,8 @@ class Replanner:
                 ledger.triggers[trigger_id] for trigger_id in revised.triggers
             ]
             kind: DecisionKind = "abort"
-            if not any(isinstance(change, AbortRun) for change in revised.changes):
+            aborts = any(isinstance(change, AbortRun) for change in revised.changes)
+            if not aborts and not revised.takes_back:
                 kind = "execute"
                 triggers = self._resolved_triggers(triggers, revised.changes)
             ids = tuple(trigger.id for trigger in triggers)

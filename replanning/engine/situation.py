@@ -6,10 +6,11 @@ themselves.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
+from replanning.changes import PlanChange
 from replanning.decision.evaluation import PlanEvaluator
 from replanning.decision.ledger import Ledger
 from replanning.environment import SystemClock
@@ -66,6 +67,7 @@ class Situation:
         evaluation: finds past outcomes of tools, and compares the costs of paths.
         is_running: whether tasks may begin while providers are asked.
         elapsed: seconds of the budget's wall clock that were used up, where nothing is running.
+        undo_problem: returns why the run cannot be taken back as changes ask for; empty if it can.
     """
 
     live: LivePlan
@@ -75,11 +77,19 @@ class Situation:
     evaluation: Evaluation
     is_running: bool = True
     elapsed: float = 0.0
+    undo_problem: Callable[[Sequence[PlanChange]], str] = lambda changes: ""
 
     @classmethod
     def of_run(cls, life: Lifecycle) -> Self:
         """Return the situation of a run, which changes as the run goes on."""
-        return cls(life.live, life.ledger, life.settings, life.redactor, life.evaluation)
+        return cls(
+            life.live,
+            life.ledger,
+            life.settings,
+            life.redactor,
+            life.evaluation,
+            undo_problem=life.undo_problem,
+        )
 
     @classmethod
     def of(

@@ -228,7 +228,10 @@ class Draft:
             if isinstance(change, ReorderTasks):
                 lines.append(f"  handed out in this order: {', '.join(change.order)}")
             elif isinstance(change, AbortRun):
-                lines.append(f"  the run is aborted: {change.reason or _ABORT_REASON}")
+                what = "the run is aborted"
+                if change.undo:
+                    what = "what the run has changed is taken back, and the run is aborted"
+                lines.append(f"  {what}: {change.reason or _ABORT_REASON}")
         return "\n".join(lines)
 
     # Staging one change of each kind
@@ -455,6 +458,8 @@ class Draft:
 
     def _stage_abort(self, change: AbortRun) -> None:
         self._abort_reason = change.reason or _ABORT_REASON
+        if change.undo and len(self.changes) > 1:
+            self._add_problem("an abort with `undo` must be the only change")
 
     # Rules of staging
 

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple
 
-from replanning.changes import Alternative, CancelTask, ModifyTask, PlanChange, RetryTask
+from replanning.changes import (
+    AbortRun,
+    Alternative,
+    CancelTask,
+    ModifyTask,
+    PlanChange,
+    RetryTask,
+)
 from replanning.decision.ending import (
     Circumstances,
     GoalReached,
@@ -16,6 +23,7 @@ from replanning.decision.ending import (
     with_unknown_effects,
 )
 from replanning.decision.ledger import Ledger
+from replanning.decision.masks import accept_changes
 from replanning.decision.policy import stale_reason
 from replanning.environment import Environment
 from replanning.errors import (
@@ -25,6 +33,7 @@ from replanning.errors import (
     Problem,
     StoreError,
 )
+from replanning.history.history import ReplanHistory
 from replanning.journal.records import (
     CallMade,
     ConditionEvaluated,
@@ -73,6 +82,7 @@ from replanning.run.outputs import Codec, OutputKeeper
 from replanning.run.retries import FailureKeeper, IsTransient, warn_of_error
 from replanning.run.running import RunningAttempts
 from replanning.run.triggers import RunTriggers
+from replanning.run.undo import UNDO_REASON, plan_undo, undecided_problems, undo_obstacle
 from replanning.secrets import Redactor
 from replanning.settings import Settings
 from replanning.telemetry.tracer import RunTracer
@@ -410,6 +420,10 @@ class Lifecycle:
         live = self.live
         if self.end is not None:
             raise NotRunning(f"the run is {self.end.status}; its plan cannot be changed")
+        undone = self.undo_of(changes)
+        if undone is not None:
+            changes, reason = undone
+            shown, draft, takes_back = None, None, True
         parent = live.revision
         stopped: dict[TaskId, AttemptId] = {}
         traces: dict[TaskId, str] = {}
@@ -455,6 +469,44 @@ class Lifecycle:
         if delays:
             self.timer.notify_deadline(self.clock.now() + min(delays))
         return parent + 1
+
+    def undo_of(self, changes: Sequence[PlanChange]) -> tuple[tuple[PlanChange, ...], str] | None:
+        """Return the changes that take the run back, and why, if an abort with `undo` asks for it.
+
+        None if nothing does, or if there is nothing to take back, so that the run just ends.
+
+        Raises:
+            ChangeRejected: of an effect no task can take back, or the calls of the run are those of
+                a program.
+            StoreError: the journal cannot be read.
+        """
+        abort = next((each for each in changes if isinstance(each, AbortRun) and each.undo), None)
+        if abort is None:
+            return None
+        problem = undo_obstacle(self.live, open_ended=self.opening.open_ended)
+        if problem:
+            text = f"nothing that the run has changed can be taken back by tasks: {problem}"
+            raise ChangeRejected([Problem("undo", text)])
+        effects = ReplanHistory.of(self.journal.store, self.run_id).effects()
+        plan = plan_undo(self.live, effects, self.run_id)
+        if plan.undecided:
+            raise ChangeRejected(undecided_problems(plan))
+        if not plan.changes:
+            return None
+        stated = accept_changes(plan.changes, self.live, self.redactor)
+        return stated, abort.reason or UNDO_REASON
+
+    def undo_problem(self, changes: Sequence[PlanChange]) -> str:
+        """Return why an abort with `undo` cannot be carried out; empty if it can, or none is there.
+
+        Raises:
+            StoreError: the journal cannot be read.
+        """
+        try:
+            self.undo_of(changes)
+        except ChangeRejected as error:
+            return "; ".join(map(str, error.problems))
+        return ""
 
     def retry_unstored(self) -> None:
         """Run tasks of a resumed run again whose outputs it lacks.

@@ -91,7 +91,7 @@ from replanning.plan.checks import secret_name_problems
 from replanning.plan.document import Plan, redaction_warning
 from replanning.plan.json_values import is_redacted
 from replanning.plan.messages import join_names
-from replanning.plan.tasks import Task, program_note
+from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.run.event_loop import (
     ResultT,
@@ -106,7 +106,7 @@ from replanning.run.outputs import Codec
 from replanning.run.processes import kill_orphaned_processes
 from replanning.run.retries import IsTransient, may_repeat
 from replanning.run.run import PlanRun
-from replanning.run.undo import UndoPlan, plan_undo
+from replanning.run.undo import UndoPlan, plan_undo, undo_obstacle
 from replanning.run.watchdog import WATCHDOG
 from replanning.secrets import Redactor
 from replanning.settings import Settings
@@ -536,12 +536,8 @@ class RunFactory:
         replayed = self._replay(records)
         live = replayed.live
         exceeded = replayed.ledger.budget_tracker.exceeded
-        problem = ""
-        if opened.open_ended:
-            problem = "it is the session of a program, which alone can call its tools"
-        elif any(program_note(entry.task).get("phase") for entry in live):
-            problem = "it is one of planning mode, in which a model calls the tools"
-        elif exceeded:
+        problem = undo_obstacle(live, open_ended=opened.open_ended)
+        if not problem and exceeded:
             problem = f"it {exceeded}; have it adopt a plan with a larger budget first"
         if problem:
             raise NotRunning(f"nothing of run {run_id!r} can be taken back by tasks: {problem}")

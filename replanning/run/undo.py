@@ -26,7 +26,7 @@ from replanning.plan.references import (
     find_references,
     rename_references,
 )
-from replanning.plan.tasks import Task
+from replanning.plan.tasks import Task, program_note
 from replanning.plan.types import JsonObject, RunId, TaskId
 
 UNDO_REASON: Final = "what the run had changed is taken back"
@@ -73,6 +73,20 @@ def undecided_problems(plan: UndoPlan) -> list[Problem]:
         )
         problems.append(Problem("", text))
     return problems
+
+
+def undo_obstacle(live: LivePlan, *, open_ended: bool) -> str:
+    """Return why tasks cannot take back what a run has changed; empty if they can.
+
+    Args:
+        live: the plan of the run.
+        open_ended: whether it is a session, whose calls a program makes one by one.
+    """
+    if open_ended:
+        return "it is the session of a program, which alone can call its tools"
+    if any(program_note(entry.task).get("phase") for entry in live):
+        return "it is one of planning mode, in which a model calls the tools"
+    return ""
 
 
 def plan_undo(

@@ -65,6 +65,26 @@ def test_scripts_say_what_becomes_of_the_rest(tmp_path: Path) -> None:
     assert lines(tmp_path / "log") == after
 
 
+def test_an_answer_calls_the_run_off(tmp_path: Path) -> None:
+    """Whoever is asked may have taken back what the run has changed, which then ends."""
+    flight = """
+  - {name: fly, kind: shell, command: "exit 1", capability: fly}
+  - {name: charter, kind: shell, command: "echo chartered >> log", capability: fly, dangerous: true}
+tasks:
+  - {id: flight, tool: fly, depends_on: [hotel]}
+"""
+    plan = PLAN.replace("CANCEL", "echo cancelled {what} >> log").replace("\ntasks:\n", flight)
+    plan = "".join(line for line in plan.splitlines(True) if "id: tell" not in line)
+    (tmp_path / "plan.yaml").write_text(plan)
+    cli(tmp_path, "run", "plan.yaml", "--run-id", "r", "-q", code=4)
+    assert "leave out --all" in cli(tmp_path, "reject", "--undo", "--all", code=2).stderr
+    cli(tmp_path, "reject", "--undo", "--comment", "the trip is off", "--wait", "0")
+    ended = cli(tmp_path, "resume", "r", "-q", code=1)
+    assert "the trip is off" in ended.stdout
+    booked = ["booked car", "booked hotel"]
+    assert lines(tmp_path / "log") == [*booked, "cancelled hotel", "cancelled car"]
+
+
 def test_a_person_decides(tmp_path: Path) -> None:
     """On a terminal each effect that no task can take back is asked about, and then the whole."""
     before = booked(tmp_path)

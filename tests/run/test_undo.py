@@ -1,15 +1,26 @@
 """What a run has changed is taken back, by tasks that one revision adds to it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from replanning import Budget, Plan, ReplanningEngine, Task, TaskContext
-from replanning.changes import AbortRun, SkipTask
+from replanning import (
+    Alternative,
+    Budget,
+    Plan,
+    ReplanningEngine,
+    ReplanRequest,
+    Task,
+    TaskContext,
+)
+from replanning.changes import AbortRun, PlanChange, SkipTask
 from replanning.errors import ChangeRejected, NotRunning, UnknownTask
 from replanning.journal import (
+    AlternativesConsidered,
     AttemptStarted,
     AttemptSucceeded,
+    DecisionMade,
     InboxMessage,
     MemoryStore,
     PlanRevised,
@@ -18,7 +29,7 @@ from replanning.journal import (
 from replanning.plan import JsonObject, TaskId
 from replanning.plan.tasks import Confirmation
 from tests.support.resume import RUN, cut
-from tests.support.runs import bodies, make_engine, perform
+from tests.support.runs import alternative, bodies, make_engine, perform
 
 TRIP = Plan.parse("""
 goal: {objective: Book a trip}
@@ -378,6 +389,125 @@ async def test_an_aborted_run_is_taken_back() -> None:
         engine.undo(RUN, only=names)
         assert (await resumed(engine, desk)).status == "aborted"
         assert desk.cancelled == [("car", "car-1")]
+
+
+def calling_off(*others: PlanChange) -> Callable[[ReplanRequest], list[Alternative]]:
+    """A provider that proposes to end the run and to take back what it has changed."""
+
+    def propose(request: ReplanRequest) -> list[Alternative]:
+        return [alternative(*others, AbortRun(reason="sold out", undo=True))]
+
+    return propose
+
+
+async def test_an_alternative_that_takes_the_run_back() -> None:
+    """A provider may propose to end the run once what it has changed is taken back."""
+    desk = Desk("flight")
+    engine = make_engine(calling_off(), store=MemoryStore())
+    result = await engine.execute(TRIP, desk, run_id=RUN)
+    assert (result.status, result.reason) == ("aborted", "sold out")
+    assert sorted(desk.cancelled) == [("car", "car-1"), ("hotel", "hotel-1")]
+    (revised,) = bodies(engine.store, RUN, PlanRevised)
+    assert (revised.by, revised.takes_back) == ("policy", True)
+    (decided,) = bodies(engine.store, RUN, DecisionMade)
+    assert (decided.decision, decided.rule) == ("abort", "confident")
+
+
+async def test_a_run_without_effects_just_ends() -> None:
+    """Where nothing was changed, nothing is taken back."""
+    desk = Desk("find")
+    engine = make_engine(calling_off(), store=MemoryStore())
+    result = await engine.execute(TRIP, desk, run_id=RUN)
+    assert (result.status, result.reason, desk.calls) == ("aborted", "sold out", [])
+
+
+@pytest.mark.parametrize(
+    ("plan", "others", "problem"),
+    [
+        (
+            "tools: [{name: mail, effect: irreversible}]\ntasks: [{id: tell, tool: mail}, {id: fail}]",
+            (),
+            "the effect of 'tell' cannot be taken back by a task: its effect is irreversible",
+        ),
+        (
+            "tasks: [{id: fail}]",
+            (SkipTask(task_id=TaskId("fail")),),
+            "an abort with `undo` must be the only change",
+        ),
+    ],
+)
+async def test_an_alternative_that_cannot_take_the_run_back(
+    plan: str, others: tuple[PlanChange, ...], problem: str
+) -> None:
+    """It is refused with the reason, and nothing is changed."""
+    desk = Desk("fail")
+    engine = make_engine(calling_off(*others), store=MemoryStore())
+    document = Plan.parse(f"goal: {{objective: Tell}}\nsequential: true\n{plan}")
+    result = await engine.execute(document, desk, run_id=RUN)
+    assert result.status == "failed"
+    assert not bodies(engine.store, RUN, PlanRevised)
+    (decided,) = bodies(engine.store, RUN, DecisionMade)
+    assert decided.decision == "keep"
+    (considered,) = bodies(engine.store, RUN, AlternativesConsidered)
+    assert problem in f"{decided.reason} {considered.candidates[0].rejected}"
+
+
+async def test_tools_that_take_back_and_need_agreement() -> None:
+    """Nothing dangerous is called without a person, also to take something back."""
+    document = TRIP.model_dump(exclude_unset=True)
+    for tool in document["tools"]:
+        if tool["name"] == "cancel":
+            tool["dangerous"] = True
+    desk = Desk("flight")
+    engine = make_engine(calling_off(), store=MemoryStore())
+    result = await engine.execute(Plan.model_validate(document), desk, run_id=RUN)
+    assert result.status == "needs_human"
+    (question,) = engine.pending(RUN)
+    assert "'cancel', which takes effects back, needs a person's agreement" in question.text
+    (diff,) = question.diffs
+    assert "what the run has changed is taken back, and the run is aborted: sold out" in diff
+    engine.answer(question.id, "approve")
+    assert (await resumed(engine, desk)).status == "aborted"
+    assert len(desk.cancelled) == 2
+
+
+async def test_what_only_a_program_can_take_back() -> None:
+    """The calls of a program are its own, so no answer has them taken back."""
+    engine = make_engine(store=MemoryStore())
+    async with engine.session("trip") as session:
+        with pytest.raises(ChangeRejected, match="which alone can call its tools"):
+            session.run.apply([AbortRun(undo=True)])
+
+
+async def test_a_task_that_says_how_it_is_taken_back_with_agreement() -> None:
+    """The tool that a task itself names under `undo` needs the same agreement."""
+    document = """
+    goal: {objective: Book a trip}
+    sequential: true
+    tools: [{name: book, effect: reversible}, {name: cancel, dangerous: true}]
+    tasks:
+      - {id: car, tool: book, undo: {tool: cancel, arguments: {id: "${car.output.id}"}}}
+      - {id: flight}
+    """
+    engine = make_engine(calling_off(), store=MemoryStore())
+    await engine.execute(Plan.parse(document), Desk("flight"), run_id=RUN)
+    (question,) = engine.pending(RUN)
+    assert "'cancel', which takes effects back, needs a person's agreement" in question.text
+
+
+async def test_a_person_calls_the_run_off() -> None:
+    """The answer to a question may be to take back what the run has changed; it is refused where that cannot be."""
+    desk = Desk("flight")
+    skip = SkipTask(task_id=TaskId("flight"))
+    asked = Alternative(changes=(skip,), reason="do without", ask="is that all right?")
+    engine = make_engine(lambda request: [asked], store=MemoryStore())
+    await engine.execute(TRIP, desk, run_id=RUN)
+    (question,) = engine.pending(RUN)
+    abort = AbortRun(undo=True, reason="the trip is off")
+    engine.answer(question.id, "modify", changes=[abort], by="ada")
+    result = await resumed(engine, desk)
+    assert (result.status, result.reason) == ("aborted", "the trip is off")
+    assert sorted(desk.cancelled) == [("car", "car-1"), ("hotel", "hotel-1")]
 
 
 async def test_a_goal_that_was_reached_early() -> None:
