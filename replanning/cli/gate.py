@@ -28,6 +28,8 @@ def print_question(out: Console, question: Question) -> None:
     """Print a question with its causes, and its candidates with their scores and changes."""
     for line in question.text.splitlines():
         out.print(f"  {escape_control(line)}")
+    if question.effects:
+        out.print(f"  {question.effects}")
     for trigger in question.triggers:
         if (
             question.text.partition("\n")[0] not in trigger.reason

@@ -127,6 +127,8 @@ class Question:
         asked_at: time of the question in seconds since the epoch.
         deadline: time after which it is decided without an answer, in seconds since the epoch.
         rejection_reason: why the last answer was refused, if the question is asked again.
+        effects: how many effects the run has had, and how many of them can be taken back; empty if
+            nothing is stated about effects, or there is none.
     """
 
     id: QuestionId
@@ -139,6 +141,7 @@ class Question:
     asked_at: float = 0.0
     deadline: float | None = None
     rejection_reason: str = ""
+    effects: str = ""
 
     @property
     def causes(self) -> frozenset[tuple[str, str]]:

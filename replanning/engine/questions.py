@@ -33,6 +33,7 @@ from replanning.errors import (
     StoreError,
     UnknownQuestion,
 )
+from replanning.history.effects import effects_so_far
 from replanning.history.status import build_question
 from replanning.journal.records import (
     AnswerRefused,
@@ -136,6 +137,7 @@ class Questions:
             revision=life.live.revision,
             deadline=deadline,
             remind_at=remind_at,
+            effects=effects_so_far(life.live),
         )
         life.journal.append(asked)
         self._present(asked)

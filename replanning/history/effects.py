@@ -149,6 +149,38 @@ def run_effects(records: Iterable[Record]) -> tuple[RunEffect, ...]:
     return tuple(sorted(effects, key=lambda effect: effect.started))
 
 
+def effects_so_far(live: LivePlan) -> str:
+    """Return how many effects a run has had, and how many of them its tasks can take back.
+
+    It is empty if there is none, or if nothing is stated about any.
+    """
+    taken_back: set[str] = set()
+    for entry in live:
+        if entry.task.undoes is not None and entry.satisfied:
+            taken_back.add(entry.task.undoes)
+    had = 0
+    stated = 0
+    is_stated = False
+    for entry in live:
+        tool = live.tools.get(tool_name(entry.task))
+        effect = effect_of(entry.task, tool)
+        was_had = entry.state is TaskState.DONE or entry.log.in_doubt
+        if effect == "none" or not was_had or _is_apart(live, entry):
+            continue
+        if f"{entry.id}#{entry.log.count}" in taken_back:
+            continue
+        had += 1
+        can_undo = _can_undo(entry.task, tool)
+        if can_undo != "unknown":
+            is_stated = True
+        if can_undo == "stated" and not entry.log.in_doubt:
+            stated += 1
+    if not is_stated:
+        return ""
+    effects = "1 effect" if had == 1 else f"{had} effects"
+    return f"{effects} so far, {stated} can be taken back"
+
+
 def _calling_run(opened: RunOpened, live: LivePlan) -> RunId:
     """Return the run that makes a call now; a copy of a run begins with the calls of that run."""
     if opened.forked_from is None or live.revision >= opened.forked_from[1]:

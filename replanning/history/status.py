@@ -247,6 +247,7 @@ def build_question(asked: QuestionAsked, run: RunId, live: LivePlan, ledger: Led
         holds=asked.holds,
         asked_at=ledger.questions.asked_at.get(asked.question, 0.0),
         deadline=asked.deadline,
+        effects=asked.effects,
     )
 
 

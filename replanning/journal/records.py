@@ -929,7 +929,10 @@ class OutcomeRecorded(_Body):
 # People
 @_record_body
 class QuestionAsked(_Body):
-    """A person must decide. The tasks in `holds` are not handed out until the answer."""
+    """A person must decide. The tasks in `holds` are not handed out until the answer.
+
+    `effects` says how many effects the run has had, and how many of them can be taken back.
+    """
 
     kind: ClassVar = "question-asked"
     texts: ClassVar = ("text", "candidates")
@@ -943,6 +946,7 @@ class QuestionAsked(_Body):
     revision: int
     deadline: float | None = None
     remind_at: float | None = None
+    effects: str = ""
 
 
 @_record_body

@@ -14,8 +14,9 @@ from replanning import (
     Task,
     TaskContext,
 )
-from replanning.changes import AbortRun, PlanChange, SkipTask
+from replanning.changes import AbortRun, AddTask, PlanChange, SkipTask
 from replanning.errors import ChangeRejected, NotRunning, UnknownTask
+from replanning.history.effects import effects_so_far
 from replanning.journal import (
     AlternativesConsidered,
     AttemptStarted,
@@ -28,6 +29,7 @@ from replanning.journal import (
 )
 from replanning.plan import JsonObject, TaskId
 from replanning.plan.tasks import Confirmation
+from tests.support.live import journaled, task, tool
 from tests.support.resume import RUN, cut
 from tests.support.runs import alternative, bodies, make_engine, perform
 
@@ -455,20 +457,56 @@ async def test_an_alternative_that_cannot_take_the_run_back(
 async def test_tools_that_take_back_and_need_agreement() -> None:
     """Nothing dangerous is called without a person, also to take something back."""
     document = TRIP.model_dump(exclude_unset=True)
-    for tool in document["tools"]:
-        if tool["name"] == "cancel":
-            tool["dangerous"] = True
+    for described in document["tools"]:
+        if described["name"] == "cancel":
+            described["dangerous"] = True
     desk = Desk("flight")
     engine = make_engine(calling_off(), store=MemoryStore())
     result = await engine.execute(Plan.model_validate(document), desk, run_id=RUN)
     assert result.status == "needs_human"
     (question,) = engine.pending(RUN)
     assert "'cancel', which takes effects back, needs a person's agreement" in question.text
+    assert question.effects == "2 effects so far, 2 can be taken back"
     (diff,) = question.diffs
     assert "what the run has changed is taken back, and the run is aborted: sold out" in diff
     engine.answer(question.id, "approve")
     assert (await resumed(engine, desk)).status == "aborted"
     assert len(desk.cancelled) == 2
+
+
+async def test_a_question_counts_effects() -> None:
+    """Whoever is asked reads what has happened: not what only reads, and what is in doubt as well."""
+    skip = SkipTask(task_id=TaskId("tell"))
+    asked = Alternative(changes=(skip,), reason="do without", ask="is that all right?")
+    engine = make_engine(lambda request: [asked], store=MemoryStore())
+    desk = Desk("tell")
+
+    async def work(task: Task, context: TaskContext) -> Any:
+        output = await desk(task, context)
+        if task.id == "flight":
+            raise ConnectionResetError("lost")
+        return output
+
+    document = TRIP.model_dump(exclude_unset=True)
+    document["tasks"][-1]["depends_on"] = ["car"]
+    async with engine.open(Plan.model_validate(document), run_id=RUN) as run:
+        await perform(run, work)
+    texts = {question.effects for question in engine.pending(RUN)}
+    assert texts == {"3 effects so far, 2 can be taken back"}
+
+
+def test_effects_that_were_taken_back() -> None:
+    """What was taken back is no effect any more, and where nothing is stated, nothing is counted."""
+    book = tool("book", effect="reversible", undo={"tool": "cancel"})
+    run = journaled(task("a", tool="book"), task("b", tool="book"), tools=[book, tool("cancel")])
+    run.run("a", "b")
+    assert effects_so_far(run.live) == "2 effects so far, 2 can be taken back"
+    run.apply(AddTask(task=task("undo-a", tool="cancel", undoes="a#1")))
+    run.run("undo-a")
+    assert effects_so_far(run.live) == "1 effect so far, 1 can be taken back"
+    unstated = journaled("a")
+    unstated.run("a")
+    assert effects_so_far(unstated.live) == ""
 
 
 async def test_what_only_a_program_can_take_back() -> None:
