@@ -23,9 +23,10 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from replanning.errors import PlanError, Problem, UnexpectedOutput, UnverifiedOutput
+from replanning.plan.conditions import OUTPUT_ROOTS, Condition
 from replanning.plan.document import Plan
 from replanning.plan.json_values import copy_json
-from replanning.plan.messages import brief_repr, validation_problems
+from replanning.plan.messages import brief_repr, did_you_mean, truncate, validation_problems
 from replanning.plan.references import IDEMPOTENCY_KEY
 from replanning.plan.tasks import DONE_UNLESS_NULL, Task, ToolSpec
 from replanning.run.attempt import TaskContext, Work, run_in_thread
@@ -47,6 +48,9 @@ _JSON_TYPES: Final[Sequence[tuple[type, str]]] = (
     (Sequence, "array"),
     (set, "array"),
 )
+
+_MAX_CONDITION: Final = 81
+"""Characters of a condition in a message."""
 
 _NAMED: Final = (
     inspect.Parameter.POSITIONAL_ONLY,
@@ -136,6 +140,8 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
             )
         except ValidationError as error:
             problems += map(str, validation_problems(error, ToolSpec))
+        else:
+            problems += _argument_problems(self.spec, self._signature)
         if problems:
             name = fields.get("name", described["name"])
             raise ValueError(f"tool {name!r}: {'; '.join(problems)}")
@@ -451,6 +457,26 @@ def _function_problems(fields: dict[str, Any]) -> list[str]:
                 f"{field}: expected a function, or a mapping of fields to values, got {got}"
             )
     return problems
+
+
+def _argument_problems(spec: ToolSpec, signature: inspect.Signature) -> Iterable[str]:
+    """Yield the conditions on the output that look up arguments which the function does not take.
+
+    Such a condition cannot be evaluated, so that no output would be as expected.
+    """
+    kinds = {each.kind for each in signature.parameters.values()}
+    if spec.expect is None or inspect.Parameter.VAR_KEYWORD in kinds:
+        return
+    for number, text in enumerate(spec.expect.where):
+        condition = Condition.parse(text, OUTPUT_ROOTS)
+        # A condition may ask whether an argument is given, and look it up then.
+        names = condition.names("arguments") - condition.questions("arguments")
+        for name in sorted(names - spec.parameters.keys()):
+            which = f"expect.where[{number}]: condition {truncate(text, _MAX_CONDITION)!r}"
+            hint = did_you_mean(name, spec.parameters)
+            if hint:
+                hint = f"; {hint}"
+            yield f"{which}: the tool has no parameter {name!r}{hint}"
 
 
 def _confirming_tool(function: ToolFunction) -> FunctionTool[..., Any]:

@@ -130,6 +130,22 @@ def test_what_may_be_a_function(field):
     assert getattr(tool(**{field: None})(forward).spec, field) is None
 
 
+def test_arguments_in_conditions():
+    """A condition on an argument that the function does not take is refused, with the nearest that it takes."""
+
+    def find(order_id: str, context: TaskContext) -> None: ...
+
+    wrong = ["arguments.ordr_id == output.id", "arguments.context", "arguments.order_id != ''"]
+    problem = (
+        "tool 'find': expect.where[0]: condition 'arguments.ordr_id == output.id': the tool has no parameter 'ordr_id'; "
+        "did you mean 'order_id'?; expect.where[1]: condition 'arguments.context': the tool has no parameter 'context'"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(problem)}$"):
+        tool(expect={"where": wrong})(find)
+    tool(expect={"where": ["'note' in arguments and arguments.note == 1"]})(find)
+    tool(expect={"where": ["arguments.ordr_id == output.id"]})(any_number)
+
+
 async def test_other_function_of_the_same_name(clock):
     """A function with the name of a tool of the session is refused, instead of that one being called."""
     async with make_engine(clock=clock).session(
