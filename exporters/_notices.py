@@ -245,6 +245,7 @@ def _closing_notice(body: RunEnded, record: Record, progress: PlanningProgress) 
     met += f", {rate:.0f} %" if rate is not None and body.status == "succeeded" else ""
     planned = f"{max(len(state.plans) - 1, 0)}, replans: {state.counts.total}"
     revisions = planned if state.outputs else str(progress.revisions)  # of a plan that was given
+    effects = progress.effects()
     cost = f"{format_usage(progress.spent)}, {format_duration(record.at - progress.opened_at)}"
 
     def build(limit: int) -> Paragraphs:
@@ -258,6 +259,7 @@ def _closing_notice(body: RunEnded, record: Record, progress: PlanningProgress) 
                 else ()
             ),
             markdown_list("Actions Done", actions, limit),
+            *([markdown_field("Effects", effects, limit)] if effects else ()),
             markdown_field("Plan Revisions", revisions, limit),
             markdown_field("Cost", cost, limit),
         )
@@ -401,6 +403,7 @@ def _question_notice(body: QuestionAsked, at: float, progress: PlanningProgress)
             asked = (
                 markdown_field("Question", body.text, limit),
                 markdown_list("If you agree", choices, limit),
+                *([markdown_field("Effects", body.effects, limit)] if body.effects else ()),
             )
             number = markdown_field("Question number", body.question.rpartition(".q")[2], limit)
             listed = (

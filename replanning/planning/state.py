@@ -9,6 +9,7 @@ from typing import Final, Literal, NamedTuple, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from replanning.changes import target_task_ids
+from replanning.history.effects import effects_so_far
 from replanning.journal.records import (
     AttemptFailed,
     AttemptSucceeded,
@@ -572,6 +573,10 @@ class PlanningProgress:
             self.spent += body.usage
         self.revisions += isinstance(body, PlanRevised)
         self.state.fold(record)
+
+    def effects(self) -> str:
+        """Return how many effects the run has had, as questions say it; empty if nothing is stated."""
+        return "" if self._live is None else effects_so_far(self._live)
 
     def finished_actions(self) -> list[str]:
         """Return the actions that have succeeded, also those of earlier plans, each with its tool and purpose."""

@@ -220,6 +220,41 @@ async def test_the_end_of_a_plan_that_was_given():
     )
 
 
+async def test_effects_are_counted():
+    """The question about a run, and its end, say what it has changed so far, where the plan states effects."""
+    store = MemoryStore()
+    engine = ReplanningEngine(["repair"], store=store)
+
+    async def work(task, context):
+        if task.tool == "a":
+            raise RuntimeError("no")
+
+    given = Plan.parse("""
+    goal: {objective: g}
+    sequential: true
+    tools:
+      - {name: send, effect: irreversible}
+      - {name: book, effect: reversible, undo: {tool: cancel}}
+      - {name: cancel}
+      - {name: a, capability: x}
+      - {name: b, capability: x, dangerous: true}
+    tasks: [{id: one, tool: send}, {id: two, tool: book}, {id: t, tool: a}]
+    """)
+    result = await engine.execute(given, work)
+    engine.answer(engine.pending(result.run)[0].id, "approve")
+    async with engine.resume(result.run) as resumed:
+        async for task in resumed.ready():
+            async with resumed.attempt(task):
+                pass
+    records = list(store.read(result.run))
+    await engine.aclose()
+    asked = the(records, NoticeKind.QUESTION)
+    assert "**Effects**: 2 effects so far, 1 can be taken back\n" in asked
+    assert "**Effects**: 3 effects so far, 1 can be taken back\n" in the(
+        records, NoticeKind.FINISHED
+    )
+
+
 @pytest.mark.parametrize(
     ("decision", "judged", "gate", "met"),
     [
