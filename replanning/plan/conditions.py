@@ -125,7 +125,8 @@ class Condition:
                 tree = ast.parse(_with_operators(line[start:]), mode="eval").body
         except SyntaxError as error:
             column, written = _other_operator(line[start:])
-            if written:
+            # What follows a quotation mark without another one is no part of the condition.
+            if written and not error.msg.startswith("unterminated"):
                 place = f"{_name(text)}, column {start + column + 1}"
                 reason = f"write {_OTHER_OPERATORS[written]} instead of {written}"
                 raise ExpressionError(f"{place}: {reason}") from error
@@ -522,8 +523,6 @@ def _other_operator(line: str) -> tuple[int, str]:
     """
     with suppress(tokenize.TokenError, SyntaxError):  # the parser says where
         for token in tokenize.generate_tokens(io.StringIO(line).readline):
-            if token.type == tokenize.ERRORTOKEN:
-                break  # the rest may be of a text without an end
             if token.type != tokenize.OP:
                 continue
             column = token.start[1]

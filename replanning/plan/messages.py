@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from replanning.errors import Problem
@@ -266,9 +267,8 @@ def _without_misspelt(
 
 def _field_names(model: type[BaseModel] | None) -> list[str]:
     """Return the fields of a model as a document has them; none if it is no model."""
-    if model is None:
-        return []
-    return [each.alias or name for name, each in model.model_fields.items()]
+    fields: Mapping[str, FieldInfo] = getattr(model, "model_fields", {})
+    return [each.alias or name for name, each in fields.items()]
 
 
 def _showing(value: object, message: str) -> str:
