@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 import anyio.from_thread
+import anyio.to_thread
 import pytest
 
 from replanning import Plan, PlanRun, Task, TaskContext, tool
@@ -346,26 +347,30 @@ async def test_a_cancelled_caller(clock: VirtualClock) -> None:
 async def test_a_thread_that_goes_on(clock: VirtualClock) -> None:
     """A call is not repeated while its thread may still do what it was not seen to have done."""
     payments: list[int] = []
-    release = threading.Event()
+    release, ended = threading.Event(), threading.Event()
     asked: list[int] = []
 
     async def find(amount: int) -> str | None:
-        asked.append(len(payments))
+        found = len(payments)
+        asked.append(found)
         release.set()
-        return "paid" if payments else None
+        # What the thread does now is not in the answer.
+        await anyio.to_thread.run_sync(ended.wait)
+        return "paid" if found else None
 
     @tool(confirm=find)
     def pay(amount: int) -> str:
         anyio.from_thread.run_sync(scope.cancel)
         release.wait()
         payments.append(amount)
+        ended.set()
         return "too late"
 
     async with make_engine("repair", clock=clock).session("pay", tools=[pay]) as session:
         with anyio.CancelScope() as scope:
             await session.invoke("pay", {"amount": 5}, key="one")
         output = await session.invoke("pay", {"amount": 5}, key="one")
-    assert (output, payments, asked[0], asked[-1]) == ("paid", [5], 0, 1)
+    assert (output, payments, asked) == ("paid", [5], [0, 1])
 
 
 @pytest.mark.parametrize("is_async", [True, False])
