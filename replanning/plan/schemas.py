@@ -67,8 +67,10 @@ def _is_plainly_valid(schema: object, value: JsonValue) -> bool:
     """
     if not isinstance(schema, dict):
         return False
-    keywords = schema.keys() - {"title", "description"}
-    return all(_is_plainly_met(schema, keyword, value) for keyword in keywords)
+    for keyword in schema:
+        if keyword not in ("title", "description") and not _is_plainly_met(schema, keyword, value):
+            return False
+    return True
 
 
 def _is_plainly_met(schema: JsonObject, keyword: str, value: JsonValue) -> bool:

@@ -359,6 +359,22 @@ def test_other_schemas_are_checked_by_a_validator(schema):
     assert schema_problems(schema, value) == []
 
 
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"minLength": 9}, []),
+        ({"minItems": 9}, "x"),
+        ({"minimum": 9}, True),
+        ({"required": ["x"]}, 1),
+        ({"minLength": 9, "minItems": 1}, [1]),
+    ],
+    ids=str,
+)
+def test_keywords_about_other_types(schema, value):
+    """A keyword says nothing about values of a type that it is not about."""
+    assert schema_problems(schema, value) == []
+
+
 def test_a_schema_that_is_none_finds_nothing():
     """What another one has stated as a schema, and what is none, finds no problem."""
     assert schema_problems({"type": "thing", "minimum": "a"}, 1) == []
