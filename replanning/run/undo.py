@@ -114,13 +114,13 @@ def plan_undo(
 
     Raises:
         ChangeRejected: the task of `to` is not done.
-        UnknownTask: there never was a task that is named.
+        UnknownTask: there never was a task or an attempt that is named.
     """
     named = [*only]
     if to is not None:
         named.append(to)
-    attempts = [effect.attempt for effect in effects]
-    named += [name for name in (*leave, *by_hand) if name not in attempts]
+    # An attempt that was in doubt may be known by now to have had no effect.
+    named += [name for name in (*leave, *by_hand) if not _is_attempt(live, name)]
     for name in named:
         if name not in live:
             raise UnknownTask(name, did_you_mean(name, [entry.id for entry in live]))
@@ -149,6 +149,14 @@ def plan_undo(
         tuple(changes),
         live.diff(changes),
     )
+
+
+def _is_attempt(live: LivePlan, name: str) -> bool:
+    """Return whether a name is that of an attempt which the run has made."""
+    task_id, _, number = name.rpartition("#")
+    if task_id not in live or not number.isdecimal():
+        return False
+    return 1 <= int(number) <= live.entry(TaskId(task_id)).log.count
 
 
 class _Scope:

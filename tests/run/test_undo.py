@@ -806,3 +806,34 @@ async def test_a_call_that_is_being_confirmed() -> None:
     assert run.result.status == "paused"
     (undecided,) = engine.compare_undo(RUN).undecided
     assert (undecided.effect.task, undecided.why) == ("car", "it is unknown whether it took effect")
+
+
+async def test_an_attempt_that_was_not_done_after_all() -> None:
+    """A decision about an attempt in doubt holds no undo up once it is known to have had no effect."""
+    confirm = Confirmation(tool="search", when='output == "found"')
+    tools = [
+        each.model_copy(update={"confirm": confirm}) if each.name == "book" else each
+        for each in TRIP.tools
+    ]
+    plan = TRIP.model_copy(update={"tools": tuple(tools)})
+    desk = Desk("tell")
+    engine = make_engine(store=MemoryStore())
+    async with engine.open(plan, run_id=RUN) as run:
+
+        async def work(task: Task, context: TaskContext) -> Any:
+            if context.attempt_id == "car#1":
+                run.pause("later")
+                raise TimeoutError("no answer")
+            return await desk(task, context)
+
+        await perform(run, work)
+    (undecided,) = engine.compare_undo(RUN).undecided
+    assert undecided.effect.attempt == "car#1"
+    await resumed(engine, desk)
+    assert "car#1" not in [effect.attempt for effect in engine.history(RUN).effects()]
+    plan_of_all = engine.undo(RUN, leave=["car#1"])
+    assert set(plan_of_all.compensations) == {"undo-flight", "undo-hotel", "undo-car"}
+    assert (await resumed(engine, desk)).status == "aborted"
+    for name in ("car#9", "car#x", "cat#1"):
+        with pytest.raises(UnknownTask, match=f"there is no task '{name}'"):
+            engine.undo(RUN, leave=[name])

@@ -29,6 +29,8 @@ class TaskModel:
     attempts: int = 0
     tries_since_reset: int = 0
     attempt: str | None = None
+    confirms: str | None = None
+    is_cut_off: bool = False
     due: float = 0.0
     sinks: tuple[str, ...] = ()
     replacements: list[str] = field(default_factory=list)
@@ -179,9 +181,11 @@ class RunModel:
         match body:
             case journal.AttemptStarted() if body.confirms is not None:
                 self.tasks[body.task].attempt = body.attempt
+                self.tasks[body.task].confirms = body.confirms
             case journal.AttemptStarted():
                 task = self.tasks[body.task]
                 task.state, task.attempt = "running", body.attempt
+                task.confirms, task.is_cut_off = None, False
                 task.attempts += 1
                 task.tries_since_reset += 1
                 task.seen = {key: [value] for key, value in self.context.items()}
@@ -195,13 +199,15 @@ class RunModel:
             ) if body.confirm_at is not None:
                 task = self.tasks[body.task]
                 task.attempt, task.due = None, body.confirm_at
+                if task.confirms is None:
+                    task.is_cut_off = body.failure.kind == "interrupted"
             case journal.AttemptFailed() | journal.AttemptTimedOut() | journal.AttemptInterrupted():
                 task = self.tasks[body.task]
                 task.state, task.attempt = "failed" if body.retry_at is None else "waiting", None
                 task.due = body.retry_at or 0.0
                 if not isinstance(body, journal.AttemptInterrupted) and body.exhausted:
                     task.tries_since_reset = 0
-                elif body.failure.kind == "interrupted":
+                elif body.failure.kind == "interrupted" or task.is_cut_off:
                     task.tries_since_reset -= 1  # it has not failed
             case journal.ConditionEvaluated():
                 task = self.tasks[body.task]
@@ -628,7 +634,8 @@ class _InvariantChecker:
             return
         self._require(body.confirm_at is None, f"{body.task!r} is run again before it is confirmed")
         asks_itself = isinstance(body, journal.AttemptInterrupted) and not body.in_doubt
-        if body.failure.in_doubt and not asks_itself:
+        nobody_can_tell = known.confirms is not None and not body.failure.not_done
+        if nobody_can_tell or (body.failure.in_doubt and not asks_itself):
             self._require(
                 self._may_have_effect_twice(known.task),
                 f"{body.task!r} is run again after {body.kind}, and may have its effect twice",
@@ -638,7 +645,7 @@ class _InvariantChecker:
                 body.failure.transient or self._states_retries(known.task),
                 f"{body.task!r} is run again after an error that does not pass",
             )
-        if body.failure.kind == "interrupted":
+        if body.failure.kind == "interrupted" or known.is_cut_off:
             return
         if not isinstance(body, journal.AttemptInterrupted) and not body.exhausted:
             most = (known.task.retry or self.settings.retry).max_attempts
