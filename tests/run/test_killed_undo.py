@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -133,3 +134,21 @@ def test_killed_once(
     """Where it can be asked whether it was done, the rest is taken back; otherwise a person is asked."""
     with closing(Trip(tmp_path, is_confirmed, store)) as trip:
         check_kills(trip, [moment], is_confirmed)
+
+
+@pytest.mark.slow
+def test_killed_often(tmp_path: Path, store: dict[str, str]) -> None:
+    """Killed thirty times at moments of chance, twice in some runs, nothing is cancelled twice or left out silently."""
+    chance = Random(20240229)
+    kills = 0
+    number = 0
+    while kills < 30:
+        number += 1
+        is_confirmed = chance.random() < 0.7
+        moments = chance.choice([["before"], ["after"], ["before", "before"], ["before", "after"]])
+        if not is_confirmed:
+            moments = moments[:1]
+        name = f"r{number}"
+        with closing(Trip(tmp_path / name, is_confirmed, store, name)) as trip:
+            check_kills(trip, moments, is_confirmed)
+        kills += len(moments)
