@@ -1,8 +1,9 @@
 """Runs with random plans, faults, kills and undos: each effect is there once, or undone once, or a person is told."""
 
 import gc
+import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -378,6 +379,15 @@ async def live_through(seed: int) -> list[str]:
         return found
 
 
+@pytest.fixture(autouse=True)
+def collected(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """What killed runs leave behind is collected before the next test, which would mind."""
+    # A message that is kept with its error keeps the run as well.
+    caplog.set_level(logging.CRITICAL)
+    yield
+    gc.collect()
+
+
 # A process that is killed closes nothing.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
@@ -392,6 +402,4 @@ def test_every_effect_is_there_once_or_undone_once_or_told(seeds: range) -> None
         found = anyio.run(live_through, seed)
         if found:
             broken[seed] = found
-    # What it leaves behind is collected here, where nobody minds, and not in another test.
-    gc.collect()
     assert broken == {}
