@@ -249,10 +249,12 @@ def plan_file() -> str:
         ),
     ]
     for name, part in parts:
-        if part.get("properties"):
-            text.append(f"## {name}")
-            text.append(sentence(part.get("description", "")))
-            text.append(properties(part))
+        # A part may have a short form, such as a text, beside the object.
+        for form in (part, *part.get("anyOf", ())):
+            if form.get("properties"):
+                text.append(f"## {name}")
+                text.append(sentence(form.get("description", "")))
+                text.append(properties(form))
     return "\n\n".join(filter(None, text))
 
 
