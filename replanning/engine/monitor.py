@@ -30,6 +30,7 @@ from replanning.journal.records import (
     CallMade,
     ConditionEvaluated,
     ErrorContained,
+    Failure,
     PlanRevised,
     Record,
     RecordBody,
@@ -41,7 +42,7 @@ from replanning.live.scheduler import COUNTED_FAILURES
 from replanning.live.states import WAITING
 from replanning.live.view import PlanView
 from replanning.plan.messages import one_line
-from replanning.plan.tasks import ToolSpec
+from replanning.plan.tasks import Task, ToolSpec, has_no_effect
 from replanning.plan.types import RunId
 from replanning.plugins import load_plugin, plugin_name
 from replanning.run.event_loop import describe_error, isolate, start_detached
@@ -603,7 +604,7 @@ class ToolBreakers:
         if not breaker.openings:
             if len(breaker.roots) < self._threshold:
                 return
-            if not self._is_needed(name):
+            if not self._is_needed(live.entry(body.task).task, tool, failure):
                 return
             if not self._has_stand_in(tool):
                 # Nothing would be gained by refusing the tool: it may work for the next task.
@@ -616,15 +617,16 @@ class ToolBreakers:
         opened = ResourceUpdated(name, available=False, reason=reason, retry_at=record.at + delay)
         life.journal.append_soon(opened)
 
-    def _is_needed(self, tool: str) -> bool:
+    def _is_needed(self, task: Task, tool: ToolSpec, failure: Failure) -> bool:
         """Return whether a task that waits needs a tool, or a call that an agent may make next.
 
-        Only the last tasks are looked at.
+        Only the last tasks are looked at. An agent repeats a call that has failed. Where that call
+        may have been done, another tool, which cannot know of it, must not do it again.
         """
         live = self._lifecycle.live
         if self._lifecycle.opening.open_ended:
-            return True
-        users = reversed(live.dependency_index.resource_users[tool])
+            return not failure.in_doubt or has_no_effect(task, tool)
+        users = reversed(live.dependency_index.resource_users[tool.name])
         for task_id in islice(users, _MAX_EXAMINED_TASKS):
             if live.entries[task_id].state in WAITING:
                 return True

@@ -334,6 +334,27 @@ async def test_breaker_survives_the_process(mode):
         assert (run.live.tools["fetch"].available, run.live.scheduler.breakers) == (True, {})
 
 
+async def test_calls_of_a_session_in_doubt(clock):
+    """An agent that repeats what may have been done gets no other tool to do it again."""
+    called = []
+
+    @tool(capability="pay", idempotent=True)
+    async def pay() -> None:
+        called.append("pay")
+        raise ConnectionResetError
+
+    @tool(capability="pay")
+    async def other() -> None:
+        called.append("other")
+
+    engine = make_engine("repair", clock=clock, retry={"max_attempts": 1})
+    async with engine.session("pay", tools=[pay, other]) as session:
+        for _ in range(8):
+            with pytest.raises(ConnectionResetError):
+                await session.call(pay)
+    assert called == ["pay"] * 8
+
+
 async def test_calls_of_a_session(clock):
     """An agent may make another call at any time: a tool that lies again and again is left out for a while."""
     called = []
