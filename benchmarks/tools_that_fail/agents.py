@@ -7,10 +7,9 @@ run of the frameworks; an error that it is told as the answer to its call does n
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextvars import ContextVar
 from typing import Any, Protocol
 
-from benchmarks.tools_that_fail.faults import TIMEOUT_SECONDS, Play
+from benchmarks.tools_that_fail.faults import TIMEOUT_SECONDS, Play, playing
 from benchmarks.tools_that_fail.shop import MIRROR, Shop
 from replanning import Environment, ReplanningEngine, Settings, ToolSpec
 from replanning import Session as EngineSession
@@ -24,9 +23,6 @@ Fields = Mapping[str, Mapping[str, object]]
 """By the name of a tool, the fields of its description for the engine."""
 
 Execute = Callable[[str, Mapping[str, object]], Awaitable[str]]
-
-playing: ContextVar[Play] = ContextVar("playing")
-"""The conversation that the tools of a framework's agent belong to."""
 
 
 class Agent(Protocol):

@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from random import Random
 from typing import Literal
@@ -426,3 +427,7 @@ def _amounts(value: JsonValue) -> Iterator[tuple[JsonObject, str, float]]:
     elif isinstance(value, list):
         for item in value:
             yield from _amounts(item)
+
+
+playing: ContextVar[Play] = ContextVar("playing")
+"""The conversation that the tools of a framework's agent belong to."""

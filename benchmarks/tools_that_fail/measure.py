@@ -17,7 +17,15 @@ from pydantic import TypeAdapter
 from benchmarks.figures import machine, quiet
 from benchmarks.tools_that_fail import agents, expectations
 from benchmarks.tools_that_fail.agents import Agent
-from benchmarks.tools_that_fail.faults import LOST, Case, Play, cases, draw, needs_second_source
+from benchmarks.tools_that_fail.faults import (
+    LOST,
+    Case,
+    Play,
+    cases,
+    draw,
+    needs_second_source,
+    playing,
+)
 from benchmarks.tools_that_fail.shop import FILE, SOURCE, Conversation, Shop
 from replanning import ToolSpec
 from replanning.plan import JsonObject
@@ -446,7 +454,7 @@ async def _fastest(
     rounds = []
     for _ in range(ROUNDS):
         play = Play(shop, conversation, None, Random(0))
-        agents.playing.set(play)
+        playing.set(play)
         times: list[float] = []
         if specs is None:
             await agents.follow(play, _timed(play.execute, times))

@@ -16,7 +16,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from benchmarks.tools_that_fail.agents import playing
+from benchmarks.tools_that_fail.faults import playing
 
 DONE = "done"
 

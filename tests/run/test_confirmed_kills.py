@@ -14,12 +14,13 @@ import pytest
 
 from replanning import Plan, RunResult, Task, TaskContext
 from replanning.errors import TransientError
-from replanning.journal import AttemptStarted, Lease, MemoryStore, Record, SqliteStore
+from replanning.journal import AttemptStarted, Record, SqliteStore
 from replanning.testing import VirtualClock
 from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 from tests.support.confirm_child import RUN
 from tests.support.crash import PATIENCE, ROOT, let_pass
 from tests.support.invariants import invariant_violations
+from tests.support.kills import Killed, MortalStore
 from tests.support.runs import make_engine, perform
 
 LINUX = pytest.mark.skipif(
@@ -104,30 +105,6 @@ def test_a_payment_that_was_not_made_before_the_kill(
 
 
 # Chance
-
-
-class Killed(BaseException):
-    """The process is gone."""
-
-
-class MortalStore(MemoryStore):
-    """A store whose process is killed at a record, before or after it is written; nothing more is written then."""
-
-    left = 0
-    is_dead = False
-    before = False
-
-    def append(self, lease: Lease, record: Record) -> None:
-        """Write a record, or be killed."""
-        if self.is_dead:
-            raise Killed
-        self.left -= 1
-        if self.left == 0:
-            self.is_dead = True
-            if not self.before:
-                super().append(lease, record)
-            raise Killed
-        super().append(lease, record)
 
 
 class UnluckyBank:

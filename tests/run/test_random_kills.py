@@ -14,49 +14,16 @@ from replanning import Plan, ReplanningEngine, RunResult, Task, TaskContext
 from replanning.changes import SkipTask
 from replanning.errors import TransientError
 from replanning.history.effects import RunEffect
-from replanning.journal import Lease, MemoryStore, Record
 from replanning.plan import JsonObject, RunId, TaskId
 from replanning.testing import VirtualClock
 from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 from tests.support.invariants import invariant_violations
+from tests.support.kills import Killed, MortalStore
 from tests.support.runs import make_engine, perform
 
 RUN = RunId("r")
 ROUNDS = 6
 """How often a person has the run taken back at most, until nothing is left to do."""
-
-
-# The process
-
-
-class Killed(BaseException):
-    """The process is gone."""
-
-
-class MortalStore(MemoryStore):
-    """A store whose process is killed at a record, before or after it is written; nothing more is written then.
-
-    Attributes:
-        left: the records until the kill; none is killed by it if it is negative.
-        before: whether the last record is lost.
-        is_dead: whether the process is gone.
-    """
-
-    left = -1
-    before = False
-    is_dead = False
-
-    def append(self, lease: Lease, record: Record) -> None:
-        """Write a record, or be killed."""
-        if self.is_dead:
-            raise Killed
-        self.left -= 1
-        if self.left == 0:
-            self.is_dead = True
-            if not self.before:
-                super().append(lease, record)
-            raise Killed
-        super().append(lease, record)
 
 
 # The service
