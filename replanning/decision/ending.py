@@ -230,8 +230,9 @@ def _stuck_tasks(live: LivePlan) -> str:
         text = f"{entry.id!r} {entry.state.lower()}"
         if entry.log.failure is not None:
             text += f" ({truncate_text(entry.log.failure.message, _MAX_MESSAGE_CHARS)})"
-        if live.in_doubt(entry):
-            text += ", and it is unknown whether it took effect"
+        unknown = live.unknown_effects(entry)
+        if unknown:
+            text += f", and {unknown}"
         told.append(text)
     more = len(live.stuck) - _MAX_NAMED_TASKS
     if more > 0:

@@ -737,8 +737,9 @@ class _TaskCorrections:
 
     def _try_again(self, entry: TaskEntry, why: str) -> None:
         """Try a failed task again; the person is asked if that may repeat its effect."""
-        if self._live.in_doubt(entry):
-            self.again.setdefault(entry.id, f"{why}, and it is unknown whether it took effect")
+        unknown = self._live.unknown_effects(entry)
+        if unknown:
+            self.again.setdefault(entry.id, f"{why}, and {unknown}")
         else:
             self._edit.revive(entry)
 

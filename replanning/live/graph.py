@@ -298,6 +298,8 @@ _MAX_RECENT_ENDS: Final = 20
 
 _MAX_NAMED_DEPENDENCIES: Final = 3
 
+_MAX_NAMED_IN_DOUBT: Final = 5
+
 
 @dataclass(slots=True, repr=False, eq=False)
 class Statistics:
@@ -568,6 +570,16 @@ class TaskGraph:
             if not has_no_effect(part.task, self.tool_of(part.task)):
                 doubtful.append(part)
         return doubtful
+
+    def unknown_effects(self, entry: TaskEntry) -> str:
+        """Return that it is unknown whether a task, or what it replaced, took effect; empty if it is known."""
+        doubtful = self.in_doubt(entry)
+        if not doubtful:
+            return ""
+        subject = "it"
+        if doubtful != [entry]:
+            subject = join_names([repr(part.id) for part in doubtful], _MAX_NAMED_IN_DOUBT)
+        return f"it is unknown whether {subject} took effect"
 
     def leaves(self, entry: TaskEntry) -> list[TaskEntry]:
         """Return the tasks that stand in the place of one now: itself, or what replaced it."""

@@ -19,7 +19,7 @@ from replanning.live.plan import LivePlan
 from replanning.live.states import FINISHED, STUCK, WAITING, TaskState
 from replanning.live.view import PlanView
 from replanning.plan.json_values import is_redacted, map_strings
-from replanning.plan.messages import did_you_mean
+from replanning.plan.messages import did_you_mean, join_names
 from replanning.plan.references import (
     bind_undo,
     escape_reference,
@@ -31,6 +31,8 @@ from replanning.plan.types import JsonObject, RunId, TaskId
 
 UNDO_REASON: Final = "what the run had changed is taken back"
 """Reason of the revision that takes effects back, where nobody states another."""
+
+_MAX_NAMED_TASKS: Final = 5
 
 
 class Undecided(NamedTuple):
@@ -292,10 +294,13 @@ class _Undo:
             if leaf.state in STUCK or leaf.state is TaskState.CANCELLED:
                 stuck.append(leaf)
         for leaf in stuck:
+            # The call that it stands in for may have taken the effect back.
+            doubtful = [repr(part.id) for part in self._live.in_doubt(leaf)]
             if by_hand:
                 self._skip(leaf.id)
-            elif self._live.in_doubt(leaf):
-                why = f"it is unknown whether {leaf.id!r} has taken it back"
+            elif doubtful:
+                names = join_names(doubtful, _MAX_NAMED_TASKS)
+                why = f"it is unknown whether {names} has taken it back"
                 self.undecided.append(Undecided(effect, why))
             else:
                 self._further.append(RetryTask(task_id=leaf.id))

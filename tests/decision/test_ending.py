@@ -11,7 +11,7 @@ from replanning.changes import AbortRun
 from replanning.decision.ending import Circumstances, decide_end
 from replanning.decision.ledger import Ledger
 from replanning.journal import Usage
-from tests.support.live import JournaledPlan, cancel, journaled, retry, skip, task, tool
+from tests.support.live import JournaledPlan, cancel, journaled, replace, retry, skip, task, tool
 
 SETTLED = Circumstances(busy=list, open_ended=False, replans=False)
 UNAVAILABLE = [tool("gone", available=False)]
@@ -112,6 +112,16 @@ def test_a_failure_with_an_unknown_effect() -> None:
     assert lost.startswith("'lost' failed (")
     assert lost.endswith("), and it is unknown whether it took effect")
     assert reading.endswith(")")
+
+
+def test_a_failure_in_place_of_a_call_in_doubt() -> None:
+    """Where another call failed in the place of one in doubt, the run names the one in doubt."""
+    run = journaled("lost")
+    in_doubt(run, "lost")
+    run.apply(replace("lost", "other"))
+    run.fail("other")
+    reason = "'other' failed (broken), and it is unknown whether 'lost' took effect"
+    assert decided(run) == journal.RunEnded("failed", reason)
 
 
 def in_doubt(run: JournaledPlan, *task_ids: str) -> None:

@@ -237,6 +237,30 @@ async def test_a_compensation_in_doubt() -> None:
     assert desk.cancelled == [("hotel", "hotel-1")]
 
 
+async def test_a_compensation_in_doubt_whose_fallback_fails() -> None:
+    """A person is asked about the call that may have taken the effect back, not about its fallback that failed."""
+    plan = Plan.parse("""
+    goal: {objective: Book}
+    tools: [{name: book}, {name: off}, {name: call}]
+    tasks: [{id: room, tool: book, undo: {tool: off, fallbacks: [{tool: call}]}}]
+    """)
+
+    async def work(task: Task, context: TaskContext) -> None:
+        if task.tool == "off":
+            raise TimeoutError("no answer")
+        if task.tool == "call":
+            raise ValueError("closed")
+
+    engine = make_engine("repair", store=MemoryStore())
+    await engine.execute(plan, work, run_id=RUN)
+    engine.undo(RUN)
+    async with engine.resume(RUN) as run:
+        await perform(run, work)
+    assert run.result.reason.endswith("it is unknown whether 'undo-room' took effect")
+    (undecided,) = engine.compare_undo(RUN).undecided
+    assert undecided.why == "it is unknown whether 'undo-room' has taken it back"
+
+
 async def test_tasks_that_say_how_they_are_taken_back() -> None:
     """A task's own `undo` beats its tool's, may have fallbacks and refers to the output of whatever stands for the task."""
     plan = Plan.parse("""
