@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from replanning.errors import ChangeRejected, Problem
 from replanning.plan.checks import nested_bodies
+from replanning.plan.elements import Elements, element_ids
 from replanning.plan.messages import (
     brief_repr,
     did_you_mean,
@@ -20,7 +21,7 @@ from replanning.plan.messages import (
     format_path,
     validation_problems,
 )
-from replanning.plan.tasks import Items, StrictModel, Task, to_seconds
+from replanning.plan.tasks import Items, Name, StrictModel, Task, to_seconds
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "AddTask",
     "Alternative",
     "CancelTask",
+    "ExpandTask",
     "ModifyTask",
     "PlanChange",
     "RemoveTask",
@@ -73,8 +75,32 @@ class ReplaceTask(_Change):
     tasks: Annotated[Items[Task], Field(min_length=1)]
 
 
+class ExpandTask(_Change):
+    """Carry a task out for each element of a list: by one task each, in the order of the list.
+
+    Its result is the list of theirs. `keys` name the tasks; without them they are numbered from 0.
+    A task with `for_each` is expanded by itself once its list is known.
+    """
+
+    kind: Literal["expand"] = "expand"
+    task_id: TaskId
+    items: Items[JsonValue]
+    keys: Items[Name] | None = None
+
+    @property
+    def elements(self) -> Elements:
+        """The elements with their keys."""
+        keys = None
+        if self.keys is not None:
+            keys = tuple(self.keys)
+        return Elements(tuple(self.items), keys)
+
+
 class ModifyTask(_Change):
-    """Change fields of a task; a finished task takes only `name`, `goal` and `metadata`."""
+    """Change fields of a task; a finished task takes only `name`, `goal` and `metadata`.
+
+    Those of a task that has been expanded are changed in its elements that have not begun.
+    """
 
     kind: Literal["modify"] = "modify"
     task_id: TaskId
@@ -127,6 +153,7 @@ PlanChange = Annotated[
     AddTask
     | RemoveTask
     | ReplaceTask
+    | ExpandTask
     | ModifyTask
     | ReorderTasks
     | RetryTask
@@ -181,6 +208,8 @@ def new_task_ids(changes: Sequence[PlanChange]) -> tuple[TaskId, ...]:
         elif change.kind == "replace":
             for task in change.tasks:
                 ids.append(task.id)
+        elif change.kind == "expand":
+            ids += element_ids(change.task_id, change.elements)
     return tuple(ids)
 
 
@@ -326,6 +355,7 @@ _CHANGE_KINDS: Final = (
     "add",
     "remove",
     "replace",
+    "expand",
     "modify",
     "reorder",
     "retry",

@@ -170,6 +170,7 @@ def every_change() -> Sequence[changes.PlanChange]:
         changes.ModifyTask(task_id="y", fields={"timeout": 5}),
         changes.ReorderTasks(order=("y", "z")),
         changes.RetryTask(task_id="y", delay=5),
+        changes.ExpandTask(task_id="y", items=("a", {"b": 1})),
         changes.SkipTask(task_id="y", reason="late"),
         changes.CancelTask(task_id="y"),
         changes.AbortRun(reason="enough"),
@@ -183,7 +184,7 @@ def every_change() -> Sequence[changes.PlanChange]:
                 assert_type(change.tasks, Sequence[rp.Task])
             case changes.ModifyTask():
                 assert_type(change.fields, JsonObject)
-            case changes.ReorderTasks() | changes.AbortRun():
+            case changes.ReorderTasks() | changes.AbortRun() | changes.ExpandTask():
                 pass
             case (
                 changes.RemoveTask()

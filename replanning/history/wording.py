@@ -10,6 +10,7 @@ from typing import Final
 from replanning.changes import (
     AddTask,
     CancelTask,
+    ExpandTask,
     ModifyTask,
     PlanChange,
     RemoveTask,
@@ -265,6 +266,10 @@ def change_line(change: PlanChange) -> str:
         case ReplaceTask():
             tasks = ", ".join(map(_new_task_text, change.tasks))
             text = f"replace {change.task_id} by {tasks}"
+        case ExpandTask():
+            count = len(change.items)
+            noun = "element" if count == 1 else "elements"
+            text = f"expand {change.task_id} into {count} {noun}"
         case ModifyTask():
             # As Python writes it, so that text and numbers are told apart.
             fields = [f"{name} = {value!r}" for name, value in change.fields.items()]

@@ -11,6 +11,7 @@ from replanning.changes import (
     AbortRun,
     AddTask,
     CancelTask,
+    ExpandTask,
     ModifyTask,
     PlanChange,
     RemoveTask,
@@ -19,7 +20,7 @@ from replanning.changes import (
     RetryTask,
     SkipTask,
 )
-from replanning.errors import PlanError, Problem, UnknownTask
+from replanning.errors import ExpressionError, PlanError, Problem, UnknownTask
 from replanning.live.entries import SKIPPED_BY_CONDITION, TaskEntry
 from replanning.live.graph import TaskGraph
 from replanning.live.stale import StaleResult, stale_results
@@ -34,6 +35,12 @@ from replanning.live.states import (
 )
 from replanning.plan.checks import TaskScope, check_task, may_read_results, result_references
 from replanning.plan.document import Plan
+from replanning.plan.elements import (
+    element_tasks,
+    elements_problem,
+    in_place_of_element,
+    slot_resource,
+)
 from replanning.plan.messages import join_names
 from replanning.plan.tasks import Task, for_another_tool, is_same_call, program_note
 from replanning.plan.types import JsonObject, TaskId
@@ -121,6 +128,7 @@ class Draft:
         self._positions: dict[TaskId, tuple[int, int]] = {}
         self._change_path = ""
         self._committed_at = 0.0
+        self._expanded: dict[TaskId, Task] = {}
         self._abort_reason: str | None = None
         self._commit_steps: list[Callable[[Draft], None]] = []
         for index, change in enumerate(changes):
@@ -273,11 +281,13 @@ class Draft:
             self._take_in_branch(task_id)
         parts: dict[TaskId, Task] = {}
         needed: set[TaskId] = set()
+        replaced = self.task(task_id)
         for task in change.tasks:
             parts[task.id] = task
             needed.update(task.depends_on)
-        inherited = [dep for dep in self.task(task_id).depends_on if dep not in parts]
-        for task in change.tasks:
+        inherited = [dep for dep in replaced.depends_on if dep not in parts]
+        for stated in change.tasks:
+            task = in_place_of_element(stated, replaced)
             own_inherited: Sequence[TaskId] = ()
             if parts.keys().isdisjoint(task.depends_on):
                 own_inherited = inherited
@@ -291,10 +301,45 @@ class Draft:
         step = partial(Draft._replace, task_id=task_id, parts=tuple(parts), sinks=sinks)
         self._commit_steps.append(step)
 
+    def _stage_expand(self, change: ExpandTask) -> None:
+        """Stage a task for each element of a list, for all of which the dependents wait.
+
+        They are copies of a task that was checked, and read nothing else than that.
+        """
+        task_id = change.task_id
+        if not self._stage_event(task_id, TaskEvent.REPLACE, "be expanded"):
+            return
+        template = self.task(task_id)
+        tasks: list[Task] = []
+        try:
+            problem = elements_problem(template, change.elements)
+            tasks = element_tasks(template, change.elements)
+        except ExpressionError as error:
+            problem = str(error)
+        if problem:
+            self._add_problem(f"task {task_id!r}: {problem}")
+            return
+        order = self._graph.statistics.added_tasks + len(self.new_tasks)
+        for number, task in enumerate(tasks):
+            if task.id in self.new_tasks or self._graph.is_taken(task.id):
+                self._add_problem(f"the id {task.id!r} is already used; ids are never used again")
+                return
+            self._positions[task.id] = (task.priority, order + number)
+            self.new_tasks[task.id] = StagedTask(task, task_id, self._change_path)
+            self.tasks[task.id] = task
+        ids = tuple(task.id for task in tasks)
+        self.sinks[task_id] = ids
+        self._expanded[task_id] = template
+        step = partial(Draft._replace, task_id=task_id, parts=ids, sinks=ids)
+        self._commit_steps.append(step)
+
     def _stage_modify(self, change: ModifyTask) -> None:
         task_id = change.task_id
         old = self._find_task(task_id)
         if old is None:
+            return
+        if task_id in self._graph and self._graph.entry(task_id).replacement.expanded:
+            self._stage_modify_elements(self._graph.entry(task_id), change)
             return
         rejection = self._reject_modification(change)
         if rejection:
@@ -319,6 +364,17 @@ class Draft:
                 self._add_problem(f"task {task_id!r}, {text}")
         else:
             self._stage_edit(old, new)
+
+    def _stage_modify_elements(self, template: TaskEntry, change: ModifyTask) -> None:
+        """Stage a change of all elements of a task that have not begun."""
+        waiting: list[TaskId] = []
+        for element in template.replacement.sinks:
+            if element.state in WAITING and not element.log.count:
+                waiting.append(element.id)
+        if not waiting:
+            self._add_problem(f"task {template.id!r}: all of its elements have begun")
+        for task_id in waiting:
+            self._stage_modify(ModifyTask(task_id=task_id, fields=change.fields))
 
     def _reject_modification(self, change: ModifyTask) -> str:
         """Return why a task's state does not allow a modification; empty if it does."""
@@ -811,6 +867,12 @@ class Draft:
         graph.world.problems.clear()
         graph.aborted = self._abort_reason or graph.aborted
         self._committed_at = at
+        for task_id, template in self._expanded.items():
+            # Before its elements are there, which are roots of their own lineages.
+            entry = graph.entries[task_id]
+            entry.replacement = entry.replacement._replace(expanded=True)
+            if template.max_parallel is not None:
+                graph.set_capacity(slot_resource(task_id), template.max_parallel)
         for new in self.new_tasks.values():
             parent = None
             if new.parent is not None:
@@ -853,6 +915,9 @@ class Draft:
             tasks=parts, sinks=tuple(entries), unsatisfied=len(sinks)
         )
         graph.update_unsatisfied_count(original)
+        # A list without elements is done at once.
+        if not sinks:
+            graph.satisfy_dependents(original)
 
     def _edit(self, task: Task) -> None:
         graph = self._graph
@@ -947,6 +1012,7 @@ _STAGE_HANDLERS: dict[type, Callable[..., None]] = {
     AddTask: Draft._stage_add,
     RemoveTask: Draft._stage_remove,
     ReplaceTask: Draft._stage_replace,
+    ExpandTask: Draft._stage_expand,
     ModifyTask: Draft._stage_modify,
     ReorderTasks: Draft._stage_reorder,
     RetryTask: Draft._stage_retry,

@@ -180,6 +180,7 @@ class Replacement(NamedTuple):
         sinks: those of them for which its dependents wait.
         unsatisfied: number of sinks that are not satisfied yet.
         redone: whether the task was finished when it was replaced, so that it is done again.
+        expanded: whether these are the tasks of the elements of its list, in their order.
         withdrawn: whether the task itself was removed because what it had replaced runs again.
     """
 
@@ -188,6 +189,7 @@ class Replacement(NamedTuple):
     unsatisfied: int = 0
     redone: bool = False
     withdrawn: bool = False
+    expanded: bool = False
 
 
 _NO_REPLACEMENT: Final = Replacement()
@@ -286,6 +288,9 @@ class TaskEntry:
             entry = stack.pop()
             # A replaced task counts as its replacement does: once all of its sinks are left out.
             if entry.state is TaskState.REPLACED_BY_REPLAN:
+                # Elements that are left out make a shorter result, and no missing one.
+                if entry.replacement.expanded:
+                    return False
                 stack += entry.replacement.sinks
             elif entry.condition_revision not in (CONDITION_NOT_MET, LEFT_OUT):
                 return False
@@ -308,10 +313,15 @@ class TaskEntry:
         return key
 
     def lineage(self) -> list[TaskEntry]:
-        """Return the tasks that this one replaced, the root first, and this one."""
+        """Return the tasks that this one replaced, the root first, and this one.
+
+        The task of an element is the root of its own lineage.
+        """
         entries = [self]
-        while (parent := entries[-1].parent) is not None:
+        parent = self.parent
+        while parent is not None and not parent.replacement.expanded:
             entries.append(parent)
+            parent = parent.parent
         return entries[::-1]
 
     def dependent_ids(self) -> tuple[TaskId, ...]:

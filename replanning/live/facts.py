@@ -108,7 +108,10 @@ class DependencyIndex:
         for name, value in task.arguments.items():
             try:
                 resolved = resolve_references(
-                    {name: value}, context=self.context, result_of=self.stored_result
+                    {name: value},
+                    context=self.context,
+                    result_of=self.stored_result,
+                    scope=task.scope,
                 )
             except ExpressionError:
                 continue  # it refers to a value that does not exist yet
@@ -134,7 +137,7 @@ class DependencyIndex:
         if self.pool.limited:
             for name in self.pool.demand(task):
                 self.resource_users.setdefault(name, {})[task.id] = None
-        if task.arguments or task.when:
+        if task.arguments or task.when or task.for_each:
             for key in context_keys(task):
                 self.context_references.setdefault(key, {})[task.id] = None
         if self.fact_index is not None:
@@ -169,9 +172,11 @@ class DependencyIndex:
 def context_keys(task: Task) -> Iterable[str]:
     """Return the keys of the context that a task's arguments and condition refer to."""
     keys: dict[str, None] = {}
-    if task.arguments:
-        for reference in find_references(task.arguments):
-            if reference.task is None:
+    for value in (task.arguments, task.for_each):
+        if not value:
+            continue
+        for reference in find_references(value):
+            if reference.root == "context":
                 keys[str(reference.path[0])] = None
     if task.when:
         for key in sorted(Condition.parse(task.when).names("context")):

@@ -30,7 +30,7 @@ from replanning.plan.json_form import NO_OUTPUT
 from replanning.plan.messages import join_names
 from replanning.plan.references import find_references, resolve_references
 from replanning.plan.tasks import Task, ToolSpec, has_no_effect
-from replanning.plan.types import AttemptId, JsonObject, TaskId
+from replanning.plan.types import AttemptId, JsonObject, JsonValue, TaskId
 
 _DONE: Final = TaskState.DONE
 _READY: Final = TaskState.READY
@@ -100,6 +100,9 @@ class TaskResults(Mapping[str, Any]):
             self._known = sorted(self.outputs(), key=self._order)
         else:
             for root in self.changed:
+                # The outputs of elements are listed with that of their template.
+                if self._entries[root].parent is not None:
+                    continue
                 place = bisect_left(self._known, self._order(root), key=self._order)
                 # Whether it has a result may have changed back and forth.
                 if self._known[place : place + 1] == [root]:
@@ -134,6 +137,8 @@ class TaskResults(Mapping[str, Any]):
         while entry.state is TaskState.REPLACED_BY_REPLAN and not (
             entry.replacement.redone and entry.replacement.unsatisfied
         ):
+            if entry.replacement.expanded:
+                return self._output_of_elements(entry)
             if len(entry.replacement.sinks) > 1:
                 return {sink.id: self.output_of(sink.id) for sink in entry.replacement.sinks}
             entry = entry.replacement.sinks[0]
@@ -161,6 +166,23 @@ class TaskResults(Mapping[str, Any]):
                 "`effect: none`, a resume runs it again",
             )
         return output.value
+
+    def _output_of_elements(self, template: TaskEntry) -> list[Any]:
+        """Return the outputs of the elements in the order of the list; null for a skipped one.
+
+        Raises:
+            NoResult: an element has no result yet.
+        """
+        replacement = template.replacement
+        if replacement.unsatisfied and not self._ended:
+            total = len(replacement.sinks)
+            text = f"{replacement.unsatisfied} of its {total} elements are not done"
+            raise NoResult(template.id, text)
+        outputs: list[Any] = []
+        for element in replacement.sinks:
+            output = self.output_of(element.id)
+            outputs.append(None if output is NO_OUTPUT else output)
+        return outputs
 
     def outputs(self) -> dict[str, Any]:
         """Return the results that exist, by the ids of the roots."""
@@ -543,6 +565,13 @@ class TaskGraph:
         self.plan = adopted
         self.scheduler.unpark()
 
+    def set_capacity(self, resource: str, amount: float) -> None:
+        """Set how much there is of a resource."""
+        pool = self.scheduler.pool
+        pool.capacity[resource] = amount
+        pool.limited = True
+        self.scope = TaskScope(self.tools, pool.capacity, self.plan.objects)
+
     def _change_tools(self, changed: Mapping[str, ToolSpec]) -> None:
         """Replace descriptions of tools, and index the unfinished tasks by them anew."""
         index = self.dependency_index
@@ -597,7 +626,8 @@ class TaskGraph:
         """Return the finished tasks whose outputs a task refers to or depends on."""
         task = entry.task
         ids = dict.fromkeys(task.depends_on)
-        for reference in find_references(task.arguments, self.entries):
+        read_by_task: list[JsonValue] = [task.arguments, task.for_each]
+        for reference in find_references(read_by_task, self.entries):
             if reference.task is not None:
                 ids[reference.task] = None
         if task.when is not None:
@@ -614,9 +644,17 @@ class TaskGraph:
         Raises:
             ExpressionError: a reference has no value yet.
         """
-        results = self.inputs_of(entry.task)
+        return self.resolve(entry.task, entry.task.arguments)
+
+    def resolve(self, task: Task, arguments: Mapping[str, JsonValue]) -> JsonObject:
+        """Return arguments with every reference replaced by what a task sees there.
+
+        Raises:
+            ExpressionError: a reference has no value yet.
+        """
+        results = self.inputs_of(task)
         return resolve_references(
-            entry.task.arguments, context=self.context, result_of=results.output_of
+            arguments, context=self.context, result_of=results.output_of, scope=task.scope
         )
 
     def evaluate(
@@ -639,7 +677,14 @@ class TaskGraph:
         for name in parsed.names("status"):
             if name in self.entries:
                 status[name] = self._status_of(self.entries[TaskId(name)])
-        return parsed.evaluate(context, self.inputs_of(task), status)
+        roots: dict[str, object] = {
+            "context": context,
+            "results": self.inputs_of(task),
+            "status": status,
+        }
+        if task is not None and task.scope is not None:
+            roots.update(task.scope)
+        return parsed.holds(roots)
 
     def _status_of(self, entry: TaskEntry) -> TaskState:
         """Return how a task has ended, as conditions see it.
@@ -677,7 +722,8 @@ class TaskGraph:
         """
         task_id = task.id
         root = task_id
-        if parent is not None:
+        # The task of an element is repaired alone, so it is the root of its own lineage.
+        if parent is not None and not parent.replacement.expanded:
             root = parent.root
         order = self.statistics.added_tasks
         entry = TaskEntry(task, order, parent, task_id, root, AttemptLog(), ReadLog())
@@ -753,6 +799,8 @@ class TaskGraph:
                     self.make_ready(waiting)
             satisfied = satisfied.sink_of
             if satisfied is not None:
+                if self.results.changed is not None:
+                    self.results.changed[satisfied.root] = None
                 left = satisfied.replacement.unsatisfied - 1
                 satisfied.replacement = satisfied.replacement._replace(unsatisfied=left)
                 # The replaced task counts only once all of its sinks do.
@@ -775,6 +823,8 @@ class TaskGraph:
                     self.early.happened = True
             original = unsatisfied.sink_of
             if original is not None:
+                if self.results.changed is not None:
+                    self.results.changed[original.root] = None
                 before = original.replacement.unsatisfied
                 if not before:
                     stack.append(original)

@@ -59,13 +59,12 @@ from replanning.live.facts import context_keys
 from replanning.live.graph import TaskGraph
 from replanning.live.scheduler import ToolBreaker
 from replanning.live.states import TaskEvent, TaskState, transition
-from replanning.plan.checks import TaskScope, nested_bodies
+from replanning.plan.checks import nested_bodies
 from replanning.plan.document import Plan
 from replanning.plan.json_values import is_redacted
 from replanning.plan.messages import join_names
 from replanning.plan.references import (
     IDEMPOTENCY_KEY,
-    resolve_references,
     resolve_root_references,
     sole_argument,
 )
@@ -141,6 +140,8 @@ class MaskedParts:
             places.append("its arguments")
         if is_masked and is_redacted(list(task.commands)):
             places.append("its commands")
+        if is_masked and is_redacted(task.scope):
+            places.append("its element")
         if task.tool in self.tools:
             places.append(f"its tool {task.tool!r}")
         if self.context:
@@ -278,6 +279,7 @@ class LivePlan(TaskGraph):
             "context": self.context,
             "results": self.inputs_of(entry.task),
             IDEMPOTENCY_KEY: key,
+            **(entry.task.scope or {}),
         }
         arguments: JsonObject = {}
         for name, value in confirm.arguments.items():
@@ -308,6 +310,8 @@ class LivePlan(TaskGraph):
             for _, body in nested_bodies(entry.task):
                 if is_redacted(body.arguments) or is_redacted(list(body.commands)):
                     self.masked.tasks.add(entry.id)
+            if is_redacted(entry.task.scope):
+                self.masked.tasks.add(entry.id)
         self._find_masked_tools(given)
         for key, value in self.context.items():
             is_given = given is not None and given.context.get(key) == value
@@ -533,11 +537,7 @@ class LivePlan(TaskGraph):
                 # One by one: of a resumed run, an output that was not stored cannot be read, and
                 # the effects may not need the argument that refers to it.
                 with suppress(ExpressionError):
-                    arguments |= resolve_references(
-                        {name: value},
-                        context=self.context,
-                        result_of=self.inputs_of(entry.task).output_of,
-                    )
+                    arguments |= self.resolve(entry.task, {name: value})
             with suppress(PlanError):  # an argument is missing, so the effects are unknown
                 entry.log.effects = tool.additions(arguments), tool.deletions(arguments)
         entry.reads.arguments = self._asked_arguments(entry, tool)
@@ -776,9 +776,7 @@ class LivePlan(TaskGraph):
                 breaker.openings += 1
                 breaker.retry_at = body.retry_at
         if body.capacity is not None:
-            scheduler.pool.capacity[body.name] = body.capacity
-            scheduler.pool.limited = True
-            self.scope = TaskScope(self.tools, scheduler.pool.capacity, self.plan.objects)
+            self.set_capacity(body.name, body.capacity)
         scheduler.unpark()
 
     def _on_facts(self, body: FactsObserved, at: float) -> None:

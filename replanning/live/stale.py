@@ -155,7 +155,7 @@ def _outdated_keys(
         read: dict[str, int] = {}
         if task.arguments:
             for reference in find_references(task.arguments):
-                if reference.task is None:
+                if reference.root == "context":
                     read[str(reference.path[0])] = entry.reads.context_version
         read |= entry.reads.keys or {}
         keys = [key for key, version in read.items() if changed(key, version)]

@@ -26,12 +26,14 @@ from replanning.plan.messages import (
 )
 from replanning.plan.references import (
     CONFIRMED_ROOTS,
+    ELEMENT_ROOTS,
     IDEMPOTENCY_KEY,
     UNDO_ROOTS,
     Reference,
     find_references,
     has_references,
     placeholders,
+    root_reference_problem,
     root_references,
 )
 from replanning.plan.tasks import (
@@ -122,7 +124,7 @@ def check_plan(
     bodies: list[list[_ParsedBody]] = []
     for task in tasks:
         # A plan may have a hundred thousand tasks, and most of them need no further look.
-        if _is_simple_call(task, scope):
+        if task.for_each is None and _is_simple_call(task, scope):
             bodies.append([])
         else:
             bodies.append(_parsed_bodies(task, ids))
@@ -142,6 +144,8 @@ def check_plan(
         if problem:
             yield ("tools", index, "expect", "agrees_with"), f"{which}: {problem}"
     for index, task in enumerate(tasks):
+        for path, text in _check_elements(task, bodies[index]):
+            yield ("tasks", index, *path), f"task {task.id!r}: {text}"
         if not bodies[index]:
             continue
         which = f"task {task.id!r}"
@@ -180,6 +184,11 @@ def _check_graph(
     be reported again for everything behind it.
     """
     yield from _check_unique("task", [task.id for task in tasks], "id")
+    if any(task.for_each is not None for task in tasks):
+        for number, task in enumerate(tasks):
+            if task.id in ELEMENT_ROOTS:
+                text = f"a plan with `for_each` has no task {task.id!r}: it is what an element has"
+                yield ("tasks", number, "id"), f"{text}; choose another id"
     # Of several tasks with one id, the first one counts.
     number_of: dict[str, int] = {}
     for number, task in enumerate(tasks):
@@ -258,10 +267,14 @@ def _check_dependencies(
 
 def check_task(task: TaskBody, scope: TaskScope) -> list[str]:
     """Return the problems of one task and its fallbacks, without its relations to other tasks."""
-    if _is_simple_call(task, scope):
+    if _is_simple_call(task, scope) and not may_read_results(task):
         return []
     problems = []
-    for path, text in _check_bodies(_parsed_bodies(task), scope):
+    bodies = _parsed_bodies(task)
+    found = _check_bodies(bodies, scope)
+    if isinstance(task, Task):
+        found = chain(_check_elements(task, bodies), found)
+    for path, text in found:
         # A problem of the task itself names its field already.
         if path and path[0] in ("fallbacks", "undo"):
             text = f"{format_path(path[:2])}: {text}"  # noqa: PLW2901
@@ -309,12 +322,14 @@ def result_references(task: Task, known: Container[str]) -> Iterator[tuple[JsonP
     return _results_read(task, _parsed_bodies(task, known, ("results", "status")))
 
 
-def may_read_results(task: Task) -> bool:
+def may_read_results(task: TaskBody) -> bool:
     """Return whether a task, or a fallback or undo task of it, may read results.
 
     A quick look: most tasks read none.
     """
     if task.when or task.fallbacks or task.undo:
+        return True
+    if isinstance(task, Task) and task.for_each is not None:
         return True
     return bool(task.arguments) and has_references(task.arguments)
 
@@ -634,13 +649,18 @@ def _parsed_expressions(
     body: TaskBody, known: Container[str], about: Sequence[str]
 ) -> Iterator[tuple[str, _Expression]]:
     """Yield the expressions of a task, fallback or undo task, each with the field that holds it."""
-    if has_references(body.arguments):
-        for text in iter_strings(body.arguments, keys=False):
+    parts: list[tuple[str, JsonValue]] = [("arguments", body.arguments)]
+    if isinstance(body, Task) and body.for_each is not None:
+        parts.append(("for_each", body.for_each))
+    for name, value in parts:
+        if not has_references(value):
+            continue
+        for text in iter_strings(value, keys=False):
             if "${" in text:
                 try:
-                    yield "arguments", find_references(text, known)
+                    yield name, find_references(text, known)
                 except ExpressionError as error:
-                    yield "arguments", str(error)
+                    yield name, str(error)
     when = body.when
     if when is not None and any(word in when for word in about):
         try:
@@ -675,6 +695,36 @@ def _check_bodies(bodies: Sequence[_ParsedBody], scope: TaskScope) -> Iterator[F
         for name, parsed in expressions:
             if isinstance(parsed, str):
                 yield (*path, name), parsed
+
+
+def _check_elements(task: Task, bodies: Sequence[_ParsedBody]) -> Iterator[Finding]:
+    """Yield what a task states about elements of a list that it does not have."""
+    if task.for_each is not None:
+        for name in ("name", "goal"):
+            text = getattr(task, name)
+            if text is not None and "${" in text:
+                problem = root_reference_problem(text, ELEMENT_ROOTS)
+                if problem:
+                    yield (name,), problem
+        return
+    for name in ("key", "max_parallel"):
+        if getattr(task, name) is not None:
+            yield (name,), f"`{name}` is about the elements of `for_each`, which is missing"
+    if task.scope is not None:
+        return
+    for path, _, expressions in bodies:
+        for name, parsed in expressions:
+            found = ""
+            if isinstance(parsed, Condition):
+                if parsed.reads_element():
+                    found = f"the condition {parsed.text!r}"
+            elif not isinstance(parsed, str):
+                for reference in parsed:
+                    if reference.root in ELEMENT_ROOTS:
+                        found = str(reference)
+            if found:
+                text = f"{found} is about an element: only a task with `for_each` has any"
+                yield (*path, name), text
 
 
 def _check_acceptance(bodies: Sequence[_ParsedBody]) -> Iterator[Finding]:

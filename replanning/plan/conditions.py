@@ -28,6 +28,7 @@ from replanning.errors import ExpressionError, NoResult
 from replanning.plan.json_form import get_item, json_form
 from replanning.plan.json_values import json_type_name
 from replanning.plan.messages import did_you_mean, truncate
+from replanning.plan.references import ELEMENT_ROOTS
 
 MAX_CONDITION_CHARS: Final = 1000
 """Longest condition, in characters."""
@@ -38,12 +39,20 @@ MAX_CONDITION_DEPTH: Final = 20
 STATUSES: Final = ("DONE", "SKIPPED", "FAILED", "BLOCKED", "CANCELLED")
 """What `status.TASK` is of a task that has ended."""
 
-_ROOTS: Final = ("context", "results", "status")
+_ROOTS: Final = ("context", "results", "status", *ELEMENT_ROOTS)
 
-OUTPUT_ROOTS: Final = ("output", "text", "arguments", "context", "results", "run")
+OUTPUT_ROOTS: Final = (
+    "output",
+    "text",
+    "arguments",
+    "context",
+    "results",
+    "run",
+    *ELEMENT_ROOTS,
+)
 """What a condition on an output is over."""
 
-_VALUES: Final = ("output", "text")
+_VALUES: Final = ("output", "text", *ELEMENT_ROOTS)
 """Roots that are one value; the others are looked up by a name."""
 _NAMED_CONSTANTS: Final = {"true": True, "false": False, "null": None}
 _UNSUPPORTED_NODES: Final[Mapping[type[ast.expr], str]] = {
@@ -183,9 +192,12 @@ class Condition:
         while stack:
             node = stack.pop()
             match node:
-                case ast.Attribute() | ast.Subscript() | ast.Name(id="output" | "text"):
+                case ast.Attribute() | ast.Subscript():
                     with suppress(ExpressionError):
                         yield shown(node), self._value(node, roots)
+                case ast.Name(id=name) if name in _VALUES:
+                    with suppress(ExpressionError):
+                        yield name, self._value(node, roots)
                 case _:
                     stack += reversed(list(ast.iter_child_nodes(node)))
 
@@ -205,6 +217,13 @@ class Condition:
                     if name == root:
                         found.add(key)
         return frozenset(found)
+
+    def reads_element(self) -> bool:
+        """Return whether it reads the element of a list, so that each element has its own."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Name) and node.id in ELEMENT_ROOTS:
+                return True
+        return False
 
     def questions(self, root: str) -> frozenset[str]:
         """Return the keys of which the condition asks whether a root has them: `"key" in root`."""
@@ -227,6 +246,9 @@ class Condition:
             case ast.Name(id=name):
                 if name in roots:
                     return roots[name]
+                if name in ELEMENT_ROOTS:
+                    reason = f"only the task of an element has an {name}"
+                    raise ExpressionError(f"{_name(self.text)}: {reason}")
                 return _NAMED_CONSTANTS[name]
             case ast.BoolOp(op=op, values=values):
                 decisive = isinstance(op, ast.Or)
@@ -349,7 +371,11 @@ def _grammar(roots: Sequence[str]) -> str:
 
 
 def _listed(roots: Sequence[str], conjunction: str = "or") -> str:
-    over = [root if root in _VALUES else f"{root}.*" for root in roots]
+    over: list[str] = []
+    for root in roots:
+        # Only the tasks of `for_each` have these.
+        if root not in ELEMENT_ROOTS:
+            over.append(root if root in _VALUES else f"{root}.*")
     return f"{', '.join(over[:-1])} {conjunction} {over[-1]}"
 
 

@@ -209,10 +209,17 @@ MAX_FILLED_CHARS: Final = 10_000_000
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
 _PATH_STEP: Final = re.compile(r"""\.([^.\[\]]+)|\[(-?\d{1,9})\]|\["([^"]+)"\]|\['([^']+)'\]""")
 _OUTPUT: Final = re.compile(r"\.output(?=$|[.\[])")
+_ELEMENT_ROOT: Final = re.compile(r"(?:item|index|key)(?=$|[.\[])")
 _NO_FORM_ADVICE: Final = "read it in the work, from context.results, or return a value that has one"
 
 
-CONFIRMATION_ROOTS: Final = ("arguments", "results", "context", IDEMPOTENCY_KEY)
+ELEMENT_ROOTS: Final = ("item", "index", "key")
+"""What the task of an element may refer to as well: the element, its number from 0, and its key."""
+
+KEY_ROOTS: Final = ("item", "index")
+"""What the `key` of a task with `for_each` may refer to."""
+
+CONFIRMATION_ROOTS: Final = ("arguments", "results", "context", IDEMPOTENCY_KEY, *ELEMENT_ROOTS)
 """What the arguments of a confirmation may refer to."""
 
 CONFIRMED_ROOTS: Final = ("output", "text", *CONFIRMATION_ROOTS)
@@ -221,20 +228,22 @@ CONFIRMED_ROOTS: Final = ("output", "text", *CONFIRMATION_ROOTS)
 UNDO_ROOTS: Final = ("output", "arguments", "context")
 """What the arguments of a tool's `undo` may refer to."""
 
-_SINGLE_VALUES: Final = ("output", "text", IDEMPOTENCY_KEY)
+_SINGLE_VALUES: Final = ("output", "text", IDEMPOTENCY_KEY, *ELEMENT_ROOTS)
 """Roots that are values themselves; of the others, a part is named."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Reference `${...}` to a value of the context, or to a part of the output of a task."""
+    """Reference `${...}` to a part of the output of a task, of the context, or of an element."""
 
     text: str
     """The text between the braces."""
     task: TaskId | None
-    """The task whose output it is; None for the context."""
+    """The task whose output it is; None for another root."""
     path: JsonPath
-    """The steps into the output or the context."""
+    """The steps into the output or the other root."""
+    root: str = ""
+    """What it refers to if that is no task: `context`, or one of `ELEMENT_ROOTS`."""
 
     def __str__(self) -> str:
         return f"${{{self.text}}}"
@@ -277,6 +286,16 @@ def find_references(value: JsonValue, task_ids: Container[str] = ()) -> tuple[Re
             if readings:
                 references.append(_choose_reference(readings, task_ids))
     return tuple(references)
+
+
+def is_one_reference(text: str) -> bool:
+    """Return whether a text is one reference and nothing else."""
+    if _REFERENCE.fullmatch(text) is None:
+        return False
+    try:
+        return len(find_references(text)) == 1
+    except ExpressionError:
+        return False
 
 
 def rename_references(
@@ -375,6 +394,7 @@ def resolve_references(
     *,
     context: Mapping[str, JsonValue],
     result_of: Callable[[TaskId], object],
+    scope: Mapping[str, JsonValue] | None = None,
 ) -> dict[str, JsonValue]:
     """Return the arguments with every reference replaced by a copy of its value.
 
@@ -385,6 +405,7 @@ def resolve_references(
         arguments: as the task states them; they are not changed.
         context: the context of the plan.
         result_of: returns the output of a task, or raises LookupError.
+        scope: the values of `ELEMENT_ROOTS`, for the task of an element.
 
     Raises:
         ExpressionError: a reference leads to nothing, or to a value that does not fit its place, or
@@ -392,6 +413,8 @@ def resolve_references(
     """
     if not has_references(arguments):
         return {key: copy_json(value) for key, value in arguments.items()}
+    roots: dict[str, object] = {"context": context}
+    roots.update(scope or {})
     # A few references to one large value could fill the memory, so the sum of all is limited.
     size = 0
 
@@ -400,7 +423,7 @@ def resolve_references(
         readings = _candidate_references(match, match.string)
         if not readings:
             return "${"
-        reference, root = _referenced_root(readings, context, result_of)
+        reference, root = _referenced_root(readings, roots, result_of)
         value = _value_at(root, reference)
         try:
             form = json_form(value)
@@ -512,6 +535,8 @@ def _root_reference(match: re.Match[str], roots: tuple[str, ...]) -> Reference:
             return Reference(inner, None, path)
     forms = []
     for root in roots:
+        if root in ELEMENT_ROOTS and roots != KEY_ROOTS:
+            continue  # only the tasks of `for_each` have these
         part = "" if root in _SINGLE_VALUES else ".NAME"
         forms.append(f"${{{root}{part}}}")
     raise ExpressionError(f"{match[0]!r} is no reference here: write {join_alternatives(forms)}")
@@ -519,14 +544,17 @@ def _root_reference(match: re.Match[str], roots: tuple[str, ...]) -> Reference:
 
 def _referenced_root(
     readings: Sequence[Reference],
-    context: Mapping[str, JsonValue],
+    roots: Mapping[str, object],
     result_of: Callable[[TaskId], object],
 ) -> tuple[Reference, object]:
-    """Return the first reading that exists, with the context or the output that it refers to."""
+    """Return the first reading that exists, with the root or the output that it refers to."""
     missing = ""
     for reference in readings:
         if reference.task is None:
-            return reference, context
+            if reference.root in roots:
+                return reference, roots[reference.root]
+            missing = missing or f"only the task of an element has an {reference.root}"
+            continue
         try:
             return reference, result_of(reference.task)
         except LookupError as error:
@@ -561,7 +589,7 @@ def _candidate_references(match: re.Match[str], text: str) -> list[Reference]:
     if inner.startswith("context."):
         path = _parse_path(inner, len("context"), parsed)
         if path:
-            return [Reference(inner, None, path)]
+            return [Reference(inner, None, path, "context")]
     readings = []
     # Beyond this no id can end, however long the text is.
     limit = MAX_NAME_CHARS + len(".output[")
@@ -570,6 +598,12 @@ def _candidate_references(match: re.Match[str], text: str) -> list[Reference]:
         if path is not None and output.start():
             task_id = TaskId(inner[: output.start()])
             readings.append(Reference(inner, task_id, path))
+    word = _ELEMENT_ROOT.match(inner)
+    if word is not None:
+        path = _parse_path(inner, word.end(), parsed)
+        if path is not None:
+            # Last, because a task may have this name in a plan without `for_each`.
+            readings.append(Reference(inner, None, path, word[0]))
     if not readings:
         forms = "${TASK.output}, ${TASK.output.name[0]} or ${context.name}"
         raise ExpressionError(

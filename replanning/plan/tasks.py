@@ -33,12 +33,14 @@ from pydantic_core import CoreSchema
 from replanning.errors import ExpressionError, PlanError, ReplanningError
 from replanning.plan.conditions import OUTPUT_ROOTS, Condition, output_lookup
 from replanning.plan.json_values import as_text
-from replanning.plan.messages import validation_problems
+from replanning.plan.messages import brief_repr, validation_problems
 from replanning.plan.references import (
     CONFIRMATION_ROOTS,
     CONFIRMED_ROOTS,
+    KEY_ROOTS,
     fact_problem,
     fill_placeholders,
+    is_one_reference,
     normalise_fact,
     placeholders,
     root_reference_problem,
@@ -1108,6 +1110,25 @@ def tool_name(task: TaskBody) -> str:
     return task.tool or str(program_note(task).get("tool") or "")
 
 
+def _check_elements(value: JsonValue) -> JsonValue:
+    if value is None or isinstance(value, list | dict):
+        return value
+    if isinstance(value, str) and is_one_reference(value):
+        return value
+    got = brief_repr(value)
+    raise ValueError(
+        f"expected a list, a mapping, or a reference such as ${{list.output}}, got {got}"
+    )
+
+
+def _check_key(value: str | None) -> str | None:
+    if value is not None:
+        problem = root_reference_problem(value, KEY_ROOTS)
+        if problem:
+            raise ValueError(problem)
+    return value
+
+
 class Task(TaskBody):
     """One step of a plan."""
 
@@ -1122,6 +1143,28 @@ class Task(TaskBody):
     undoes: Name | None = Field(
         default=None,
         description="The attempt whose effect it takes back, such as pay#1; `replanning undo` sets it.",
+    )
+    for_each: Annotated[JsonValue, AfterValidator(_check_elements)] = Field(
+        default=None,
+        description="A list or mapping, or a reference to one: once it is known, the task becomes one task for each element.",
+    )
+    key: Annotated[str | None, AfterValidator(_check_key)] = Field(
+        default=None,
+        description="Names the task of an element: with ${item.id}, it is called TASK[id] and not TASK[0].",
+    )
+    max_items: Annotated[int, Field(strict=True, ge=1)] = Field(
+        default=1000, description="With more elements than this, the task fails."
+    )
+    max_parallel: Annotated[int, Field(strict=True, ge=1)] | None = Field(
+        default=None, description="How many elements run at the same time; unlimited by default."
+    )
+    on_item_failure: Literal["fail", "skip"] = Field(
+        default="fail",
+        description="skip: an element that fails for good has the output null, and the rest goes on.",
+    )
+    scope: JsonObject | None = Field(
+        default=None,
+        description="What ${item}, ${index} and ${key} are in the task of an element; `for_each` sets it.",
     )
 
 

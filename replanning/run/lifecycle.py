@@ -12,9 +12,12 @@ from replanning.changes import (
     AbortRun,
     Alternative,
     CancelTask,
+    ExpandTask,
     ModifyTask,
     PlanChange,
     RetryTask,
+    SkipTask,
+    target_task_ids,
 )
 from replanning.decision.ending import (
     Circumstances,
@@ -59,6 +62,7 @@ from replanning.live.stale import stale_results
 from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.plan.checks import check_task
 from replanning.plan.document import Plan
+from replanning.plan.elements import has_condition_of_its_own, read_elements
 from replanning.plan.json_values import copy_json
 from replanning.plan.messages import join_names
 from replanning.plan.references import has_references
@@ -629,6 +633,13 @@ class Lifecycle:
                     return False
             # A revision may have changed what the condition refers to.
             is_due = task.when is not None and entry.condition_revision != self.live.revision
+            if task.for_each is not None:
+                # A condition that reads the element is evaluated for each of them.
+                if is_due and not has_condition_of_its_own(task):
+                    if not self._evaluate_condition(entry):
+                        return False
+                self._expand(entry)
+                return False
             if is_due and not self._evaluate_condition(entry):
                 return False
             if refers:
@@ -645,6 +656,66 @@ class Lifecycle:
             arguments = copy_json(arguments) if arguments else {}
             claim.task = with_arguments(task, arguments)
         return True
+
+    def _expand(self, entry: TaskEntry) -> None:
+        """Make a task for each element of the list of a task, which is known now.
+
+        This is a revision, and no replan: the plan said so from the beginning. What is no such list
+        fails the task, which may be replanned like any other.
+
+        Raises:
+            StoreError: the journal does not take it; nothing has changed.
+        """
+        task = entry.task
+        try:
+            found = self.live.resolve(task, {"for_each": task.for_each})
+            elements = read_elements(task, found["for_each"])
+            if self.redactor.is_secret_name("\n".join(elements.keys or ())):
+                raise ExpressionError(
+                    "keys name tasks, which is no place for what looks like a secret; state "
+                    "another `key`, or none"
+                )
+            change = ExpandTask(task_id=entry.id, items=elements.items, keys=elements.keys)
+            count = len(elements.items)
+            noun = "element" if count == 1 else "elements"
+            self.revise((change,), f"its list has {count} {noun}", "for_each")
+        except ExpressionError as error:
+            self._fail_unstarted(entry, str(error), kind="arguments")
+        except ChangeRejected as error:
+            problems = "; ".join(map(str, error.problems))
+            self._fail_unstarted(entry, problems, kind="arguments")
+
+    def _skip_elements(self) -> bool:
+        """Skip the elements that failed for good, where their list goes on without them.
+
+        Return whether there were any.
+        """
+        live = self.live
+        if not live.stuck or self.busy.blocks or not self.can_hand_out():
+            return False
+        skipped: list[PlanChange] = []
+        for task_id in live.stuck:
+            entry = live.entries[task_id]
+            if entry.task.on_item_failure != "skip" or entry.task.scope is None:
+                continue
+            if self.questions_about(entry) or self._is_being_decided(task_id):
+                continue
+            reason = entry.reason
+            if entry.log.failure is not None:
+                reason = str(entry.log.failure)
+            skipped.append(SkipTask(task_id=task_id, reason=reason))
+        if not skipped:
+            return False
+        names = join_names([repr(task_id) for task_id in target_task_ids(skipped)], 5)
+        try:
+            self.revise(tuple(skipped), f"the list goes on without {names}", "for_each")
+        except StoreError:
+            return False  # it is looked at again when the store works
+        return True
+
+    def _is_being_decided(self, task_id: TaskId) -> bool:
+        """Return whether an open trigger is about a task."""
+        return any(task_id in trigger.tasks for trigger in self.ledger.open_triggers.values())
 
     def _prepare_confirmation(self, claim: Claim, doubt: Doubt) -> bool:
         """Make a claim one that asks whether the task was done; return False if that fails."""
@@ -961,6 +1032,7 @@ class Lifecycle:
         Args:
             block_ended: a `busy` block was just left; completion checks were suppressed inside it.
         """
+        self._skip_elements()
         self._run_without_dependencies()
         self.dispatcher.wake()
         counts = self.live.counts
@@ -972,7 +1044,7 @@ class Lifecycle:
     def check_completion(self) -> None:
         """End the run, or record that it is quiescent, if that is so."""
         while self.end is None and self.journal.state == "open" and not self.busy.blocks:
-            if self._run_without_dependencies():
+            if self._skip_elements() or self._run_without_dependencies():
                 self.dispatcher.wake()
                 return
             circumstances = Circumstances(

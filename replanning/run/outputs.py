@@ -364,6 +364,7 @@ class OutputKeeper:
             "context": self._live.context,
             "results": self._live.inputs_of(entry.task),
             "run": self._run_root,
+            **(entry.task.scope or {}),
         }
 
     def recorded_form(self, output: object) -> JsonValue:

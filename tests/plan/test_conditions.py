@@ -393,7 +393,7 @@ def test_find_references():
     )
     assert found == (
         Reference("a.output", TaskId("a"), ()),
-        Reference("context.b.c", None, ("b", "c")),
+        Reference("context.b.c", None, ("b", "c"), "context"),
         Reference("b.output[0].c d", TaskId("b"), (0, "c d")),
     )
     assert [str(reference) for reference in found] == [

@@ -1,0 +1,210 @@
+"""Elements of a list that a task with `for_each` is about, and the tasks that are made of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+from pydantic import JsonValue
+
+from replanning.errors import ExpressionError
+from replanning.plan.conditions import Condition
+from replanning.plan.json_values import as_text, json_type_name
+from replanning.plan.messages import brief_repr, join_names
+from replanning.plan.references import resolve_root_references
+from replanning.plan.tasks import Task
+from replanning.plan.types import MAX_NAME_CHARS, JsonObject, TaskId
+
+_MAX_SHOWN: Final = 5
+"""Offending elements that a message names."""
+
+_NOT_IN_TEXT: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+"""Characters that the name and the goal of a task cannot have."""
+
+
+class Elements(NamedTuple):
+    """Elements of a list or mapping.
+
+    Attributes:
+        items: the elements in order; of a mapping, its values.
+        keys: their keys, if they have any; otherwise they are numbered from 0.
+    """
+
+    items: tuple[JsonValue, ...]
+    keys: tuple[str, ...] | None
+
+
+def read_elements(task: Task, value: JsonValue) -> Elements:
+    """Return the elements of the list of a task.
+
+    Args:
+        task: the task with `for_each`.
+        value: the list or mapping that was found there.
+
+    Raises:
+        ExpressionError: it is neither, has too many elements, or its keys cannot name tasks.
+    """
+    if isinstance(value, dict):
+        elements = Elements(tuple(value.values()), tuple(value))
+    elif isinstance(value, list):
+        elements = Elements(tuple(value), None)
+    else:
+        got = f"{json_type_name(value)}: {brief_repr(value)}"
+        raise ExpressionError(f"`for_each` needs a list or a mapping, and got {got}")
+    # Before the keys, which take time.
+    too_many = _number_problem(task, elements.items)
+    if too_many:
+        raise ExpressionError(too_many)
+    if task.key is not None:
+        elements = Elements(elements.items, _stated_keys(task.key, elements.items))
+    problem = elements_problem(task, elements)
+    if problem:
+        raise ExpressionError(problem)
+    return elements
+
+
+def elements_problem(task: Task, elements: Elements) -> str:
+    """Return why a task cannot be carried out for these elements; empty if it can."""
+    items, keys = elements
+    problem = _number_problem(task, items)
+    if problem or keys is None:
+        return problem
+    if len(keys) != len(items):
+        return f"{len(items)} elements have {len(keys)} keys"
+    seen: set[str] = set()
+    twice: dict[str, None] = {}
+    unusable: list[str] = []
+    for key in keys:
+        if key in seen:
+            twice[key] = None
+        seen.add(key)
+        name = element_id(task.id, key)
+        if not key or key != key.strip() or not key.isprintable() or len(name) > MAX_NAME_CHARS:
+            unusable.append(key)
+    reasons: list[str] = []
+    if twice:
+        reasons.append(f"several elements have the key {_sample(twice)}")
+    if unusable:
+        limit = f"a key has up to {MAX_NAME_CHARS - len(task.id) - 2} printable characters"
+        reasons.append(f"{limit}, and no blank at an end, unlike {_sample(unusable)}")
+    return "; ".join(reasons)
+
+
+def _number_problem(task: Task, items: Sequence[JsonValue]) -> str:
+    if len(items) <= task.max_items:
+        return ""
+    text = f"the list has {len(items)} elements, and `max_items` allows {task.max_items}"
+    return f"{text}; it begins with {brief_repr(items[0])}"
+
+
+def _sample(names: Iterable[str]) -> str:
+    return join_names([brief_repr(name) for name in names], _MAX_SHOWN)
+
+
+def _stated_keys(key: str, items: Sequence[JsonValue]) -> tuple[str, ...]:
+    """Return the keys that a task states, as `${item.id}`.
+
+    Raises:
+        ExpressionError: elements have none, or one that is neither a text nor a number.
+    """
+    keys: list[str] = []
+    problems: list[str] = []
+    for index, item in enumerate(items):
+        try:
+            value = resolve_root_references(key, {"item": item, "index": index})
+        except ExpressionError as error:
+            problems.append(f"element {index}: {error}")
+            continue
+        if isinstance(value, dict | list | bool) or value is None:
+            problems.append(f"element {index}: {key} is {brief_repr(value)}")
+        keys.append(as_text(value))
+    if problems:
+        text = f"the key of an element is a text or a number: {'; '.join(problems[:_MAX_SHOWN])}"
+        more = len(problems) - _MAX_SHOWN
+        if more > 0:
+            text += f"; and {more} more"
+        raise ExpressionError(text)
+    return tuple(keys)
+
+
+def element_id(task_id: TaskId, key: str | int) -> TaskId:
+    """Return the id of the task of an element."""
+    return TaskId(f"{task_id}[{key}]")
+
+
+def element_ids(task_id: TaskId, elements: Elements) -> list[TaskId]:
+    """Return the ids of the tasks of elements, in order."""
+    names: Iterable[str | int] = range(len(elements.items))
+    if elements.keys is not None:
+        names = elements.keys
+    return [element_id(task_id, name) for name in names]
+
+
+def slot_resource(task_id: TaskId) -> str:
+    """Return the resource of which each element takes one, where `max_parallel` limits them."""
+    return f"{task_id}[]"
+
+
+def has_condition_of_its_own(task: Task) -> bool:
+    """Return whether each element of a task has its own condition, because it reads the element."""
+    return task.when is not None and Condition.parse(task.when).reads_element()
+
+
+def element_tasks(template: Task, elements: Elements) -> list[Task]:
+    """Return the tasks of elements, in order.
+
+    They are the template itself, each with its element, so that references to it are filled in
+    when the task starts, like all others.
+
+    Raises:
+        ExpressionError: the name or the goal refers to what an element does not have.
+    """
+    common: dict[str, Any] = {
+        "for_each": None,
+        "key": None,
+        "max_items": Task.model_fields["max_items"].default,
+        "max_parallel": None,
+    }
+    if not has_condition_of_its_own(template):
+        # It has decided about the list as a whole.
+        common["when"] = None
+    if template.max_parallel is not None:
+        common["resources"] = {**template.resources, slot_resource(template.id): 1.0}
+    tasks: list[Task] = []
+    for index, task_id in enumerate(element_ids(template.id, elements)):
+        key: str | int = index
+        if elements.keys is not None:
+            key = elements.keys[index]
+        scope: JsonObject = {
+            **(template.scope or {}),
+            "item": elements.items[index],
+            "index": index,
+            "key": key,
+        }
+        fields: dict[str, Any] = {**common, "id": task_id, "scope": scope}
+        for name in ("name", "goal"):
+            text = getattr(template, name)
+            if text is not None and "${" in text:
+                fields[name] = _filled_text(text, scope)
+        tasks.append(template.model_copy(update=fields))
+    return tasks
+
+
+def _filled_text(text: str, scope: JsonObject) -> str:
+    filled = as_text(resolve_root_references(text, scope))
+    return _NOT_IN_TEXT.sub(" ", filled)
+
+
+def in_place_of_element(task: Task, element: Task) -> Task:
+    """Return a task that takes the place of the task of an element, and is about it as well."""
+    if element.scope is None or task.scope is not None:
+        return task
+    fields: dict[str, Any] = {
+        "scope": element.scope,
+        "on_item_failure": element.on_item_failure,
+    }
+    slots = {name: 1.0 for name in element.resources if name.endswith("[]")}
+    if slots:
+        fields["resources"] = {**task.resources, **slots}
+    return task.model_copy(update=fields)
