@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, overload
+from typing import Any, Final, Literal, NamedTuple, ParamSpec, TypeVar, overload
 
+import anyio
 from pydantic_core import from_json, to_json, to_jsonable_python
 
 from replanning.engine.functions import FunctionTools, ToolFunction
@@ -37,6 +38,8 @@ from replanning.run.run import PlanRun
 Parameters = ParamSpec("Parameters")
 
 ReturnedT = TypeVar("ReturnedT")
+
+ItemT = TypeVar("ItemT")
 
 Execute = Callable[[str, Mapping[str, object]], Awaitable[object]]
 """Executes a tool, given its name and its arguments."""
@@ -120,6 +123,93 @@ class Session:
         """
         function = self._tools.of(tool)
         return await self.invoke(function.spec.name, function.bind(args, kwargs))
+
+    @overload
+    async def map(
+        self,
+        tool: Callable[[ItemT], Awaitable[ReturnedT]],
+        items: Iterable[ItemT],
+        *,
+        max_parallel: int | None = None,
+        on_item_failure: Literal["fail"] = "fail",
+        key: str = "",
+    ) -> list[ReturnedT]: ...
+    @overload
+    async def map(
+        self,
+        tool: Callable[[ItemT], Awaitable[ReturnedT]],
+        items: Iterable[ItemT],
+        *,
+        max_parallel: int | None = None,
+        on_item_failure: Literal["skip"],
+        key: str = "",
+    ) -> list[ReturnedT | None]: ...
+    @overload
+    async def map(
+        self,
+        tool: Callable[[ItemT], ReturnedT],
+        items: Iterable[ItemT],
+        *,
+        max_parallel: int | None = None,
+        on_item_failure: Literal["fail"] = "fail",
+        key: str = "",
+    ) -> list[ReturnedT]: ...
+    @overload
+    async def map(
+        self,
+        tool: Callable[[ItemT], ReturnedT],
+        items: Iterable[ItemT],
+        *,
+        max_parallel: int | None = None,
+        on_item_failure: Literal["skip"],
+        key: str = "",
+    ) -> list[ReturnedT | None]: ...
+    async def map(
+        self,
+        tool: ToolFunction,
+        items: Iterable[Any],
+        *,
+        max_parallel: int | None = None,
+        on_item_failure: Literal["fail", "skip"] = "fail",
+        key: str = "",
+    ) -> list[Any]:
+        """Call a function for each item, at the same time, and return the results in their order.
+
+        Each call is repaired alone, as by `call`. All of them end before this does.
+
+        Args:
+            tool: the function, which is given an item.
+            items: the items.
+            max_parallel: how many calls run at the same time; all by default.
+            on_item_failure: `skip` to have None in the place of a call that failed for good.
+            key: identifies these calls, as in `invoke`: after a resume, those that were done
+                are not repeated.
+
+        Raises:
+            ExceptionGroup: calls failed for good; it has their errors in the order of the items.
+        """
+        function = self._tools.of(tool)
+        values = list(items)
+        results: list[Any] = [None] * len(values)
+        errors: dict[int, Exception] = {}
+        limiter = anyio.CapacityLimiter(max_parallel or max(1, len(values)))
+
+        async def call(index: int) -> None:
+            arguments = function.bind((values[index],), {})
+            own_key = f"{key}[{index}]" if key else ""
+            async with limiter:
+                try:
+                    results[index] = await self.invoke(function.spec.name, arguments, key=own_key)
+                except Exception as error:
+                    errors[index] = error
+
+        async with anyio.create_task_group() as group:
+            for index in range(len(values)):
+                group.start_soon(call, index)
+        if errors and on_item_failure == "fail":
+            text = f"{len(errors)} of {len(values)} calls of {function.spec.name!r} failed"
+            raise ExceptionGroup(text, [errors[index] for index in sorted(errors)])
+        return results
 
     async def invoke(
         self,

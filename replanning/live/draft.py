@@ -128,7 +128,6 @@ class Draft:
         self._positions: dict[TaskId, tuple[int, int]] = {}
         self._change_path = ""
         self._committed_at = 0.0
-        self._expanded: dict[TaskId, Task] = {}
         self._abort_reason: str | None = None
         self._commit_steps: list[Callable[[Draft], None]] = []
         for index, change in enumerate(changes):
@@ -321,7 +320,7 @@ class Draft:
             return
         order = self._graph.statistics.added_tasks + len(self.new_tasks)
         for number, task in enumerate(tasks):
-            if task.id in self.new_tasks or self._graph.is_taken(task.id):
+            if task.id in self:
                 self._add_problem(f"the id {task.id!r} is already used; ids are never used again")
                 return
             self._positions[task.id] = (task.priority, order + number)
@@ -329,7 +328,6 @@ class Draft:
             self.tasks[task.id] = task
         ids = tuple(task.id for task in tasks)
         self.sinks[task_id] = ids
-        self._expanded[task_id] = template
         step = partial(Draft._replace, task_id=task_id, parts=ids, sinks=ids)
         self._commit_steps.append(step)
 
@@ -338,8 +336,9 @@ class Draft:
         old = self._find_task(task_id)
         if old is None:
             return
-        if task_id in self._graph and self._graph.entry(task_id).replacement.expanded:
-            self._stage_modify_elements(self._graph.entry(task_id), change)
+        entry = self._graph.entries.get(task_id)
+        if entry is not None and entry.replacement.expanded:
+            self._stage_modify_elements(entry, change)
             return
         rejection = self._reject_modification(change)
         if rejection:
@@ -369,7 +368,7 @@ class Draft:
         """Stage a change of all elements of a task that have not begun."""
         waiting: list[TaskId] = []
         for element in template.replacement.sinks:
-            if element.state in WAITING and not element.log.count:
+            if element.state in (TaskState.PENDING, TaskState.READY):
                 waiting.append(element.id)
         if not waiting:
             self._add_problem(f"task {template.id!r}: all of its elements have begun")
@@ -867,12 +866,10 @@ class Draft:
         graph.world.problems.clear()
         graph.aborted = self._abort_reason or graph.aborted
         self._committed_at = at
-        for task_id, template in self._expanded.items():
-            # Before its elements are there, which are roots of their own lineages.
-            entry = graph.entries[task_id]
-            entry.replacement = entry.replacement._replace(expanded=True)
-            if template.max_parallel is not None:
-                graph.set_capacity(slot_resource(task_id), template.max_parallel)
+        for change in self.changes:
+            if isinstance(change, ExpandTask):
+                # Before its elements are there, which are roots of their own lineages.
+                self._prepare_elements(change.task_id)
         for new in self.new_tasks.values():
             parent = None
             if new.parent is not None:
@@ -918,6 +915,14 @@ class Draft:
         # A list without elements is done at once.
         if not sinks:
             graph.satisfy_dependents(original)
+
+    def _prepare_elements(self, task_id: TaskId) -> None:
+        """Make ready for the elements of a task, and for the limit of those that run."""
+        entry = self._graph.entries[task_id]
+        entry.replacement = entry.replacement._replace(expanded=True)
+        limit = self.task(task_id).max_parallel
+        if limit is not None:
+            self._graph.set_capacity(slot_resource(task_id), limit)
 
     def _edit(self, task: Task) -> None:
         graph = self._graph

@@ -135,8 +135,7 @@ def check_plan(
             yield ("mcp", name), f"MCP server {name!r}: {text}"
     for index, tool in enumerate(tools):
         which = f"tool {tool.name!r}"
-        found = chain(_check_tool(tool, scope), _check_confirmation_by(tool, scope))
-        for path, text in found:
+        for path, text in chain(_check_tool(tool, scope), _check_confirmation_by(tool, scope)):
             yield ("tools", index, *path), which + text
         problem = _agreement_problem(tool.expect, tool.name, scope)
         if tool.expect is not None and tool.expect.second_tool == tool.name:
@@ -144,15 +143,14 @@ def check_plan(
         if problem:
             yield ("tools", index, "expect", "agrees_with"), f"{which}: {problem}"
     for index, task in enumerate(tasks):
-        for path, text in _check_elements(task, bodies[index]):
+        found = _check_elements(task, bodies[index])
+        if bodies[index]:
+            found = chain(
+                found, _check_bodies(bodies[index], scope), _check_acceptance(bodies[index])
+            )
+        for path, text in found:
             yield ("tasks", index, *path), f"task {task.id!r}: {text}"
-        if not bodies[index]:
-            continue
-        which = f"task {task.id!r}"
-        for path, text in _check_bodies(bodies[index], scope):
-            yield ("tasks", index, *path), f"{which}: {text}"
-        for path, text in _check_acceptance(bodies[index]):
-            yield ("tasks", index, *path), f"{which}: {text}"
+    yield from _check_reserved_ids(tasks)
     uses = {}
     for tool in tools:
         if tool.expect is not None or tool.confirm is not None:
@@ -184,11 +182,6 @@ def _check_graph(
     be reported again for everything behind it.
     """
     yield from _check_unique("task", [task.id for task in tasks], "id")
-    if any(task.for_each is not None for task in tasks):
-        for number, task in enumerate(tasks):
-            if task.id in ELEMENT_ROOTS:
-                text = f"a plan with `for_each` has no task {task.id!r}: it is what an element has"
-                yield ("tasks", number, "id"), f"{text}; choose another id"
     # Of several tasks with one id, the first one counts.
     number_of: dict[str, int] = {}
     for number, task in enumerate(tasks):
@@ -697,12 +690,22 @@ def _check_bodies(bodies: Sequence[_ParsedBody], scope: TaskScope) -> Iterator[F
                 yield (*path, name), parsed
 
 
+def _check_reserved_ids(tasks: Sequence[Task]) -> Iterator[Finding]:
+    """Yield the tasks that are called as what the elements of a plan's lists have."""
+    if all(task.for_each is None for task in tasks):
+        return
+    for number, task in enumerate(tasks):
+        if task.id in ELEMENT_ROOTS:
+            text = f"a plan with `for_each` has no task {task.id!r}: it is what an element has"
+            yield ("tasks", number, "id"), f"{text}; choose another id"
+
+
 def _check_elements(task: Task, bodies: Sequence[_ParsedBody]) -> Iterator[Finding]:
     """Yield what a task states about elements of a list that it does not have."""
     if task.for_each is not None:
         for name in ("name", "goal"):
             text = getattr(task, name)
-            if text is not None and "${" in text:
+            if has_references(text):
                 problem = root_reference_problem(text, ELEMENT_ROOTS)
                 if problem:
                     yield (name,), problem

@@ -12,7 +12,7 @@ from replanning.errors import ExpressionError
 from replanning.plan.conditions import Condition
 from replanning.plan.json_values import as_text, json_type_name
 from replanning.plan.messages import brief_repr, join_names
-from replanning.plan.references import resolve_root_references
+from replanning.plan.references import has_references, resolve_root_references
 from replanning.plan.tasks import Task
 from replanning.plan.types import MAX_NAME_CHARS, JsonObject, TaskId
 
@@ -79,8 +79,7 @@ def elements_problem(task: Task, elements: Elements) -> str:
         if key in seen:
             twice[key] = None
         seen.add(key)
-        name = element_id(task.id, key)
-        if not key or key != key.strip() or not key.isprintable() or len(name) > MAX_NAME_CHARS:
+        if not _is_usable(key, len(element_id(task.id, key))):
             unusable.append(key)
     reasons: list[str] = []
     if twice:
@@ -89,6 +88,13 @@ def elements_problem(task: Task, elements: Elements) -> str:
         limit = f"a key has up to {MAX_NAME_CHARS - len(task.id) - 2} printable characters"
         reasons.append(f"{limit}, and no blank at an end, unlike {_sample(unusable)}")
     return "; ".join(reasons)
+
+
+def _is_usable(key: str, length: int) -> bool:
+    """Return whether a key can name a task whose id has this length."""
+    if key == "" or length > MAX_NAME_CHARS:
+        return False
+    return key.isprintable() and key == key.strip()
 
 
 def _number_problem(task: Task, items: Sequence[JsonValue]) -> str:
@@ -116,7 +122,7 @@ def _stated_keys(key: str, items: Sequence[JsonValue]) -> tuple[str, ...]:
         except ExpressionError as error:
             problems.append(f"element {index}: {error}")
             continue
-        if isinstance(value, dict | list | bool) or value is None:
+        if isinstance(value, dict | list | bool | None):
             problems.append(f"element {index}: {key} is {brief_repr(value)}")
         keys.append(as_text(value))
     if problems:
@@ -185,7 +191,7 @@ def element_tasks(template: Task, elements: Elements) -> list[Task]:
         fields: dict[str, Any] = {**common, "id": task_id, "scope": scope}
         for name in ("name", "goal"):
             text = getattr(template, name)
-            if text is not None and "${" in text:
+            if has_references(text):
                 fields[name] = _filled_text(text, scope)
         tasks.append(template.model_copy(update=fields))
     return tasks

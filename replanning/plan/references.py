@@ -533,10 +533,10 @@ def _root_reference(match: re.Match[str], roots: tuple[str, ...]) -> Reference:
         is_whole = len(path) == 1 and path[0] not in _SINGLE_VALUES
         if path[0] in roots and not is_whole:
             return Reference(inner, None, path)
+    # Only the tasks of `for_each` have an element.
+    common = [root for root in roots if root not in ELEMENT_ROOTS]
     forms = []
-    for root in roots:
-        if root in ELEMENT_ROOTS and roots != KEY_ROOTS:
-            continue  # only the tasks of `for_each` have these
+    for root in common or roots:
         part = "" if root in _SINGLE_VALUES else ".NAME"
         forms.append(f"${{{root}{part}}}")
     raise ExpressionError(f"{match[0]!r} is no reference here: write {join_alternatives(forms)}")

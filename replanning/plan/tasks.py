@@ -33,7 +33,7 @@ from pydantic_core import CoreSchema
 from replanning.errors import ExpressionError, PlanError, ReplanningError
 from replanning.plan.conditions import OUTPUT_ROOTS, Condition, output_lookup
 from replanning.plan.json_values import as_text
-from replanning.plan.messages import brief_repr, validation_problems
+from replanning.plan.messages import validation_problems
 from replanning.plan.references import (
     CONFIRMATION_ROOTS,
     CONFIRMED_ROOTS,
@@ -1111,14 +1111,11 @@ def tool_name(task: TaskBody) -> str:
 
 
 def _check_elements(value: JsonValue) -> JsonValue:
-    if value is None or isinstance(value, list | dict):
+    if isinstance(value, list | dict | None):
         return value
     if isinstance(value, str) and is_one_reference(value):
         return value
-    got = brief_repr(value)
-    raise ValueError(
-        f"expected a list, a mapping, or a reference such as ${{list.output}}, got {got}"
-    )
+    raise ValueError("expected a list, a mapping, or a reference such as ${list.output}")
 
 
 def _check_key(value: str | None) -> str | None:

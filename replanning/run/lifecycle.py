@@ -691,14 +691,16 @@ class Lifecycle:
         Return whether there were any.
         """
         live = self.live
-        if not live.stuck or self.busy.blocks or not self.can_hand_out():
+        if not live.stuck:
+            return False
+        if self.busy.blocks or not self.can_hand_out():
             return False
         skipped: list[PlanChange] = []
         for task_id in live.stuck:
             entry = live.entries[task_id]
-            if entry.task.on_item_failure != "skip" or entry.task.scope is None:
+            if entry.task.scope is None:
                 continue
-            if self.questions_about(entry) or self._is_being_decided(task_id):
+            if entry.task.on_item_failure == "fail" or self._is_being_decided(entry):
                 continue
             reason = entry.reason
             if entry.log.failure is not None:
@@ -713,9 +715,12 @@ class Lifecycle:
             return False  # it is looked at again when the store works
         return True
 
-    def _is_being_decided(self, task_id: TaskId) -> bool:
-        """Return whether an open trigger is about a task."""
-        return any(task_id in trigger.tasks for trigger in self.ledger.open_triggers.values())
+    def _is_being_decided(self, entry: TaskEntry) -> bool:
+        """Return whether a trigger or a question about a task is open."""
+        for trigger in self.ledger.open_triggers.values():
+            if entry.id in trigger.tasks:
+                return True
+        return entry.holds > 0
 
     def _prepare_confirmation(self, claim: Claim, doubt: Doubt) -> bool:
         """Make a claim one that asks whether the task was done; return False if that fails."""

@@ -13,6 +13,7 @@ import anyio
 from replanning.changes import (
     AddTask,
     CancelTask,
+    ExpandTask,
     ModifyTask,
     PlanChange,
     RemoveTask,
@@ -24,6 +25,7 @@ from replanning.decision.evaluation import PlanEvaluation
 from replanning.decision.masks import accept_changes
 from replanning.errors import (
     ChangeRejected,
+    ExpressionError,
     NotRunning,
     Problem,
     RunFailed,
@@ -57,6 +59,7 @@ from replanning.live.states import FINISHED
 from replanning.live.view import PlanView, ReplanningInfo
 from replanning.plan.checks import secret_name_problems
 from replanning.plan.document import Plan
+from replanning.plan.elements import read_elements
 from replanning.plan.messages import join_names
 from replanning.plan.tasks import Task, to_seconds
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, RunId, TaskId
@@ -660,6 +663,32 @@ class PlanRun(ObservedRun):
     def replace_task(self, task_id: str, *tasks: Task, reason: str = "", by: str = "edit") -> int:
         """Put a task or a sub-plan in the place of a task."""
         change = ReplaceTask(task_id=TaskId(task_id), tasks=tasks)
+        return self.apply([change], reason=reason, by=by)
+
+    def expand(
+        self,
+        task_id: str,
+        items: Sequence[JsonValue] | Mapping[str, JsonValue],
+        *,
+        reason: str = "",
+        by: str = "edit",
+    ) -> int:
+        """Carry a waiting task out for each element of a list or mapping, by a task for each.
+
+        A task with `for_each` is expanded by itself; this is for a list that only the program
+        knows. The result of the task is the list of theirs.
+
+        Raises:
+            ChangeRejected: as `apply`; also if there are too many elements, or keys that are no names.
+            UnknownTask: there is no such task.
+        """
+        task = self.view.task(task_id).task
+        value: JsonValue = dict(items) if isinstance(items, Mapping) else list(items)
+        try:
+            elements = read_elements(task, value)
+        except ExpressionError as error:
+            raise ChangeRejected([Problem("items", str(error))]) from None
+        change = ExpandTask(task_id=task.id, items=elements.items, keys=elements.keys)
         return self.apply([change], reason=reason, by=by)
 
     def modify_task(

@@ -335,6 +335,8 @@ class _Undo:
         if task.undo is not None:
             fields = task.undo.model_dump(mode="json", exclude_unset=True)
             arguments = dict(task.undo.arguments)
+            if task.scope is not None:
+                fields["scope"] = task.scope
         elif tool is not None and tool.undo is not None:
             fields = {"tool": tool.undo.tool}
             arguments = bind_undo(tool.undo.arguments, entry.id, _sent(effect, task))

@@ -119,6 +119,56 @@ async def test_arguments_of_a_substitute(clock):
     assert seen == [Point(x=1), guide]
 
 
+async def test_calls_for_each_item(clock):
+    """The results of calls for each item come in the order of the items, of which so many run at a time, each repaired alone."""
+    running: list[int] = []
+    most: list[int] = []
+
+    @tool(capability="half")
+    async def halve(number: int) -> float:
+        running.append(number)
+        most.append(len(running))
+        await anyio.lowlevel.checkpoint()
+        running.remove(number)
+        if number % 3 == 0:
+            raise ValueError(f"no half of {number}")
+        return number / 2
+
+    @tool(capability="half")
+    def halve_elsewhere(number: int) -> float:
+        if number == 6:
+            raise LookupError("six is lost")
+        return number / 2
+
+    async with engine_of(clock).session("h", tools=[halve, halve_elsewhere]) as session:
+        assert await session.map(halve, range(1, 6), max_parallel=2) == [0.5, 1.0, 1.5, 2.0, 2.5]
+        assert max(most) == 2
+        assert await session.map(halve, []) == []
+        assert await session.map(halve, [5, 6, 7], on_item_failure="skip") == [2.5, None, 3.5]
+        with pytest.raises(ExceptionGroup, match=r"1 of 2 calls of 'halve' failed") as caught:
+            await session.map(halve, [6, 8])
+    assert [str(error) for error in caught.value.exceptions] == ["no half of 6"]
+
+
+async def test_calls_for_each_item_over_a_resume(tmp_path, clock):
+    """With a key, the calls for items that were done are not repeated in a resumed session."""
+    made: list[str] = []
+    names: list[str] = []
+
+    async def note(name: str) -> str:
+        made.append(name)
+        return name.upper()
+
+    for items in (["a", "b"], ["a", "b", "c"]):
+        engine = make_engine("repair", clock=clock, store=SqliteStore(tmp_path / "h.db"))
+        with suppress(KeyError):
+            async with engine.session("n", tools=[note], run_id="thread") as session:
+                names = await session.map(note, items, key="notes")
+                raise KeyError("the program ends early")
+    assert names == ["A", "B", "C"]
+    assert sorted(made) == ["a", "b", "c"]
+
+
 async def test_key_over_a_resume(tmp_path, clock):
     """A call with a key that was done returns its recorded output in a resumed session, and is not executed again."""
     calls: list[str] = []

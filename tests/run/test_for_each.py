@@ -1,0 +1,330 @@
+"""A task for each element of a list that only the run knows."""
+
+from typing import Any
+
+import pytest
+
+from replanning import Plan, PlanRun, Task, TaskContext, open_run
+from replanning.changes import ModifyTask, ReplaceTask, RetryTask
+from replanning.errors import ChangeRejected, PlanError
+from replanning.journal import MemoryStore, PlanRevised
+from replanning.plan import JsonValue, RunId
+from tests.support.runs import alternative, make_engine, perform, plan
+
+LISTED = Task(id="list")
+
+
+def template(**fields: object) -> Task:
+    """A task that is carried out for each element of what `list` returns."""
+    document: dict[str, object] = {
+        "id": "convert",
+        "depends_on": ["list"],
+        "for_each": "${list.output}",
+        "arguments": {"item": "${item}"},
+    }
+    return Task.model_validate(document | fields)
+
+
+REPORT = Task(id="report", depends_on=("convert",), arguments={"all": "${convert.output}"})
+
+
+def returning(items: JsonValue, *, broken: tuple[str, ...] = ()) -> Any:
+    """Work whose `list` returns these items; every other task returns its arguments, or fails."""
+
+    async def work(task: Task, context: TaskContext) -> object:
+        if task.id == "list":
+            return items
+        if task.id in broken:
+            raise ValueError(f"{task.id} is broken")
+        return dict(task.arguments)
+
+    return work
+
+
+def states(run: PlanRun) -> dict[str, str]:
+    """The state of every task."""
+    return {each.id: str(each.state) for each in run.view.tasks()}
+
+
+async def test_each_element_is_a_task_and_the_result_is_their_list():
+    """Each element of a list becomes a task, by one revision, and dependents see the list of their outputs in its order."""
+    async with open_run(plan(LISTED, template(), REPORT)) as run:
+        ran = await perform(run, returning(["a", {"b": 1}, None]))
+        revisions = [r.body for r in run.records() if isinstance(r.body, PlanRevised)]
+    assert ran == ["list", "convert[0]", "convert[1]", "convert[2]", "report"]
+    outputs = [{"item": "a"}, {"item": {"b": 1}}, {"item": None}]
+    assert run.result.outputs["convert"] == outputs
+    assert run.result.outputs["report"] == {"all": outputs}
+    assert set(run.result.outputs) == {"list", "convert", "report"}
+    assert [body.by for body in revisions] == ["for_each"]
+    assert run.history.events == ()
+
+
+async def test_list_without_elements_is_done_at_once():
+    """An empty list gives an empty result, and the dependents run."""
+    async with open_run(plan(LISTED, template(), REPORT)) as run:
+        assert await perform(run, returning([])) == ["list", "report"]
+    assert run.result.status == "succeeded"
+    assert run.result.outputs["report"] == {"all": []}
+
+
+@pytest.mark.parametrize("source", [["x", "y"], "${context.names}"])
+async def test_list_that_is_known_before_the_run(source):
+    """A list may be written in the plan, or be a value of the context."""
+    each = Task(id="convert", for_each=source, arguments={"name": "${item}"})
+    async with open_run(plan(each, context={"names": ["x", "y"]})) as run:
+        await perform(run, returning(None))
+    assert run.result.outputs["convert"] == [{"name": "x"}, {"name": "y"}]
+
+
+async def test_elements_of_a_mapping_are_called_by_its_keys():
+    """The values of a mapping are the elements, and its keys name their tasks."""
+    task = template(arguments={"is": "${key} ${index} ${item.n}"})
+    async with open_run(plan(LISTED, task)) as run:
+        ran = await perform(run, returning({"b": {"n": 1}, "a": {"n": 2}}))
+    assert ran == ["list", "convert[b]", "convert[a]"]
+    assert run.result.outputs["convert"] == [{"is": "b 0 1"}, {"is": "a 1 2"}]
+
+
+async def test_key_names_the_tasks_of_elements():
+    """With `key`, the tasks are called by what the elements say, and others refer to one of them by that."""
+    names: dict[str, str | None] = {}
+
+    async def work(task: Task, context: TaskContext) -> object:
+        names[task.id] = task.name
+        return [{"path": "a.txt"}, {"path": "b.txt"}] if task.id == "list" else task.id
+
+    task = template(key="${item.path}", name="Convert ${item.path}", goal="No ${index}")
+    async with open_run(plan(LISTED, task)) as run:
+        await perform(run, work)
+        assert run.view.task("convert[b.txt]").task.goal == "No 1"
+    assert names["convert[a.txt]"] == "Convert a.txt"
+    assert run.result.outputs["convert"] == ["convert[a.txt]", "convert[b.txt]"]
+
+
+async def test_condition_about_the_element_leaves_out_elements():
+    """A condition that reads the element is evaluated for each; those left out have the output null, and dependents run."""
+    async with open_run(plan(LISTED, template(when="item > 1"), REPORT)) as run:
+        ran = await perform(run, returning([1, 2, 0, 3]))
+    assert ran == ["list", "convert[1]", "convert[3]", "report"]
+    assert run.result.outputs["convert"] == [None, {"item": 2}, None, {"item": 3}]
+    async with open_run(plan(LISTED, template(when="item > 9"), REPORT)) as run:
+        assert await perform(run, returning([1, 2])) == ["list", "report"]
+
+
+async def test_condition_about_something_else_decides_about_the_list():
+    """A condition that does not read the element is evaluated once, and leaves the whole list out."""
+    task = template(when="context.go")
+    async with open_run(plan(LISTED, task, REPORT, context={"go": False})) as run:
+        assert await perform(run, returning([1, 2])) == ["list"]
+    assert states(run) == {"list": "DONE", "convert": "SKIPPED", "report": "SKIPPED"}
+
+
+@pytest.mark.parametrize(
+    ("items", "fields", "problem"),
+    [
+        ("text", {}, "`for_each` needs a list or a mapping, and got a string: 'text'"),
+        (None, {}, "`for_each` needs a list or a mapping, and got null: None"),
+        (
+            [1, 2, 3],
+            {"max_items": 2},
+            "the list has 3 elements, and `max_items` allows 2; it begins with 1",
+        ),
+        (
+            [{"id": "x"}, {"id": "y"}, {"id": "x"}],
+            {"key": "${item.id}"},
+            "several elements have the key 'x'",
+        ),
+        (
+            [{"id": ["x"]}, {}],
+            {"key": "${item.id}"},
+            (
+                "the key of an element is a text or a number: element 0: ${item.id} is ['x']; "
+                "element 1: ${item.id}: 'id' does not exist; there is nothing yet"
+            ),
+        ),
+        (
+            [" a", "b\n"],
+            {"key": "${item}"},
+            "a key has up to 191 printable characters, and no blank at an end, unlike ' a', 'b\\n'",
+        ),
+    ],
+)
+async def test_what_is_no_list_of_elements_fails_the_task(items, fields, problem):
+    """What is no list, has too many elements or unusable keys is one failure of the task, which names them."""
+    async with open_run(plan(LISTED, template(**fields))) as run:
+        await perform(run, returning(items))
+        failure = run.view.task("convert").failure
+    assert run.result.status == "failed"
+    assert failure is not None
+    assert failure.message == problem
+
+
+async def test_failure_of_a_template_can_be_replanned():
+    """A provider may change a task whose list was too long, and then it is expanded."""
+
+    def longer(request):
+        more = ModifyTask(task_id="convert", fields={"max_items": 5})
+        return [alternative(more, RetryTask(task_id="convert"))]
+
+    async with make_engine(longer).open(plan(LISTED, template(max_items=1))) as run:
+        await perform(run, returning([1, 2]))
+    assert run.result.status == "succeeded"
+    assert run.result.outputs["convert"] == [{"item": 1}, {"item": 2}]
+
+
+async def test_element_is_repaired_alone():
+    """What replaces one element keeps its place in the result and its element, and the others go on."""
+
+    def other(request):
+        (task_id,) = request.triggers[0].tasks
+        instead = Task(id=f"{task_id}-b", arguments={"instead": "${item}"})
+        return [alternative(ReplaceTask(task_id=task_id, tasks=(instead,)))]
+
+    engine = make_engine(other, limits={"replans_per_lineage": 1})
+    broken = ("convert[0]", "convert[2]", "convert[3]", "convert[5]")
+    async with engine.open(plan(LISTED, template(), REPORT)) as run:
+        await perform(run, returning(list("abcdef"), broken=broken))
+    assert run.result.status == "succeeded"
+    assert run.result.outputs["convert"] == [
+        {"instead": "a"},
+        {"item": "b"},
+        {"instead": "c"},
+        {"instead": "d"},
+        {"item": "e"},
+        {"instead": "f"},
+    ]
+
+
+async def test_list_goes_on_without_elements_that_fail():
+    """With `on_item_failure: skip`, an element that fails for good has the output null and says why."""
+    task = template(on_item_failure="skip")
+    async with open_run(plan(LISTED, task, REPORT)) as run:
+        await perform(run, returning([1, 2, 3], broken=("convert[1]",)))
+        reason = run.view.task("convert[1]").reason
+    assert run.result.status == "succeeded"
+    assert run.result.outputs["report"] == {"all": [{"item": 1}, None, {"item": 3}]}
+    assert reason == "ValueError: convert[1] is broken"
+
+
+async def test_max_parallel_limits_the_elements_that_run():
+    """At most `max_parallel` elements run at a time, what replaces one included; other tasks are not held up."""
+    task = template(max_parallel=2)
+    async with open_run(plan(LISTED, task, Task(id="other", depends_on=("list",)))) as run:
+        ready = run.ready()
+        first = await anext(ready)
+        run.succeeded(run.started(first.id), [1, 2, 3, 4])
+        started = [run.started((await anext(ready)).id) for _ in range(3)]
+        assert started == ["other#1", "convert[0]#1", "convert[1]#1"]
+        assert run.view.task("convert[2]").state == "READY"
+        run.replace_task("convert[2]", Task(id="new"))
+        run.succeeded(started[1])
+        last = run.started((await anext(ready)).id)
+        assert last == "convert[3]#1"
+        assert run.view.task("new").state == "READY"
+        run.succeeded(last)
+        assert (await anext(ready)).id == "new"
+        run.pause()
+
+
+async def test_another_tool_for_elements_that_have_not_begun():
+    """A change of an expanded task changes its elements that have not begun, and no others."""
+    async with open_run(plan(LISTED, template())) as run:
+        ready = run.ready()
+        run.succeeded(run.started((await anext(ready)).id), [1, 2, 3])
+        run.started((await anext(ready)).id)
+        run.modify_task("convert", tool="better")
+        tools = [run.view.task(f"convert[{n}]").task.tool for n in range(3)]
+        assert tools == [None, "better", "better"]
+        run.pause()
+
+
+async def test_program_expands_a_task():
+    """A program gives a task a list that only it knows, and is told what is wrong with a list."""
+    task = Task(id="each", arguments={"of": "${item.n}"}, scope={"item": {"n": 0}})
+    async with open_run(plan(task)) as run:
+        with pytest.raises(ChangeRejected, match="the list has 1001 elements"):
+            run.expand("each", list(range(1001)))
+        run.expand("each", {"x": {"n": 1}, "y": {"n": 2}})
+        assert await perform(run, returning(None)) == ["each[x]", "each[y]"]
+    assert run.result.outputs["each"] == [{"of": 1}, {"of": 2}]
+
+
+async def test_resumed_in_the_midst_of_a_list():
+    """A resumed run has the same elements, keeps those that are done, and does the rest."""
+    store = MemoryStore()
+    document = plan(LISTED, template(), REPORT)
+    async with make_engine(store=store).open(document, run_id=RunId("r")) as run:
+        ready = run.ready()
+        run.succeeded(run.started((await anext(ready)).id), ["a", "b", "c"])
+        run.succeeded(run.started((await anext(ready)).id), "A")
+        run.pause()
+    async with make_engine(store=store).resume(RunId("r")) as run:
+        ran = await perform(run, returning(None))
+    assert ran == ["convert[1]", "convert[2]", "report"]
+    assert run.result.outputs["convert"] == ["A", {"item": "b"}, {"item": "c"}]
+
+
+async def test_text_of_an_element_is_text():
+    """What looks like a reference in an element reaches the work as it is."""
+    async with open_run(plan(LISTED, template(), context={"secret": "s"})) as run:
+        await perform(run, returning(["${context.secret}"]))
+    assert run.result.outputs["convert"] == [{"item": "${context.secret}"}]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "problem"),
+    [
+        (
+            [{"id": "a", "arguments": {"x": "${item.y}"}}],
+            (
+                "tasks[0].arguments: task 'a': ${item.y} is about an element: only a task with "
+                "`for_each` has any"
+            ),
+        ),
+        (
+            [{"id": "a", "when": "index > 1"}],
+            (
+                "tasks[0].when: task 'a': the condition 'index > 1' is about an element: only a task "
+                "with `for_each` has any"
+            ),
+        ),
+        (
+            [{"id": "a", "key": "${item}"}],
+            "tasks[0].key: task 'a': `key` is about the elements of `for_each`, which is missing",
+        ),
+        (
+            [{"id": "item"}, {"id": "a", "for_each": [1]}],
+            (
+                "tasks[0].id: a plan with `for_each` has no task 'item': it is what an element has; "
+                "choose another id"
+            ),
+        ),
+        (
+            [{"id": "a"}, {"id": "b", "for_each": "${a.output}"}],
+            (
+                "tasks[1].for_each: task 'b' refers to ${a.output} and does not depend on 'a': add "
+                "'a' to its depends_on"
+            ),
+        ),
+        (
+            [{"id": "b", "for_each": 3}],
+            (
+                "tasks[0].for_each: expected a list, a mapping, or a reference such as "
+                "${list.output}, got 3"
+            ),
+        ),
+        (
+            [{"id": "b", "for_each": [1], "name": "${context.x}"}],
+            (
+                "tasks[0].name: task 'b': '${context.x}' is no reference here: write ${item}, "
+                "${index}, or ${key}"
+            ),
+        ),
+    ],
+)
+def test_what_a_plan_cannot_say_about_elements(tasks, problem):
+    """A plan that speaks of elements where there are none is refused with the place."""
+    with pytest.raises(PlanError) as caught:
+        Plan.model_validate({"goal": {"objective": "x"}, "tasks": tasks})
+    assert [str(found) for found in caught.value.problems] == [problem]
