@@ -200,7 +200,7 @@ class Session:
             async with limiter:
                 try:
                     results[index] = await self.invoke(function.spec.name, arguments, key=own_key)
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001 - raised once all have ended
                     errors[index] = error
 
         async with anyio.create_task_group() as group:
