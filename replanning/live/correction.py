@@ -556,11 +556,18 @@ class _Edit:
                 reasons[other_id] = f"it follows {live.entry(task_id).root!r}"
                 queue.append(other_id)
         for task_id in sorted(reasons, key=lambda task_id: live.entry(task_id).order):
-            self._run_task_again(live.entry(task_id), corrected.get(task_id), reasons[task_id])
+            entry = live.entry(task_id)
+            template = entry.parent
+            if template is not None and template.replacement.expanded and template.id in reasons:
+                continue  # it comes back with its list, if it is still in it
+            self._run_task_again(entry, corrected.get(task_id), reasons[task_id])
 
     def _run_task_again(self, entry: TaskEntry, corrected: Task | None, reason: str) -> None:
         """Run one task again: by a replacement where it has run, else by a retry."""
         state = entry.state
+        if entry.replacement.expanded:
+            self._expand_again(entry, corrected, reason)
+            return
         if entry.removed or state is TaskState.REPLACED_BY_REPLAN:
             return
         if state in STUCK or state is TaskState.CANCELLED:
@@ -579,6 +586,17 @@ class _Edit:
         task = corrected or entry.task
         new = task.model_copy(update={"id": new_id})
         self.add(ReplaceTask(task_id=entry.id, tasks=(new,)))
+
+    def _expand_again(self, template: TaskEntry, corrected: Task | None, reason: str) -> None:
+        """Have a list made again; the elements that are the same as before, and done, are kept."""
+        self.again[template.id] = reason
+        for part in self._live.parts_of_elements(template):
+            if part.state is TaskState.RUNNING:
+                self.again[template.id] = f"{reason}, and what runs now is cut off"
+                self.add(CancelTask(task_id=part.id, reason="its list is made again"))
+        self.add(RetryTask(task_id=template.id))
+        if corrected is not None:
+            self.modify(template.id, _changed_fields(template.task, corrected))
 
 
 class _TaskCorrections:
@@ -698,6 +716,10 @@ class _TaskCorrections:
         5. finished or running: it is run again in its new form, if its result depends on the
            change; else what people read about it changes.
         """  # noqa: D415 # a list follows
+        if entry.replacement.expanded:
+            self.corrected[entry.id] = task
+            self.again[entry.id] = "it is changed"
+            return
         if entry.state is TaskState.REPLACED_BY_REPLAN:
             replacement = self._single_replacement(entry)
             if replacement is None:

@@ -39,6 +39,7 @@ from replanning.plan.elements import (
     element_tasks,
     elements_problem,
     in_place_of_element,
+    is_same_element,
     slot_resource,
 )
 from replanning.plan.messages import join_names
@@ -48,6 +49,9 @@ from replanning.plan.types import JsonObject, TaskId
 _ANNOTATION_FIELDS = frozenset({"name", "goal", "metadata"})
 
 _REPLACED: Final = TaskState.REPLACED_BY_REPLAN
+
+_UNFINISHED: Final = WAITING | STUCK
+"""States of tasks that are neither running nor finished."""
 
 _MAX_DEPENDENCY_SEARCH: Final = 1_000
 """Number of tasks searched for a dependency; beyond it a task is assumed to depend on the other."""
@@ -303,7 +307,8 @@ class Draft:
     def _stage_expand(self, change: ExpandTask) -> None:
         """Stage a task for each element of a list, for all of which the dependents wait.
 
-        They are copies of a task that was checked, and read nothing else than that.
+        They are copies of a task that was checked, and read nothing else than that. Of a list that
+        is made again, the elements that are the same as before, and done, are kept.
         """
         task_id = change.task_id
         if not self._stage_event(task_id, TaskEvent.REPLACE, "be expanded"):
@@ -318,18 +323,39 @@ class Draft:
         if problem:
             self._add_problem(f"task {task_id!r}: {problem}")
             return
-        order = self._graph.statistics.added_tasks + len(self.new_tasks)
-        for number, task in enumerate(tasks):
-            if task.id in self:
-                self._add_problem(f"the id {task.id!r} is already used; ids are never used again")
-                return
-            self._positions[task.id] = (task.priority, order + number)
-            self.new_tasks[task.id] = StagedTask(task, task_id, self._change_path)
-            self.tasks[task.id] = task
-        ids = tuple(task.id for task in tasks)
+        elements: list[TaskId] = []
+        for task in tasks:
+            element_id = task.id
+            if element_id in self:
+                element_id = self._earlier_element(task, task_id)
+            elements.append(element_id)
+            if element_id in self:
+                continue
+            new = task
+            if element_id != task.id:
+                new = task.model_copy(update={"id": element_id})
+            order = self._graph.statistics.added_tasks + len(self.new_tasks)
+            self._positions[element_id] = (new.priority, order)
+            self.new_tasks[element_id] = StagedTask(new, task_id, self._change_path)
+            self.tasks[element_id] = new
+        ids = tuple(elements)
         self.sinks[task_id] = ids
         step = partial(Draft._replace, task_id=task_id, parts=ids, sinks=ids)
         self._commit_steps.append(step)
+
+    def _earlier_element(self, task: Task, template: TaskId) -> TaskId:
+        """Return the element that was done before and is the same; else an id that is unused."""
+        number = 1
+        task_id = task.id
+        while task_id in self:
+            entry = self._graph.entries.get(task_id)
+            if entry is not None:
+                is_earlier = all((entry.removed, entry.parent is self._graph.entries.get(template)))
+                if is_earlier and _is_done(entry) and is_same_element(task, entry.task):
+                    return task_id
+            number += 1
+            task_id = TaskId(f"{task.id}~{number}")
+        return task_id
 
     def _stage_modify(self, change: ModifyTask) -> None:
         task_id = change.task_id
@@ -337,7 +363,7 @@ class Draft:
         if old is None:
             return
         entry = self._graph.entries.get(task_id)
-        if entry is not None and entry.replacement.expanded:
+        if entry is not None and entry.replacement.expanded and self.state(task_id) is _REPLACED:
             self._stage_modify_elements(entry, change)
             return
         rejection = self._reject_modification(change)
@@ -380,7 +406,7 @@ class Draft:
         if not self.exists(change.task_id):
             return "was removed: it cannot be modified, only be retried"
         state = self.state(change.task_id)
-        if state in WAITING or state in STUCK:
+        if state in _UNFINISHED:
             return ""
         if state not in FINISHED:
             return f"is {state}: it cannot be modified"
@@ -459,7 +485,7 @@ class Draft:
         if rejection:
             self._add_problem(f"task {task_id!r} {rejection}")
             return
-        if state is _REPLACED and not self._withdraw_replacement(task_id):
+        if state is _REPLACED and not self._take_back_replacement(task_id):
             return
         rejection = self._reject_retry_in_state(task_id, state)
         if rejection:
@@ -609,6 +635,40 @@ class Draft:
         for dep in dict.fromkeys(task.depends_on):
             if task.depends_on.count(dep) > 1:
                 self._add_problem(f"task {task.id!r} depends on {dep!r} twice")
+
+    def _take_back_replacement(self, task_id: TaskId) -> bool:
+        """Stage that nothing stands for a replaced task any more; False, with a problem, if it must."""
+        if task_id in self._graph:
+            entry = self._graph.entry(task_id)
+            if entry.replacement.expanded:
+                return self._collapse_elements(entry)
+        return self._withdraw_replacement(task_id)
+
+    def _collapse_elements(self, template: TaskEntry) -> bool:
+        """Stage that the list of a task is made again: its elements are taken out.
+
+        What they have done stays known, for elements that turn out to be the same.
+        """
+        if self.adopted is None and template.satisfied:
+            started = template.started_dependents()
+            if started:
+                self._add_problem(
+                    f"task {template.id!r} is done and {started} have started since: it cannot be "
+                    "retried"
+                )
+                return False
+        for element in self._graph.parts_of_elements(template):
+            state = self.state(element.id)
+            if state is TaskState.RUNNING:
+                self._add_problem(
+                    f"task {template.id!r}: its element {element.id!r} is running: cancel it first"
+                )
+                return False
+            if state in _UNFINISHED:
+                self.states[element.id] = TaskState.CANCELLED
+            self.removed[element.id] = self._change_path
+        self._commit_steps.append(partial(Draft._collapse, task_id=template.id))
+        return True
 
     def _withdraw_replacement(self, task_id: TaskId) -> bool:
         """Stage the removal of what replaced a task, unless something has followed from it."""
@@ -904,17 +964,23 @@ class Draft:
             event = TaskEvent.REDO
         graph.transition(original, event)
         entries: list[TaskEntry] = []
+        unsatisfied = 0
         for sink in sinks:
             entry = graph.entries[sink]
             entry.sink_of = original
             entries.append(entry)
+            if not entry.satisfied:
+                unsatisfied += 1
         original.replacement = original.replacement._replace(
-            tasks=parts, sinks=tuple(entries), unsatisfied=len(sinks)
+            tasks=parts, sinks=tuple(entries), unsatisfied=unsatisfied
         )
         graph.update_unsatisfied_count(original)
-        # A list without elements is done at once.
-        if not sinks:
-            graph.satisfy_dependents(original)
+        if original.replacement.expanded:
+            for part in graph.parts_of_elements(original):
+                part.removed = False
+            # A list without elements, or with those that were done before, is done at once.
+            if not unsatisfied:
+                graph.satisfy_dependents(original)
 
     def _prepare_elements(self, task_id: TaskId) -> None:
         """Make ready for the elements of a task, and for the limit of those that run."""
@@ -980,6 +1046,20 @@ class Draft:
         entry.replacement = entry.replacement._replace(withdrawn=True)
         entry.sink_of = None
 
+    def _collapse(self, task_id: TaskId) -> None:
+        """Take out the elements of a task whose list is made again."""
+        graph = self._graph
+        template = graph.entries[task_id]
+        if template.satisfied:
+            graph.unsatisfy_dependents(template)
+        for part in graph.parts_of_elements(template):
+            if part.state in _UNFINISHED:
+                graph.transition(part, TaskEvent.CANCEL)
+            part.removed = True
+        for element in template.replacement.sinks:
+            element.sink_of = None
+        template.replacement = template.replacement._replace(expanded=False)
+
     def _retry(self, task_id: TaskId, delay: float) -> None:
         graph = self._graph
         entry = graph.entries[task_id]
@@ -1025,6 +1105,11 @@ _STAGE_HANDLERS: dict[type, Callable[..., None]] = {
     CancelTask: Draft._stage_end,
     AbortRun: Draft._stage_abort,
 }
+
+
+def _is_done(entry: TaskEntry) -> bool:
+    """Return whether a task, or what stands for it, has been done and was not skipped."""
+    return entry.satisfied and entry.state is not TaskState.SKIPPED
 
 
 def _format_task(task: Task, state: TaskState) -> str:

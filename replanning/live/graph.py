@@ -622,6 +622,14 @@ class TaskGraph:
                 stack.append(self.entries[task_id])
         return leaves
 
+    def parts_of_elements(self, template: TaskEntry) -> list[TaskEntry]:
+        """Return the elements of a task that was expanded, and all that replaced them."""
+        parts = list(template.replacement.sinks)
+        for part in parts:  # grows while it is iterated
+            for task_id in part.replacement.tasks:
+                parts.append(self.entries[task_id])
+        return parts
+
     def read_results(self, entry: TaskEntry) -> list[TaskEntry]:
         """Return the finished tasks whose outputs a task refers to or depends on."""
         task = entry.task

@@ -12,7 +12,7 @@ from replanning.errors import ExpressionError
 from replanning.plan.conditions import Condition
 from replanning.plan.json_values import as_text, json_type_name
 from replanning.plan.messages import brief_repr, join_names
-from replanning.plan.references import has_references, resolve_root_references
+from replanning.plan.references import find_references, has_references, resolve_root_references
 from replanning.plan.tasks import Task
 from replanning.plan.types import MAX_NAME_CHARS, JsonObject, TaskId
 
@@ -214,3 +214,27 @@ def in_place_of_element(task: Task, element: Task) -> Task:
     if slots:
         fields["resources"] = {**task.resources, **slots}
     return task.model_copy(update=fields)
+
+
+def is_same_element(task: Task, earlier: Task) -> bool:
+    """Return whether a task asks for the same of the same element as an earlier one.
+
+    What it reads of the results of other tasks may have changed, so one that does is another.
+    """
+    for name in ("tool", "arguments", "goal", "expect", "acceptance"):
+        if getattr(task, name) != getattr(earlier, name):
+            return False
+    new = dict(task.scope or {})
+    old = dict(earlier.scope or {})
+    reads = find_references(task.arguments)
+    if any(reference.task is not None for reference in reads):
+        return False
+    # Another place in the list matters to a task that reads it.
+    if all(reference.root != "index" for reference in reads):
+        new.pop("index", None)
+        old.pop("index", None)
+    # Without a key of its own, an element is called by its place.
+    for scope in (new, old):
+        if isinstance(scope.get("key"), int):
+            scope.pop("key")
+    return new == old

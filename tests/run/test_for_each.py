@@ -32,7 +32,7 @@ def returning(items: JsonValue, *, broken: tuple[str, ...] = ()) -> Any:
     """Work whose `list` returns these items; every other task returns its arguments, or fails."""
 
     async def work(task: Task, context: TaskContext) -> object:
-        if task.id == "list":
+        if task.id.startswith("list"):
             return items
         if task.id in broken:
             raise ValueError(f"{task.id} is broken")
@@ -328,3 +328,47 @@ def test_what_a_plan_cannot_say_about_elements(tasks, problem):
     with pytest.raises(PlanError) as caught:
         Plan.model_validate({"goal": {"objective": "x"}, "tasks": tasks})
     assert [str(found) for found in caught.value.problems] == [problem]
+
+
+async def rerun(store: MemoryStore, old: str, items: JsonValue) -> tuple[list[str], PlanRun]:
+    """Run `list` again, with what follows from it; return the tasks that ran, and the new run."""
+    engine = make_engine(store=store)
+    async with engine.resume(engine.rerun(old, "list", new_id=f"{old}+")) as run:
+        ran = await perform(run, returning(items))
+    return ran, run
+
+
+async def test_list_that_is_made_again_keeps_equal_elements():
+    """When a list is made again, elements with equal keys and arguments are kept, others run, and those that are gone do not count."""
+    store = MemoryStore()
+    document = plan(LISTED, template(key="${item.id}"), REPORT)
+    first: JsonValue = [{"id": "a"}, {"id": "b", "n": 1}, {"id": "c"}]
+    async with make_engine(store=store).open(document, run_id=RunId("r")) as run:
+        await perform(run, returning(first))
+    assert run.result.status == "succeeded"
+
+    second: JsonValue = [{"id": "c"}, {"id": "b", "n": 2}, {"id": "d"}]
+    ran, run = await rerun(store, "r", second)
+    assert ran == ["list~2", "convert[b]~2", "convert[d]", "report~2"]
+    assert run.result.outputs["convert"] == [{"item": item} for item in second]
+    assert run.result.outputs["report"] == {"all": run.result.outputs["convert"]}
+
+    ran, run = await rerun(store, "r+", second)
+    assert ran == ["list~3", "report~3"]
+    assert run.result.status == "succeeded"
+    assert run.result.outputs["convert"] == [{"item": item} for item in second]
+
+
+async def test_corrected_template_is_expanded_again():
+    """A corrected plan that changes what is done for each element does it for all of them again."""
+    store = MemoryStore()
+    document = plan(LISTED, template(), REPORT)
+    async with make_engine(store=store).open(document, run_id=RunId("r")) as run:
+        await perform(run, returning([1, 2], broken=("report",)))
+    corrected = plan(LISTED, template(arguments={"item": "${item}", "more": True}), REPORT)
+    engine = make_engine(store=store)
+    engine.adopt(RunId("r"), corrected, rerun="changed", by="ada")
+    async with engine.resume(RunId("r")) as run:
+        ran = await perform(run, returning(None))
+    assert ran == ["convert[0]~2", "convert[1]~2", "report"]
+    assert run.result.outputs["convert"] == [{"item": 1, "more": True}, {"item": 2, "more": True}]
