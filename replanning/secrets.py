@@ -669,6 +669,9 @@ def name_fields(kind: type[BaseModel]) -> frozenset[str]:
     name = kind.model_fields.get("name")
     if name is not None and name.is_required():
         return _NAMES | {"name"}
+    # Those of a tool are types by name; those of a plan have values.
+    if "tasks" in kind.model_fields:
+        return _NAMES - {"parameters"}
     return _NAMES
 
 

@@ -228,7 +228,13 @@ class ReplanningEngine:
         """
         return self._managed_run(lambda: self._run_factory.create(plan, run_id, mode=self.mode))
 
-    def resume(self, run_id: str, plan: Plan | None = None) -> AbstractAsyncContextManager[PlanRun]:
+    def resume(
+        self,
+        run_id: str,
+        plan: Plan | None = None,
+        *,
+        parameters: Mapping[str, JsonValue] | None = None,
+    ) -> AbstractAsyncContextManager[PlanRun]:
         """Resume a run that was paused, was left, or whose process died; used like `open`.
 
         What holds from here on are the settings and the mode of this engine, whatever the run was
@@ -238,12 +244,15 @@ class ReplanningEngine:
             run_id: the run.
             plan: where literal secrets come from, which the journal does not keep. Nothing else of
                 it is taken: for that, have the run `adopt` it.
+            parameters: values of secret parameters, which the journal does not keep; without one,
+                the tasks that need it fail before their work. Others stay as they are on record.
 
         Raises:
+            PlanError: one of the parameters is unknown, of another type, or has another value.
             UnknownRun: the store has no such run.
             RunOwned: another process is at it.
         """
-        return self._managed_run(lambda: self._run_factory.resume(run_id, plan))
+        return self._managed_run(lambda: self._run_factory.resume(run_id, plan, parameters))
 
     def run_or_resume(self, plan: Plan, *, run_id: str) -> AbstractAsyncContextManager[PlanRun]:
         """Resume this run of a plan, or open it if there is none yet; used like `open`.

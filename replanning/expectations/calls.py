@@ -190,7 +190,10 @@ def _arguments(live: LivePlan, task: Task) -> JsonObject:
         # One by one: an output that was not stored is missing only where it is referred to.
         with suppress(ExpressionError, ValueError):
             resolved = resolve_references(
-                {name: value}, context=live.context, result_of=live.inputs_of(task).output_of
+                {name: value},
+                context=live.context,
+                result_of=live.inputs_of(task).output_of,
+                parameters=live.parameters,
             )
             arguments[name] = json_form(resolved[name])
     return arguments

@@ -30,9 +30,17 @@ from replanning.live.plan import LivePlan
 from replanning.live.stale import outdated_by
 from replanning.live.states import SATISFIED, STUCK, WAITING, TaskState
 from replanning.live.view import PlanView
+from replanning.plan.checks import parameters_of_work
 from replanning.plan.document import Plan
 from replanning.plan.json_values import is_redacted
 from replanning.plan.messages import did_you_mean, join_names
+from replanning.plan.parameters import (
+    Parameter,
+    Parameters,
+    current_values,
+    missing_values,
+    with_values_of,
+)
 from replanning.plan.tasks import StrictModel, Task, ToolSpec, effect_of, is_repeatable
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.secrets import MASK, Redactor
@@ -90,7 +98,8 @@ class Correction:
     Attributes:
         plan: the plan as the run takes it: with the tools that the run has found by itself.
         changes: the changes of tasks, in order.
-        parts: what else of the plan changes: `tool NAME`, `context.KEY`, `resource NAME`, `goal`.
+        parts: what else of the plan changes: `tool NAME`, `context.KEY`, `parameters.NAME`,
+            `resource NAME`, `goal`.
         again: the tasks that would be run again, each with the reason. They have finished or are
             running, or a condition left them out and others have gone on without them.
         effects: those of them that had been done, or may have taken effect, and whose repetition is
@@ -200,6 +209,10 @@ def restore_plan(masked: Plan, true: Plan, redactor: Redactor, clean: Plan | Non
     """
     if clean is None:
         clean = redactor.document(true)
+    parameters = _restored_parameters(masked, true, clean)
+    if parameters != masked.parameters:
+        masked = masked.model_copy(update={"parameters": parameters})
+        clean = clean.model_copy(update={"parameters": true.parameters})
     if masked == clean:
         return true
     if clean is true:
@@ -224,6 +237,15 @@ def restore_plan(masked: Plan, true: Plan, redactor: Redactor, clean: Plan | Non
             "mcp": servers,
         }
     )
+
+
+def _restored_parameters(masked: Plan, true: Plan, clean: Plan) -> Parameters:
+    """Return the parameters of a plan with the values that another one has, and JSON has not."""
+    restored = dict(with_values_of(masked.parameters, true.parameters, secret_only=True))
+    for name, parameter in masked.parameters.items():
+        if name in true.parameters and parameter == clean.parameters[name]:
+            restored[name] = true.parameters[name]
+    return restored
 
 
 PartT = TypeVar("PartT", Task, ToolSpec)
@@ -320,17 +342,23 @@ class _Comparison:
         adopted: the corrected plan, with true values and with the tools that the run has found.
         lines: the differences beside tasks, in lines for people.
         called_anew: the tools that do something else from now on.
+        changed_parameters: the parameters with another value, or that there are no more.
     """
 
     def __init__(self, live: LivePlan, given: Plan, redactor: Redactor) -> None:
         self._live = live
         # A message has masks where the run has secrets.
         given = restore_plan(given, live.plan, redactor)
+        # What is not set again stays as it was set.
+        parameters = with_values_of(given.parameters, live.plan.parameters)
+        if parameters is not given.parameters:
+            given = given.model_copy(update={"parameters": parameters})
         self._given = given
         self._redactor = redactor
         base = live.plan
         self.tasks_before = {task.id: task for task in base.tasks}
         self.called_anew: set[str] = set()
+        self.changed_parameters = _changed_parameters(base, given)
         self.adopted = given.model_copy(update={"tools": self._tools()})
         self.lines = list(self._part_lines())
 
@@ -355,6 +383,7 @@ class _Comparison:
         if base.budget is not None and given.budget is None:
             message = "a budget cannot be taken away from a run; state a larger one"
             problems.append(Problem("budget", message))
+        problems += missing_values(given.parameters)
         for place, part in self._maskable_parts():
             if is_redacted(part):
                 message = (
@@ -372,6 +401,10 @@ class _Comparison:
             yield f"tools.{name}", tool.model_dump(mode="json")
         for key, value in self._live.changed_context(self.adopted)[0].items():
             yield f"context.{key}", value
+        values = current_values(self.adopted.parameters)
+        for name in self.changed_parameters:
+            if name in values:
+                yield f"parameters.{name}", values[name]
 
     def _tools(self) -> tuple[ToolSpec, ...]:
         """Return the tools that the run has from now on.
@@ -416,6 +449,11 @@ class _Comparison:
                 yield f"- context.{key}: {self._text({key: live.context[key]})}"
             if key in changes:
                 yield f"+ context.{key}: {self._text({key: changes[key]})}"
+        for name in self.changed_parameters:
+            if name in base.parameters:
+                yield f"- parameters.{name}: {self._value_text(base.parameters[name])}"
+            if name in self.adopted.parameters:
+                yield f"+ parameters.{name}: {self._value_text(self.adopted.parameters[name])}"
         capacity = live.scheduler.pool.capacity
         for name, amount in live.changed_capacities(self.adopted).items():
             if name in capacity:
@@ -446,11 +484,39 @@ class _Comparison:
             texts.append(f"{name}: {text}")
         return self._redactor.text(", ".join(texts))
 
+    def _value_text(self, parameter: Parameter) -> str:
+        if parameter.secret:
+            return "secret"
+        return self._text({"value": parameter.current})
+
     def _text(self, member: JsonObject) -> str:
         masked = self._redactor.value(member)
         assert isinstance(masked, dict)
         (value,) = masked.values()
         return json.dumps(value, ensure_ascii=False)
+
+
+def _changed_parameters(before: Plan, after: Plan) -> tuple[str, ...]:
+    """Return the parameters whose values are not the same in two plans.
+
+    A secret is none: what it is for stays, and nothing can tell the values apart after a resume.
+    """
+    changed: list[str] = []
+    for name in dict.fromkeys((*before.parameters, *after.parameters)):
+        old = _comparable_value(before.parameters.get(name))
+        new = _comparable_value(after.parameters.get(name))
+        if old != new:
+            changed.append(name)
+    return tuple(changed)
+
+
+def _comparable_value(parameter: Parameter | None) -> tuple[str, JsonValue]:
+    """Return what tells two values of a parameter apart, also from a parameter that is not there."""
+    if parameter is None:
+        return "missing", None
+    if parameter.secret:
+        return "secret", None
+    return "shown", parameter.current
 
 
 class _Edit:
@@ -620,6 +686,8 @@ class _TaskCorrections:
         for key in removed:
             del self._context[key]
         self._outdated = outdated_by(live, changes, removed)
+        self._changed_parameters = frozenset(comparison.changed_parameters)
+        self._parameters = current_values(comparison.adopted.parameters)
         self._before = comparison.tasks_before
         self._tasks = comparison.adopted.tasks
 
@@ -681,9 +749,13 @@ class _TaskCorrections:
         return current
 
     def _use_changed_parts(self, entry: TaskEntry) -> None:
-        """Run a task again if its tool, or a value of the context that it has read, is changed."""
+        """Run a task again if its tool, a parameter, or the context that it has read, is changed."""
         if entry.id in self._edit.settled:
             return
+        parameters: list[str] = []
+        if self._changed_parameters:
+            used = parameters_of_work(entry.task, self._live.tool_of(entry.task))
+            parameters = [name for name in used if name in self._changed_parameters]
         keys = self._outdated.get(entry.id, [])
         policy = entry.task.on_stale or self._on_stale
         if policy == "ignore":
@@ -691,11 +763,15 @@ class _TaskCorrections:
         if entry.state is TaskState.SKIPPED:
             # Its condition has read a value that is changed, and has the opposite outcome now,
             # unless the condition is corrected as well.
-            if keys and self._would_run(entry, self.corrected.get(entry.id, entry.task)):
+            is_concerned = bool(keys or parameters)
+            if is_concerned and self._would_run(entry, self.corrected.get(entry.id, entry.task)):
                 self._bring_back(entry)
             return
         if entry.task.tool in self._called_anew:
             why = f"its tool {entry.task.tool!r} is changed"
+        elif parameters:
+            names = join_names([f"parameters.{name}" for name in parameters], _MAX_KEYS_IN_REASON)
+            why = f"it depends on what is changed: {names}"
         elif keys:
             names = join_names([f"context.{key}" for key in keys], _MAX_KEYS_IN_REASON)
             why = f"what it has read is changed: {names}"
@@ -782,7 +858,7 @@ class _TaskCorrections:
         if not all(each.satisfied for each in needed):
             return True
         try:
-            return self._live.evaluate(task.when, task, self._context)
+            return self._live.evaluate(task.when, task, self._context, self._parameters)
         except ExpressionError:
             return False
 

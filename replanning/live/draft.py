@@ -707,14 +707,15 @@ class Draft:
     # Checks of the plan as the changes would leave it
 
     def _check_adopted(self, adopted: Plan) -> None:
-        """Check that unfinished tasks, which the changes leave alone, fit other tools and resources."""
+        """Check that unfinished tasks, which the changes leave alone, fit the rest of another plan."""
         graph = self._graph
         capacity_changes = adopted.resources != graph.plan.resources
         changed_tools = graph.changed_tools(adopted)
+        fewer_parameters = not graph.plan.parameters.keys() <= adopted.parameters.keys()
         for entry in graph:
             if entry.state in FINISHED or entry.id in self.states or entry.id in self.tasks:
                 continue
-            if capacity_changes or entry.task.tool in changed_tools:
+            if capacity_changes or fewer_parameters or entry.task.tool in changed_tools:
                 self._validate_task(entry.task)
 
     def _check_plan(self) -> None:

@@ -74,6 +74,8 @@ class DependencyIndex:
     """Tasks of a plan by the things they use.
 
     Attributes:
+        context: the context of the plan.
+        parameters: returns the values of its parameters.
         stored_result: finds the stored result of a task; facts are made of stored results alone.
         fact_index: the unfinished tasks by facts, where the plan states facts and tools use them.
         context_references: by key of the context, the tasks that refer to it in their arguments or
@@ -84,6 +86,7 @@ class DependencyIndex:
     tools: Mapping[str, ToolSpec]
     pool: ResourcePool
     context: JsonObject
+    parameters: Callable[[], JsonObject]
     stored_result: Callable[..., JsonValue]
     fact_index: FactIndex | None
     context_references: dict[str, dict[TaskId, None]] = field(default_factory=dict)
@@ -112,6 +115,7 @@ class DependencyIndex:
                     context=self.context,
                     result_of=self.stored_result,
                     scope=task.scope,
+                    parameters=self.parameters(),
                 )
             except ExpressionError:
                 continue  # it refers to a value that does not exist yet

@@ -28,6 +28,7 @@ from replanning.plan.conditions import Condition
 from replanning.plan.document import Plan
 from replanning.plan.json_form import NO_OUTPUT
 from replanning.plan.messages import join_names
+from replanning.plan.parameters import current_values
 from replanning.plan.references import find_references, resolve_references
 from replanning.plan.tasks import Task, ToolSpec, has_no_effect
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, TaskId
@@ -446,12 +447,17 @@ class TaskGraph:
         self.staleness = Staleness(redoes=plan.on_stale == "redo")
         self.statistics = Statistics()
         pool = ResourcePool(plan.resources, self.tools)
-        self.scope = TaskScope(self.tools, pool.capacity, plan.objects)
+        self.scope = TaskScope(self.tools, pool.capacity, plan.objects, parameters=plan.parameters)
         fact_index = None
         if plan.facts is not None and any(tool.fact_patterns for tool in plan.tools):
             fact_index = FactIndex()
         self.dependency_index = DependencyIndex(
-            self.tools, pool, self.context, self.inputs_of(None).output_of, fact_index
+            self.tools,
+            pool,
+            self.context,
+            lambda: self.parameters,
+            self.inputs_of(None).output_of,
+            fact_index,
         )
         facts = dict.fromkeys(plan.facts or (), 0)
         self.world = World(facts, plan.facts is not None, self.dependency_index)
@@ -485,6 +491,11 @@ class TaskGraph:
             for entry in waiting[start : start + _TASK_BATCH_SIZE]:
                 self.link(entry)
             yield
+
+    @property
+    def parameters(self) -> JsonObject:
+        """Values of the parameters of the plan, without those that it lacks."""
+        return current_values(self.plan.parameters)
 
     def __contains__(self, task_id: object) -> bool:
         return task_id in self.entries
@@ -547,10 +558,10 @@ class TaskGraph:
         """Return what tasks may refer to once a corrected plan applies."""
         tools = {**self.tools, **self.changed_tools(adopted)}
         capacity = {**self.scheduler.pool.capacity, **self.changed_capacities(adopted)}
-        return TaskScope(tools, capacity, self.plan.objects)
+        return TaskScope(tools, capacity, self.plan.objects, parameters=adopted.parameters)
 
     def change_document(self, adopted: Plan) -> None:
-        """Put a corrected plan in the place of the document, with its tools and resources.
+        """Put a corrected plan in the place of the document, with its tools, resources and parameters.
 
         Its tasks are changed afterwards, by the changes that a draft has staged.
         """
@@ -559,7 +570,9 @@ class TaskGraph:
         capacities = self.changed_capacities(adopted)
         pool.capacity.update(capacities)
         pool.limited = pool.limited or bool(capacities)
-        self.scope = TaskScope(self.tools, pool.capacity, self.plan.objects)
+        self.scope = TaskScope(
+            self.tools, pool.capacity, adopted.objects, parameters=adopted.parameters
+        )
         if adopted.on_stale == "redo":
             self.staleness.redoes = True
         self.plan = adopted
@@ -570,7 +583,9 @@ class TaskGraph:
         pool = self.scheduler.pool
         pool.capacity[resource] = amount
         pool.limited = True
-        self.scope = TaskScope(self.tools, pool.capacity, self.plan.objects)
+        self.scope = TaskScope(
+            self.tools, pool.capacity, self.plan.objects, parameters=self.plan.parameters
+        )
 
     def _change_tools(self, changed: Mapping[str, ToolSpec]) -> None:
         """Replace descriptions of tools, and index the unfinished tasks by them anew."""
@@ -662,11 +677,19 @@ class TaskGraph:
         """
         results = self.inputs_of(task)
         return resolve_references(
-            arguments, context=self.context, result_of=results.output_of, scope=task.scope
+            arguments,
+            context=self.context,
+            result_of=results.output_of,
+            scope=task.scope,
+            parameters=self.parameters,
         )
 
     def evaluate(
-        self, condition: str, task: Task | None = None, context: JsonObject | None = None
+        self,
+        condition: str,
+        task: Task | None = None,
+        context: JsonObject | None = None,
+        parameters: JsonObject | None = None,
     ) -> bool:
         """Return whether a condition holds now.
 
@@ -674,6 +697,7 @@ class TaskGraph:
             condition: the condition.
             task: the task that has it, if any.
             context: a context to evaluate it with, in the place of the present one.
+            parameters: values of parameters, in the place of the present ones.
 
         Raises:
             ExpressionError: it cannot be evaluated.
@@ -681,12 +705,15 @@ class TaskGraph:
         parsed = Condition.parse(condition)
         if context is None:
             context = self.context
+        if parameters is None:
+            parameters = self.parameters
         status: dict[str, str] = {}
         for name in parsed.names("status"):
             if name in self.entries:
                 status[name] = self._status_of(self.entries[TaskId(name)])
         roots: dict[str, object] = {
             "context": context,
+            "parameters": parameters,
             "results": self.inputs_of(task),
             "status": status,
         }

@@ -59,10 +59,11 @@ from replanning.live.facts import context_keys
 from replanning.live.graph import TaskGraph
 from replanning.live.scheduler import ToolBreaker
 from replanning.live.states import TaskEvent, TaskState, transition
-from replanning.plan.checks import nested_bodies
+from replanning.plan.checks import nested_bodies, parameters_of_work
 from replanning.plan.document import Plan
 from replanning.plan.json_values import is_redacted
 from replanning.plan.messages import join_names
+from replanning.plan.parameters import current_values
 from replanning.plan.references import (
     IDEMPOTENCY_KEY,
     resolve_root_references,
@@ -96,6 +97,12 @@ MASK_CURE: Final = (
 )
 """What helps where a journal has a mask in the place of a secret."""
 
+PARAMETER_CURE: Final = (
+    "give it again: `replanning resume RUN --set NAME=…`, or `engine.resume(run, parameters={…})`"
+    " in Python"
+)
+"""What helps where a journal does not have the value of a parameter."""
+
 CHANGE_CURE: Final = (
     "the plan that was given does not have it: modify the task, or set the value of the context "
     "again"
@@ -113,19 +120,22 @@ class MaskedParts:
         tasks: the tasks with masked arguments or checks, also in a fallback or an undo.
         tools: the tools with masked templates.
         context: the keys of the context with masked values.
-        cure: what helps.
+        parameters: the parameters with masked values, and the secret ones without a value.
+        cure: what helps, except for parameters.
     """
 
     tasks: set[TaskId] = field(default_factory=set)
     tools: set[str] = field(default_factory=set)
     context: set[str] = field(default_factory=set)
+    parameters: set[str] = field(default_factory=set)
     cure: str = MASK_CURE
 
     def __repr__(self) -> str:
-        return f"<MaskedParts tasks={self.tasks} tools={self.tools} context={self.context}>"
+        parts = f"tasks={self.tasks} tools={self.tools} context={self.context}"
+        return f"<MaskedParts {parts} parameters={self.parameters}>"
 
     def __bool__(self) -> bool:
-        return bool(self.tasks or self.tools or self.context)
+        return bool(self.tasks or self.tools or self.context or self.parameters)
 
     def problem_of(self, task: Task, lineage: Iterable[TaskEntry]) -> str:
         """Return why a task cannot run: it would use a masked part; empty if it would not.
@@ -134,6 +144,11 @@ class MaskedParts:
             task: the task.
             lineage: the tasks that its arguments come from, itself included.
         """
+        if self.parameters:
+            lost = [name for name in parameters_of_work(task, None) if name in self.parameters]
+            if lost:
+                names = join_names([repr(name) for name in lost], 5)
+                return f"the journal does not have the parameter {names}; {PARAMETER_CURE}"
         places = []
         is_masked = any(ancestor.id in self.tasks for ancestor in lineage)
         if is_masked and is_redacted(task.arguments):
@@ -277,6 +292,7 @@ class LivePlan(TaskGraph):
         roots: dict[str, object] = {
             "arguments": given,
             "context": self.context,
+            "parameters": self.parameters,
             "results": self.inputs_of(entry.task),
             IDEMPOTENCY_KEY: key,
             **(entry.task.scope or {}),
@@ -317,6 +333,7 @@ class LivePlan(TaskGraph):
             is_given = given is not None and given.context.get(key) == value
             if is_redacted(value) and not is_given:
                 self.masked.context.add(key)
+        self._find_masked_parameters(given)
 
     def complete_masked_parts(
         self, given: Plan, tasks: Sequence[Task], tools: Sequence[ToolSpec], context: JsonObject
@@ -337,6 +354,14 @@ class LivePlan(TaskGraph):
         self.context.update(context)
         self.masked = MaskedParts()
         self.find_masked_parts(given)
+
+    def _find_masked_parameters(self, given: Plan | None) -> None:
+        for name, parameter in self.plan.parameters.items():
+            is_masked = is_redacted(parameter.current)
+            if is_masked and given is not None:
+                is_masked = given.parameters.get(name) != parameter
+            if is_masked or parameter.current is None:
+                self.masked.parameters.add(name)
 
     def _find_masked_tools(self, given: Plan | None) -> None:
         servers: set[str] = set()
@@ -482,6 +507,8 @@ class LivePlan(TaskGraph):
             history.change(self.context, changes, removed, self.scheduler.last_claim)
             self.masked.context.difference_update(changes)
         self.masked.tools.difference_update(self.changed_tools(adopted))
+        self.masked.parameters.intersection_update(adopted.parameters)
+        self.masked.parameters.difference_update(current_values(adopted.parameters))
         self.goal = self.goal_after(adopted)
 
     def changed_context(self, adopted: Plan) -> tuple[JsonObject, tuple[str, ...]]:

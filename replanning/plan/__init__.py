@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from replanning.plan.parameters import Parameter
 from replanning.plan.tasks import Agreement, Expectation, Fallback, McpServer
 from replanning.plan.types import (
     AttemptId,
@@ -22,6 +23,7 @@ __all__ = [
     "JsonObject",
     "JsonValue",
     "McpServer",
+    "Parameter",
     "QuestionId",
     "ReplanId",
     "RunId",

@@ -24,6 +24,7 @@ from replanning.plan.messages import (
     first_problems,
     format_path,
 )
+from replanning.plan.parameters import PARAMETERS, Parameters, declaration_problems
 from replanning.plan.references import (
     CONFIRMED_ROOTS,
     ELEMENT_ROOTS,
@@ -101,7 +102,18 @@ _SIMPLE_TYPES: Final[Mapping[str, frozenset[type]]] = {
 """Types of most values of parameters, without subclasses."""
 
 _PARTS_WITH_NAMES: Final = frozenset(
-    {"tasks", "tools", "mcp", "fallbacks", "undo", "confirm", "changes", "task", "fields"}
+    {
+        "tasks",
+        "tools",
+        "mcp",
+        "parameters",
+        "fallbacks",
+        "undo",
+        "confirm",
+        "changes",
+        "task",
+        "fields",
+    }
 )
 _COMPARISON: Final = re.compile("[=<>!]+")
 
@@ -113,13 +125,14 @@ def check_plan(
     resources: Mapping[str, float],
     objects: Mapping[str, str],
     servers: Mapping[str, McpServer],
+    parameters: Parameters,
 ) -> Iterator[Finding]:
     """Yield everything that is wrong with a plan whose parts are each valid.
 
     Lazily: nothing is looked for once there are more problems than anybody reads.
     """
     by_name = {tool.name: tool for tool in tools}
-    scope = TaskScope(by_name, resources, objects, servers)
+    scope = TaskScope(by_name, resources, objects, servers, parameters=parameters)
     ids = {task.id for task in tasks}
     bodies: list[list[_ParsedBody]] = []
     for task in tasks:
@@ -129,13 +142,19 @@ def check_plan(
         else:
             bodies.append(_parsed_bodies(task, ids))
 
+    yield from _check_declared(parameters, tasks)
     yield from _check_unique("tool", [tool.name for tool in tools], "name")
     for name, server in servers.items():
         for text in server.problems():
             yield ("mcp", name), f"MCP server {name!r}: {text}"
     for index, tool in enumerate(tools):
         which = f"tool {tool.name!r}"
-        for path, text in chain(_check_tool(tool, scope), _check_confirmation_by(tool, scope)):
+        found = chain(
+            _check_tool(tool, scope),
+            _check_confirmation_by(tool, scope),
+            _check_parameters_of(tool, scope),
+        )
+        for path, text in found:
             yield ("tools", index, *path), which + text
         problem = _agreement_problem(tool.expect, tool.name, scope)
         if tool.expect is not None and tool.expect.second_tool == tool.name:
@@ -143,7 +162,7 @@ def check_plan(
         if problem:
             yield ("tools", index, "expect", "agrees_with"), f"{which}: {problem}"
     for index, task in enumerate(tasks):
-        found = _check_elements(task, bodies[index])
+        found = chain(_check_elements(task, bodies[index]), _check_parameters(bodies[index], scope))
         if bodies[index]:
             found = chain(
                 found, _check_bodies(bodies[index], scope), _check_acceptance(bodies[index])
@@ -267,6 +286,9 @@ def check_task(task: TaskBody, scope: TaskScope) -> list[str]:
     found = _check_bodies(bodies, scope)
     if isinstance(task, Task):
         found = chain(_check_elements(task, bodies), found)
+    # A plan without parameters may have a task of that name, and which tasks there are is not known.
+    if scope.parameters:
+        found = chain(found, _check_parameters(bodies, scope))
     for path, text in found:
         # A problem of the task itself names its field already.
         if path and path[0] in ("fallbacks", "undo"):
@@ -414,6 +436,101 @@ def _results_stated(
         yield ("confirm", name), frozenset(names), frozenset()
 
 
+def _check_declared(parameters: Parameters, tasks: Sequence[Task]) -> Iterator[Finding]:
+    """Yield what is wrong with parameters, and the tasks whose outputs would be written like them."""
+    yield from declaration_problems(parameters)
+    if not parameters:
+        return
+    for index, task in enumerate(tasks):
+        if task.id.partition(".")[0] == PARAMETERS:
+            text = f"${{{PARAMETERS}.NAME}} is a parameter of this plan, so no task can be called"
+            yield ("tasks", index, "id"), f"{text} {task.id!r}; choose another id"
+
+
+def _check_parameters(bodies: Sequence[_ParsedBody], scope: TaskScope) -> Iterator[Finding]:
+    """Yield the uses of parameters that the plan does not declare, in a task and what is in it."""
+    for path, body, expressions in bodies:
+        for name, parsed in expressions:
+            for read, text in _parameters_in(parsed):
+                problem = _undeclared(read, scope)
+                if problem:
+                    yield (*path, name), f"{text}: {problem}"
+        for inner, text in _check_parameters_of(body, scope):
+            yield (*path, *inner), text.removeprefix(": ")
+
+
+def _check_parameters_of(part: ToolSpec | TaskBody, scope: TaskScope) -> Iterator[Finding]:
+    """Yield the uses of undeclared parameters under `expect`, `confirm` and `undo`, like `_check_tool`."""
+    for path, read, text in _parameters_stated(part):
+        problem = _undeclared(read, scope)
+        if problem:
+            yield path, f": {text}: {problem}"
+
+
+def _undeclared(name: str, scope: TaskScope) -> str:
+    if name in scope.parameters:
+        return ""
+    hint = scope.hints(name, scope.parameters)
+    return f"the plan has no parameter {name!r}{hint}; declare it under `{PARAMETERS}`"
+
+
+def _parameters_in(parsed: _Expression) -> Iterator[tuple[str, str]]:
+    """Yield the parameters that an expression reads, each with how it is written."""
+    if isinstance(parsed, Condition):
+        for name in sorted(parsed.names(PARAMETERS)):
+            yield name, f"{PARAMETERS}.{name}"
+    elif not isinstance(parsed, str):
+        for reference in parsed:
+            if reference.root == PARAMETERS:
+                yield str(reference.path[0]), str(reference)
+
+
+def _parameters_stated(part: ToolSpec | TaskBody) -> Iterator[tuple[JsonPath, str, str]]:
+    """Yield the parameters that a tool or a task reads under `expect`, `confirm` and `undo`.
+
+    Each with its place and how it is written.
+    """
+    conditions: list[tuple[JsonPath, str]] = []
+    values: list[tuple[JsonPath, JsonValue, tuple[str, ...]]] = []
+    if part.expect is not None:
+        for number, text in enumerate(part.expect.where):
+            conditions.append((("expect", "where", number), text))
+    if part.confirm is not None:
+        conditions.append((("confirm", "when"), part.confirm.when))
+        values.append((("confirm", "arguments"), part.confirm.arguments, CONFIRMED_ROOTS))
+        values.append((("confirm", "output"), part.confirm.output, CONFIRMED_ROOTS))
+    if isinstance(part.undo, Undo):
+        values.append((("undo", "arguments"), part.undo.arguments, UNDO_ROOTS))
+    for path, text in conditions:
+        if PARAMETERS in text:
+            for read in _parameters_in(Condition.parse(text, OUTPUT_ROOTS)):
+                yield path, *read
+    for path, value, roots in values:
+        try:
+            references = root_references(value, roots)
+        except ExpressionError:
+            continue  # it is a problem of its own
+        for reference in references:
+            root, *steps = reference.path
+            if root == PARAMETERS:
+                yield path, str(steps[0]), str(reference)
+
+
+def parameters_of_work(task: TaskBody, tool: ToolSpec | None) -> dict[str, None]:
+    """Return the parameters that the result of a task depends on, or whether it runs."""
+    names: dict[str, None] = {}
+    for _, parsed in _parsed_expressions(task, (), ("",)):
+        for name, _ in _parameters_in(parsed):
+            names[name] = None
+    for part in (task, tool):
+        if part is not None and part.expect is not None:
+            for text in part.expect.where:
+                if PARAMETERS in text:
+                    for name, _ in _parameters_in(Condition.parse(text, OUTPUT_ROOTS)):
+                        names[name] = None
+    return names
+
+
 def nested_bodies(task: TaskBody) -> list[tuple[JsonPath, TaskBody]]:
     """Return a task with its fallbacks and undo tasks at all levels, each with its path.
 
@@ -454,6 +571,7 @@ class TaskScope:
         capacity: the amount of each resource.
         objects: the type of each object that arguments may name.
         servers: the servers that may have further tools.
+        parameters: the parameters of the plan.
         hints: finds the names that somebody may have meant.
     """
 
@@ -461,6 +579,7 @@ class TaskScope:
     capacity: Mapping[str, float]
     objects: Mapping[str, str]
     servers: Mapping[str, McpServer] = field(default_factory=dict)
+    parameters: Parameters = field(default_factory=dict)
     hints: NameSuggester = field(default_factory=NameSuggester)
     _demands: dict[str, ToolDemands] = field(default_factory=dict)
 

@@ -1,8 +1,8 @@
 """Conditions (`when`) of tasks, such as `context.region == "eu"`.
 
 A condition is parsed with Python's grammar, to which `matches` is added, and limited to names,
-literals, comparisons, `len(…)`, and / or / not over `context.*`, `results.*` and `status.*`. No
-code is evaluated.
+literals, comparisons, `len(…)`, and / or / not over `context.*`, `parameters.*`, `results.*` and
+`status.*`. No code is evaluated.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ MAX_CONDITION_DEPTH: Final = 20
 STATUSES: Final = ("DONE", "SKIPPED", "FAILED", "BLOCKED", "CANCELLED")
 """What `status.TASK` is of a task that has ended."""
 
-_ROOTS: Final = ("context", "results", "status", *ELEMENT_ROOTS)
+_ROOTS: Final = ("context", "parameters", "results", "status", *ELEMENT_ROOTS)
 
 OUTPUT_ROOTS: Final = (
     "output",
     "text",
     "arguments",
     "context",
+    "parameters",
     "results",
     "run",
     *ELEMENT_ROOTS,
@@ -202,7 +203,7 @@ class Condition:
                     stack += reversed(list(ast.iter_child_nodes(node)))
 
     def names(self, root: str) -> frozenset[str]:
-        """Return the keys of the context, or the tasks whose results or status it reads."""
+        """Return the keys of the context, the parameters, or the tasks, that it reads of a root."""
         found = set()
         for node in ast.walk(self.tree):
             match node:

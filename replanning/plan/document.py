@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from os import PathLike
+from types import MappingProxyType
 from typing import Any, Final, Self
 
 from pydantic import Field, JsonValue, PrivateAttr, ValidationError, model_validator
@@ -32,6 +33,7 @@ from replanning.plan.messages import (
     parse_path,
     validation_problems,
 )
+from replanning.plan.parameters import Parameter, ParameterName, with_values
 from replanning.plan.reading import (
     MAX_PLAN_TASKS,
     Format,
@@ -77,6 +79,11 @@ class Plan(StrictModel):
     id: Name | None = Field(default=None, description="Names the plan across runs.")
     name: Text | None = Field(default=None, description="How people call it.")
     goal: Goal = Field(description="What the plan is for.")
+    parameters: Mapping[ParameterName, Parameter] = Field(
+        default_factory=dict,
+        description="Values that are given when the plan is run, and referred to as parameters.*: "
+        "name to description, or to the type alone.",
+    )
     context: JsonObject = Field(
         default_factory=dict,
         description="Values that conditions and arguments refer to as context.*.",
@@ -137,6 +144,7 @@ class Plan(StrictModel):
                 resources=plan.resources,
                 objects=plan.objects,
                 servers=plan.mcp,
+                parameters=plan.parameters,
             )
             for path, text in found:
                 problems.append(Problem(format_path(path), text))
@@ -147,13 +155,23 @@ class Plan(StrictModel):
         return plan
 
     @classmethod
-    def load(cls, path: str | PathLike[str]) -> Plan:
+    def load(
+        cls,
+        path: str | PathLike[str],
+        *,
+        parameters: Mapping[str, JsonValue] = MappingProxyType({}),
+    ) -> Plan:
         """Return the plan in a YAML or JSON file (JSON if its name ends in `.json`).
+
+        Args:
+            path: the file.
+            parameters: values of its parameters, see `with_parameters`.
 
         Raises:
             PlanError: it cannot be read or is not valid; places are `file:line:column field`.
         """
-        return cls.parse(read_text_file(path), format_of(path), source=str(path))
+        text = read_text_file(path)
+        return cls.parse(text, format_of(path), parameters=parameters, source=str(path))
 
     @classmethod
     def parse(
@@ -161,6 +179,7 @@ class Plan(StrictModel):
         text: str,
         format: Format = "yaml",  # noqa: A002 # the plain word
         *,
+        parameters: Mapping[str, JsonValue] = MappingProxyType({}),
         source: str = "<text>",
     ) -> Plan:
         """Return the plan in a text.
@@ -168,6 +187,7 @@ class Plan(StrictModel):
         Args:
             text: the plan file.
             format: `yaml` or `json`.
+            parameters: values of its parameters, see `with_parameters`.
             source: the name of the text in problems.
 
         Raises:
@@ -182,9 +202,26 @@ class Plan(StrictModel):
             raise PlanError.at(source, message)
         try:
             _check_number_of_tasks(document)
-            return cls.model_validate(document)
+            plan = cls.model_validate(document)
+            return plan.with_parameters(parameters)
         except PlanError as error:
             raise PlanError(with_positions(error.problems, text, format, source)) from None
+
+    def with_parameters(self, values: Mapping[str, JsonValue]) -> Self:
+        """Return the plan with values of its parameters; those that it had already stay.
+
+        A run needs a value of every parameter without a default.
+
+        Raises:
+            PlanError: a value is of another type, or the plan has no such parameter; names every
+                one, and the parameters that still need a value.
+        """
+        if not values:
+            return self
+        parameters, problems = with_values(self.parameters, values)
+        if problems:
+            raise PlanError(first_problems(problems))
+        return self.model_copy(update={"parameters": parameters})
 
     def task(self, task_id: str) -> Task:
         """Return the task with this id.
@@ -339,7 +376,7 @@ _CROSS_CHECKED_FIELDS: Final = {
     "tools": frozenset({"name", "parameters"}),
 }
 _CROSS_CHECKED_PLAN_FIELDS: Final = frozenset(
-    {"tasks", "tools", "resources", "objects", "sequential", "mcp"}
+    {"tasks", "tools", "resources", "objects", "parameters", "sequential", "mcp"}
 )
 
 

@@ -9,7 +9,7 @@ import reprlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, get_args
+from typing import Any, Final, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -294,10 +294,16 @@ def _without_union_tags(location: tuple[int | str, ...]) -> JsonPath:
 def model_at(model: type[BaseModel], path: JsonPath) -> type[BaseModel] | None:
     """Return the model of the part of a document at `path`; None if it has none."""
     part: type[BaseModel] | None = model
+    is_key = False
     for step in path:
-        if isinstance(step, str) and part is not None:
-            field = part.model_fields.get(step)
-            part = _model_in_annotation(field.annotation) if field is not None else None
+        if is_key or not isinstance(step, str) or part is None:
+            is_key = False
+            continue
+        field = part.model_fields.get(step)
+        annotation = None if field is None else field.annotation
+        part = _model_in_annotation(annotation)
+        # The next step is the name of one of several parts, and no field.
+        is_key = get_origin(annotation) is Mapping
     return part
 
 

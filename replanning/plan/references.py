@@ -209,7 +209,7 @@ MAX_FILLED_CHARS: Final = 10_000_000
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
 _PATH_STEP: Final = re.compile(r"""\.([^.\[\]]+)|\[(-?\d{1,9})\]|\["([^"]+)"\]|\['([^']+)'\]""")
 _OUTPUT: Final = re.compile(r"\.output(?=$|[.\[])")
-_ELEMENT_ROOT: Final = re.compile(r"(?:item|index|key)(?=$|[.\[])")
+_OTHER_ROOT: Final = re.compile(r"parameters(?=[.\[])|(?:item|index|key)(?=$|[.\[])")
 _NO_FORM_ADVICE: Final = "read it in the work, from context.results, or return a value that has one"
 
 
@@ -219,13 +219,20 @@ ELEMENT_ROOTS: Final = ("item", "index", "key")
 KEY_ROOTS: Final = ("item", "index")
 """What the `key` of a task with `for_each` may refer to."""
 
-CONFIRMATION_ROOTS: Final = ("arguments", "results", "context", IDEMPOTENCY_KEY, *ELEMENT_ROOTS)
+CONFIRMATION_ROOTS: Final = (
+    "arguments",
+    "results",
+    "context",
+    "parameters",
+    IDEMPOTENCY_KEY,
+    *ELEMENT_ROOTS,
+)
 """What the arguments of a confirmation may refer to."""
 
 CONFIRMED_ROOTS: Final = ("output", "text", *CONFIRMATION_ROOTS)
 """What the output of a confirmed call may refer to."""
 
-UNDO_ROOTS: Final = ("output", "arguments", "context")
+UNDO_ROOTS: Final = ("output", "arguments", "context", "parameters")
 """What the arguments of a tool's `undo` may refer to."""
 
 _SINGLE_VALUES: Final = ("output", "text", IDEMPOTENCY_KEY, *ELEMENT_ROOTS)
@@ -234,7 +241,7 @@ _SINGLE_VALUES: Final = ("output", "text", IDEMPOTENCY_KEY, *ELEMENT_ROOTS)
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Reference `${...}` to a part of the output of a task, of the context, or of an element."""
+    """Reference `${...}` to a part of an output, of the context, of parameters, or of an element."""
 
     text: str
     """The text between the braces."""
@@ -243,7 +250,7 @@ class Reference:
     path: JsonPath
     """The steps into the output or the other root."""
     root: str = ""
-    """What it refers to if that is no task: `context`, or one of `ELEMENT_ROOTS`."""
+    """What it refers to if that is no task: `context`, `parameters`, or one of `ELEMENT_ROOTS`."""
 
     def __str__(self) -> str:
         return f"${{{self.text}}}"
@@ -305,7 +312,7 @@ def rename_references(
 ) -> dict[str, JsonValue]:
     """Return a copy of arguments in which references name other tasks.
 
-    References to the context stay.
+    References to the context and to parameters stay.
 
     Args:
         arguments: the arguments of a task; they are not changed.
@@ -395,6 +402,7 @@ def resolve_references(
     context: Mapping[str, JsonValue],
     result_of: Callable[[TaskId], object],
     scope: Mapping[str, JsonValue] | None = None,
+    parameters: Mapping[str, JsonValue] = MappingProxyType({}),
 ) -> dict[str, JsonValue]:
     """Return the arguments with every reference replaced by a copy of its value.
 
@@ -406,6 +414,7 @@ def resolve_references(
         context: the context of the plan.
         result_of: returns the output of a task, or raises LookupError.
         scope: the values of `ELEMENT_ROOTS`, for the task of an element.
+        parameters: the values of the parameters of the plan.
 
     Raises:
         ExpressionError: a reference leads to nothing, or to a value that does not fit its place, or
@@ -413,7 +422,7 @@ def resolve_references(
     """
     if not has_references(arguments):
         return {key: copy_json(value) for key, value in arguments.items()}
-    roots: dict[str, object] = {"context": context}
+    roots: dict[str, object] = {"context": context, "parameters": parameters}
     roots.update(scope or {})
     # A few references to one large value could fill the memory, so the sum of all is limited.
     size = 0
@@ -598,14 +607,14 @@ def _candidate_references(match: re.Match[str], text: str) -> list[Reference]:
         if path is not None and output.start():
             task_id = TaskId(inner[: output.start()])
             readings.append(Reference(inner, task_id, path))
-    word = _ELEMENT_ROOT.match(inner)
+    word = _OTHER_ROOT.match(inner)
     if word is not None:
         path = _parse_path(inner, word.end(), parsed)
         if path is not None:
-            # Last, because a task may have this name in a plan without `for_each`.
+            # Last, because a task may have this name in a plan without these.
             readings.append(Reference(inner, None, path, word[0]))
     if not readings:
-        forms = "${TASK.output}, ${TASK.output.name[0]} or ${context.name}"
+        forms = "${TASK.output}, ${TASK.output.name[0]}, ${context.name} or ${parameters.name}"
         raise ExpressionError(
             f"{match[0]!r} is no reference: write {forms}, or ${match[0]} for the text itself"
         )

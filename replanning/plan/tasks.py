@@ -520,7 +520,7 @@ class Expectation(StrictModel):
     )
     where: Items[Annotated[str, AfterValidator(_checked_condition)]] = Field(
         default=(),
-        description="Conditions over output, text, arguments.*, context.*, results.* and run.started.",
+        description="Conditions over output, text, arguments.*, context.*, parameters.*, results.* and run.started.",
     )
     errors: Items[Annotated[str, Field(min_length=1)]] = Field(
         default=(),
@@ -579,7 +579,7 @@ class Confirmation(StrictModel):
     tool: Name = Field(description="The tool to ask; it only reads.")
     arguments: JsonObject = Field(
         default_factory=dict,
-        description="Given to it; may hold ${arguments.name}, ${results.task}, ${context.name} and ${idempotency_key}.",
+        description="Given to it; may hold ${arguments.name}, ${results.task}, ${context.name}, ${parameters.name} and ${idempotency_key}.",
     )
     when: Annotated[str, AfterValidator(_checked_condition)] = Field(
         description="Holds of its output if the call was done, over the same as `where` of `expect`."
@@ -622,7 +622,7 @@ class Undo(StrictModel):
     tool: Name = Field(description="The tool that takes it back.")
     arguments: JsonObject = Field(
         default_factory=dict,
-        description="Given to that tool; may hold ${output.name}, ${arguments.name} and ${context.name}.",
+        description="Given to that tool; may hold ${output.name}, ${arguments.name}, ${context.name} and ${parameters.name}.",
     )
 
 
@@ -792,7 +792,7 @@ class TaskBody(StrictModel):
     tool: Name | None = Field(default=None, description="The tool that executes it.")
     arguments: JsonObject = Field(
         default_factory=dict,
-        description="Given to the tool; may hold ${task.output} and ${context.name}.",
+        description="Given to the tool; may hold ${task.output}, ${context.name} and ${parameters.name}.",
     )
     goal: Text | None = Field(default=None, description="What the task is for.")
     priority: StrictInt = Field(
@@ -809,7 +809,8 @@ class TaskBody(StrictModel):
         default=False, description="Whether the plan may succeed without it."
     )
     when: str | None = Field(
-        default=None, description="A condition over context.* and results.*; skipped when false."
+        default=None,
+        description="A condition over context.*, parameters.* and results.*; skipped when false.",
     )
     effect: Effect | None = Field(
         default=None, description="What it changes, where the tool does not say so."

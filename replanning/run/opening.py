@@ -37,6 +37,7 @@ from replanning.errors import (
     LeaseLost,
     NotRunning,
     PlanError,
+    Problem,
     RecordNotSerializable,
     StoreError,
     UnknownRun,
@@ -90,9 +91,10 @@ from replanning.live.states import TaskState
 from replanning.plan.checks import secret_name_problems
 from replanning.plan.document import Plan, redaction_warning
 from replanning.plan.json_values import is_redacted
-from replanning.plan.messages import join_names
+from replanning.plan.messages import brief_repr, join_names
+from replanning.plan.parameters import missing_values, secret_values, with_values
 from replanning.plan.tasks import Task
-from replanning.plan.types import JsonObject, QuestionId, RunId
+from replanning.plan.types import JsonObject, JsonValue, QuestionId, RunId
 from replanning.run.event_loop import (
     ResultT,
     describe_error,
@@ -217,13 +219,14 @@ class RunFactory:
         An open-ended run is one of an agent, which adds the calls that it makes.
 
         Raises:
-            PlanError: a name in the plan looks like a secret.
+            PlanError: a name in the plan looks like a secret, or a parameter has no value.
             StoreError: the store does not take it, or has a run of this id, or the id looks
                 like a secret.
         """
         run = self._new_run_id(run_id)
         directory = _stated_directory(self.environment)
-        problems = secret_name_problems(plan, self.redactor)
+        self._know_secrets(plan)
+        problems = missing_values(plan.parameters) + secret_name_problems(plan, self.redactor)
         if problems:
             raise PlanError(problems)
         clean = await self._masked_plan(plan)
@@ -283,6 +286,7 @@ class RunFactory:
         if not isinstance(opened, RunOpened):
             return await self.create(plan, run_id, mode=mode, open_ended=open_ended)
 
+        self._know_secrets(plan)
         # The journal has no secrets, so the two plans are compared without them.
         given = await self._masked_plan(plan)
         if open_ended:
@@ -294,8 +298,8 @@ class RunFactory:
         is_known = known.content_hash() == given.content_hash() or self._has_adopted(run_id, given)
         if opened.open_ended != open_ended or not is_known:
             raise StoreError(
-                f"run {run_id!r} is a run of another plan; resume that one, with the context that "
-                "it was opened with, have it adopt this plan, or open this plan as another run"
+                f"run {run_id!r} is a run of another plan; resume that one, with the context and the "
+                "parameters that it was opened with, have it adopt this plan, or open this plan as another run"
             )
         return await self.resume(run_id, plan)
 
@@ -311,6 +315,11 @@ class RunFactory:
                 if same.content_hash() == given.content_hash():
                     return True
         return False
+
+    def _know_secrets(self, plan: Plan) -> None:
+        """Have the secret parameters of a plan masked in all that leaves a run."""
+        for value in secret_values(plan.parameters):
+            self.redactor.add(value)
 
     async def _masked_plan(self, plan: Plan) -> Plan:
         """Return a plan as the journal keeps it; the same object if it holds no secrets."""
@@ -328,15 +337,22 @@ class RunFactory:
             return plan
         return clean.model_copy(update={"tasks": tuple(tasks)})
 
-    async def resume(self, run_id: str, plan: Plan | None = None) -> PlanRun:
+    async def resume(
+        self,
+        run_id: str,
+        plan: Plan | None = None,
+        parameters: Mapping[str, JsonValue] | None = None,
+    ) -> PlanRun:
         """Take a run over: own it, replay its journal, and kill its orphaned processes.
 
         Args:
             run_id: the run.
             plan: the plan that it was opened with, or one made of it, where the caller has it. Its
                 secrets, which the journal does not keep, are at hand then.
+            parameters: values of secret parameters; others stay as they are.
 
         Raises:
+            PlanError: one of the parameters is unknown, of another type, or has another value.
             UnknownRun: there is no such run.
             RunOwned: another process owns it.
             JournalCorrupt: its journal cannot be replayed.
@@ -361,9 +377,14 @@ class RunFactory:
                     capture_content=self.settings.capture_content,
                     records=records,
                 )
+                if parameters:
+                    _give_parameters(records, parameters)
                 if plan is not None:
+                    self._know_secrets(plan)
                     clean = await self._masked_plan(plan)
                     _complete_records(records, plan, clean, self.redactor)
+                for known in _plans_on_record(records):
+                    self._know_secrets(known)
                 live, ledger = await self._rebuild_state(records)
                 live.find_masked_parts(plan)
                 made = self._build_run(lease, records, live, ledger, spans)
@@ -430,6 +451,7 @@ class RunFactory:
             UnknownRun: there is no such run.
             StoreError: the run has no such revision, or the store fails.
         """
+        self._know_secrets(plan)
         problems = secret_name_problems(plan, self.redactor)
         if problems:
             raise ChangeRejected(problems)
@@ -796,14 +818,61 @@ def _complete_records(records: list[Record], given: Plan, clean: Plan, redactor:
         clean: the plan without its secrets.
         redactor: masks secrets.
     """
+    _replace_plans(records, lambda plan: restore_plan(plan, given, redactor, clean))
+
+
+def _give_parameters(records: list[Record], given: Mapping[str, JsonValue]) -> None:
+    """Put values of parameters, which a journal does not keep, into the plans on record.
+
+    Raises:
+        PlanError: one is unknown, of another type, or has another value in the run; names every one.
+    """
+    *_, latest = _plans_on_record(records)
+    _, problems = with_values(latest.parameters, given)
+    for name, parameter in latest.parameters.items():
+        is_kept = not parameter.secret and not is_redacted(parameter.current)
+        if is_kept and name in given and given[name] != parameter.current:
+            text = (
+                f"parameter {name!r} is {brief_repr(parameter.current)} in this run, and does not"
+                " change while it lasts: correct the plan (`replanning resume RUN --plan FILE --set"
+                f" {name}=…`, or `adopt`), or start another run"
+            )
+            problems.append(Problem(f"parameters.{name}", text))
+    if problems:
+        raise PlanError(problems)
+    _replace_plans(records, lambda plan: _with_known(plan, given))
+
+
+def _replace_plans(records: list[Record], change: Callable[[Plan], Plan]) -> None:
+    """Change the plan that a run was opened with, and those that it has adopted since."""
     for position, record in enumerate(records):
         body = record.body
         if isinstance(body, RunOpened):
-            plan = restore_plan(body.plan, given, redactor, clean)
-            records[position] = record._replace(body=replace(body, plan=plan))
+            opened = replace(body, plan=change(body.plan))
+            records[position] = record._replace(body=opened)
         elif isinstance(body, PlanRevised) and body.adopted is not None:
-            plan = restore_plan(body.adopted, given, redactor, clean)
-            records[position] = record._replace(body=replace(body, adopted=plan))
+            revised = replace(body, adopted=change(body.adopted))
+            records[position] = record._replace(body=revised)
+
+
+def _plans_on_record(records: Iterable[Record]) -> Iterator[Plan]:
+    """Yield the plan that a run was opened with, and those that it has adopted since."""
+    for record in records:
+        if isinstance(record.body, RunOpened):
+            yield record.body.plan
+        elif isinstance(record.body, PlanRevised) and record.body.adopted is not None:
+            yield record.body.adopted
+
+
+def _with_known(plan: Plan, given: Mapping[str, JsonValue]) -> Plan:
+    """Return a plan on record with those of some values that it declares and its journal lacks."""
+    values: JsonObject = {}
+    for name, parameter in plan.parameters.items():
+        if name not in given or parameter.value_problem(given[name]):
+            continue
+        if parameter.secret or is_redacted(parameter.current):
+            values[name] = given[name]
+    return plan.with_parameters(values)
 
 
 def _apply_records(

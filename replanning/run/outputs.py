@@ -362,6 +362,7 @@ class OutputKeeper:
         return {
             "arguments": self._live.sent_arguments(entry),
             "context": self._live.context,
+            "parameters": self._live.parameters,
             "results": self._live.inputs_of(entry.task),
             "run": self._run_root,
             **(entry.task.scope or {}),

@@ -61,6 +61,7 @@ from replanning.plan.checks import secret_name_problems
 from replanning.plan.document import Plan
 from replanning.plan.elements import read_elements
 from replanning.plan.messages import join_names
+from replanning.plan.parameters import secret_values
 from replanning.plan.tasks import Task, to_seconds
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, RunId, TaskId
 from replanning.run.attempt import Attempt, Work, current_attempt, validate_work
@@ -534,6 +535,8 @@ class PlanRun(ObservedRun):
             ChangeRejected: it is another plan, or the run cannot take it; names every reason.
         """
         life = self._lifecycle
+        for value in secret_values(plan.parameters):
+            life.redactor.add(value)
         problems = secret_name_problems(plan, life.redactor)
         if problems:
             raise ChangeRejected(problems)

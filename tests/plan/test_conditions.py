@@ -135,7 +135,7 @@ def test_evaluate(text, expected):
         ("result.test.passed", "column 1: a condition knows no 'result'; did you mean 'results'?"),
         (
             "output.n == 1",
-            "knows no 'output' here: write context.*, results.* or status.*, or quote a text",
+            "knows no 'output' here: write context.*, parameters.*, results.* or status.*, or quote a text",
         ),
         (
             "results.build-wheel.path == 1",
@@ -367,7 +367,7 @@ def test_no_json_form():
         ("${test.output}", "${test.output}: there is no task 'test'"),
         (
             "${HOME}",
-            "'${HOME}' is no reference: write ${TASK.output}, ${TASK.output.name[0]} or ${context.name}, or $${HOME}",
+            "'${HOME}' is no reference: write ${TASK.output}, ${TASK.output.name[0]}, ${context.name} or ${parameters.name}, or $${HOME}",
         ),
         ("${}", "'${}' is no reference"),
         ("${.output}", "is no reference"),

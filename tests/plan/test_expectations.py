@@ -226,7 +226,7 @@ def test_tool_that_vouches_for_itself():
         ),
         (
             "{where: [status.a]}",
-            "knows no 'status' here: write output, text, arguments.*, context.*, results.* or run.*",
+            "knows no 'status' here: write output, text, arguments.*, context.*, parameters.*, results.* or run.*",
         ),
         ("{where: ['run.stared < output']}", "knows no run.stared: of a run it knows run.started"),
         ("{where: [arguments == 1]}", "names all of arguments: name one value, arguments.key"),

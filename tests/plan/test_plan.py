@@ -161,13 +161,13 @@ REFUSED = {
 
         tools[2].undo.tool: tool 'a': its undo: there is no tool 'cancle'; did you mean 'cancel'?; describe it under `tools`
         tools[3].undo.arguments: tool 'b': its undo: '${b.output}' is no reference here: write ${output},
-          ${arguments.NAME}, or ${context.NAME}
+          ${arguments.NAME}, ${context.NAME}, or ${parameters.NAME}
         tools[4].undo.arguments: tool 'c': its undo: tool 'cancel' needs the argument 'of' (any)
         tools[4].undo.arguments: tool 'c': its undo: '${' is no reference here: write ${output}, ${arguments.NAME},
-          or ${context.NAME}
+          ${context.NAME}, or ${parameters.NAME}
         tools[5].undo.arguments: tool 'd': its undo: 'd' has no parameter 'waht'; did you mean 'what'?
         tools[6].undo.arguments: tool 'e': its undo: '${arguments}' is no reference here: write ${output},
-          ${arguments.NAME}, or ${context.NAME}
+          ${arguments.NAME}, ${context.NAME}, or ${parameters.NAME}
     """,
     "arguments that are missing, unknown or of another type than the parameter": """
         objects: {b1: block, table: surface}
@@ -292,10 +292,10 @@ REFUSED = {
     "conditions and references that cannot be read": """
         tasks: [{id: a, when: "f(1)", arguments: {x: "${HOME}"}}]
 
-        tasks[0].arguments: task 'a': '${HOME}' is no reference: write ${TASK.output}, ${TASK.output.name[0]} or
-          ${context.name}, or $${HOME} for the text itself
+        tasks[0].arguments: task 'a': '${HOME}' is no reference: write ${TASK.output}, ${TASK.output.name[0]},
+          ${context.name} or ${parameters.name}, or $${HOME} for the text itself
         tasks[0].when: task 'a': condition 'f(1)', column 1: a condition has no calls but len(…),
-          only names, literals, comparisons, matches, len(…), and / or / not over context.*, results.* and status.*
+          only names, literals, comparisons, matches, len(…), and / or / not over context.*, parameters.*, results.* and status.*
     """,
     "results of tasks that do not exist, in fallbacks as well": """
         tasks:

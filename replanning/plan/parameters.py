@@ -1,0 +1,245 @@
+"""Parameters of a plan: what it declares, and the values that a run of it gets.
+
+A value never changes while a run lasts. Tasks refer to it, and the reference is resolved when a
+task is handed out, so that a value with `${` in it stays text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    GetJsonSchemaHandler,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from replanning.errors import PlanError, Problem
+from replanning.plan.json_values import json_type_name
+from replanning.plan.messages import brief_repr, did_you_mean, format_path
+from replanning.plan.tasks import StrictBool, StrictModel, Text
+from replanning.plan.types import JsonObject, JsonPath
+from replanning.secrets import MIN_KNOWN_CHARS
+
+PARAMETERS: Final = "parameters"
+"""What references and conditions begin with: `${parameters.region}`, `parameters.region == "eu"`."""
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,199}")
+
+_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list, tuple),
+    "object": (dict,),
+}
+
+
+def _checked_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError("expected a name of letters, digits, _ and -, which begins with a letter")
+    return name
+
+
+ParameterName = Annotated[str, AfterValidator(_checked_name)]
+ParameterType = Literal["string", "integer", "number", "boolean", "array", "object"]
+
+
+class Parameter(StrictModel):
+    """Value that a plan leaves to whoever runs it.
+
+    The value of a secret one is in no JSON form of the plan: no journal, message or file has it.
+    """
+
+    type: ParameterType = Field(default="string", description="The JSON type of its value.")
+    description: Text = Field(default="", description="What it is for, for people and models.")
+    default: JsonValue = Field(
+        default=None, description="Its value where none is given; without it, one must be given."
+    )
+    secret: StrictBool = Field(
+        default=False,
+        description="Keep the value out of journals, logs, prompts and files; a string.",
+    )
+    value: JsonValue = Field(
+        default=None, description="The value that was given, as --set gives it."
+    )
+
+    @property
+    def current(self) -> JsonValue:
+        """The value that was given, or the default; None where there is neither."""
+        return self.default if self.value is None else self.value
+
+    def value_problem(self, value: JsonValue) -> str:
+        """Return why this cannot be its value; empty if it can."""
+        # A boolean is an integer in Python, and no number in JSON.
+        is_boolean = isinstance(value, bool) and self.type != "boolean"
+        if is_boolean or not isinstance(value, _TYPES[self.type]):
+            if self.secret:
+                return f"expected {self.type}, not {json_type_name(value)}"
+            return f"expected {self.type}, got {brief_repr(value)}"
+        if self.secret and len(str(value).strip()) < MIN_KNOWN_CHARS:
+            return (
+                f"expected a secret of at least {MIN_KNOWN_CHARS} characters: a shorter one cannot"
+                " be told from other text, and could not be masked"
+            )
+        return ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_type(cls, stated: object) -> object:
+        """Read the name of a type as a parameter of that type."""
+        if isinstance(stated, str):
+            return {"type": stated}
+        return stated
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        short = {"type": "string", "enum": list(_TYPES)}
+        return {"anyOf": [short, handler.resolve_ref_schema(handler(core_schema))]}
+
+    @model_serializer(mode="wrap")
+    def _without_secret(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = serialize(self)
+        if self.secret:
+            fields.pop("value", None)
+        return fields
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():
+            if name != "value" or not self.secret:
+                yield name, value
+
+
+Parameters = Mapping[str, Parameter]
+
+
+def declaration_problems(parameters: Parameters) -> Iterator[tuple[JsonPath, str]]:
+    """Yield what is wrong with declared parameters, each with its place in the plan."""
+    for name, parameter in parameters.items():
+        which = f"parameter {name!r}"
+        fields = ["default", "value"]
+        if parameter.secret:
+            fields = ["value"]
+            if parameter.type != "string":
+                text = f"{which}: a secret is a string, not {parameter.type}"
+                yield (PARAMETERS, name, "type"), text
+            if parameter.default is not None:
+                text = (
+                    f"{which}: a secret has no default, which the plan would show: give it as"
+                    f" `--set {name}=…`, or let tools refer to it as {{env:NAME}}"
+                )
+                yield (PARAMETERS, name, "default"), text
+        for field in fields:
+            value = getattr(parameter, field)
+            if value is not None:
+                problem = parameter.value_problem(value)
+                if problem:
+                    yield (PARAMETERS, name, field), f"the {field} of {which}: {problem}"
+
+
+def missing_values(parameters: Parameters) -> list[Problem]:
+    """Return a problem for each parameter that has neither a value nor a default."""
+    problems: list[Problem] = []
+    for name, parameter in parameters.items():
+        if parameter.current is None:
+            problems.append(_missing(name, parameter))
+    return problems
+
+
+def _missing(name: str, parameter: Parameter) -> Problem:
+    what: str = parameter.type
+    if parameter.secret:
+        what = "secret"
+    if parameter.description:
+        what += f": {parameter.description}"
+    text = (
+        f"parameter {name!r} has no value ({what}): give it as `--set {name}=…`, or in Python with"
+        " `plan.with_parameters`"
+    )
+    return Problem(format_path((PARAMETERS, name)), text)
+
+
+def with_values(
+    parameters: Parameters, values: Mapping[str, JsonValue]
+) -> tuple[dict[str, Parameter], list[Problem]]:
+    """Return parameters with further values, and everything that is wrong with these.
+
+    The problems also name the parameters that still have no value, if there are others.
+    """
+    changed = dict(parameters)
+    problems: list[Problem] = []
+    for name, value in values.items():
+        place = format_path((PARAMETERS, name))
+        parameter = parameters.get(name)
+        if parameter is None:
+            hint = did_you_mean(name, parameters)
+            text = f"the plan has no parameter {name!r}"
+            if hint:
+                text += f"; {hint}"
+            elif parameters:
+                text += f"; it has {', '.join(map(repr, parameters))}"
+            problems.append(Problem(place, text))
+            continue
+        problem = parameter.value_problem(value)
+        if problem:
+            problems.append(Problem(place, f"parameter {name!r}: {problem}"))
+            continue
+        stated = {field: getattr(parameter, field) for field in parameter.model_fields_set}
+        try:
+            # A list or an object may hold what JSON has no form for.
+            changed[name] = Parameter.model_validate({**stated, "value": value})
+        except PlanError as error:
+            problems.append(Problem(place, f"parameter {name!r}: {error.problems[0].message}"))
+    if problems:
+        for name, parameter in changed.items():
+            if parameter.current is None and name not in values:
+                problems.append(_missing(name, parameter))
+    return changed, problems
+
+
+def current_values(parameters: Parameters) -> JsonObject:
+    """Return the values of parameters by name, without those that have none."""
+    values: JsonObject = {}
+    for name, parameter in parameters.items():
+        if parameter.current is not None:
+            values[name] = parameter.current
+    return values
+
+
+def secret_values(parameters: Parameters) -> Iterator[str]:
+    """Yield the values of secret parameters, for a redactor."""
+    for parameter in parameters.values():
+        if parameter.secret and parameter.value is not None:
+            yield str(parameter.value)
+
+
+def with_values_of(
+    parameters: Parameters, others: Parameters, *, secret_only: bool = False
+) -> Parameters:
+    """Return parameters in which those without a value have the value that others were given."""
+    found: dict[str, Parameter] = {}
+    for name, parameter in parameters.items():
+        if parameter.value is not None:
+            continue
+        if secret_only and not parameter.secret:
+            continue
+        other = others.get(name, parameter)
+        if other.value is None:
+            continue
+        # It may be declared with another type now.
+        if not parameter.value_problem(other.value):
+            found[name] = parameter.model_copy(update={"value": other.value})
+    if not found:
+        return parameters
+    return {**parameters, **found}
