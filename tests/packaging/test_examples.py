@@ -84,6 +84,23 @@ def test_own_parts(name, change):
     assert f"succeeded {REPAIRED}" in said
 
 
+def test_trip_saga():
+    """What was booked before the flight failed is taken back in reverse order, by tasks that nobody has listed."""
+    said = run("-W", "error", EXAMPLES / "trip_saga.py")
+    expected = """\
+booking car: compact
+booking hotel: by the sea
+'flight' failed (LH 710 is sold out)
+undoing booking of hotel: by the sea
+undoing booking of car: compact
+aborted the trip is off
+revision 1: the trip is off
+car was taken back by undo-car
+hotel was taken back by undo-hotel
+"""
+    assert said == expected
+
+
 BROKEN = """
 goal: {objective: say hello}
 tools: [{name: first, kind: shell, command: "exit 3"}, {name: second, kind: shell, command: "echo hello"}]
