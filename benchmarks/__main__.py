@@ -6,6 +6,7 @@ workflows  real workflow executions with injected faults
 tools      agent-shaped plans in which tools are down
 tools_that_fail
            real conversations of a shop's service desk, in which tools fail or answer wrongly
+effects    what becomes of a lost answer and of a half-done booking in other frameworks: `make effects` has them
 calls      what the engine adds to a call of a tool, for each agent framework that is installed
 planning   our own time in each phase of planning mode, beside the model's; with --llm also the model's
 capacity   what one host and one PostgreSQL server can carry, for the sizing page; on a quiet machine, in three minutes
@@ -38,6 +39,7 @@ from benchmarks import (
     speed,
     workflows,
 )
+from benchmarks.effects import measure as effects
 from benchmarks.tools_that_fail import measure as tools_that_fail
 from benchmarks.tools_that_fail.shop import FILE as SHOP
 
@@ -167,6 +169,17 @@ def _tools_that_fail(arguments: argparse.Namespace) -> Part | None:
     return report.table(), report.to_json()
 
 
+def _effects(arguments: argparse.Namespace) -> Part | None:
+    absent = [name for framework in effects.FRAMEWORKS for name in effects.missing(framework)]
+    if absent and not arguments.short:
+        _say(
+            f"effects is left out: {', '.join(absent)} not installed; `make effects` installs them"
+        )
+        return None
+    report = effects.measure(short=arguments.short, report=_say)
+    return report.table(), report.to_json()
+
+
 def _planning(arguments: argparse.Namespace) -> Part:
     report = planning.measure(
         short=arguments.short, rounds=arguments.rounds, llm=arguments.llm, report=_say
@@ -209,6 +222,7 @@ _BENCHMARKS: dict[str, Callable[[argparse.Namespace], Part | None]] = {
     "workflows": _workflows,
     "tools": _tools,
     "tools_that_fail": _tools_that_fail,
+    "effects": _effects,
     "planning": _planning,
     "capacity": _capacity,
     "fanout": _fanout,

@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from benchmarks import fanout, outages, planbench, plots, workflows
+from benchmarks.effects.measure import Report as Effects
 from benchmarks.figures import Report, code_hash
 from benchmarks.sizing import Capacity
 from benchmarks.tools_that_fail.measure import Report as ToolsThatFail
@@ -24,6 +25,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = (
     ROOT / "README.md",
     ROOT / "benchmarks" / "README.md",
+    ROOT / "docs" / "comparison.md",
     ROOT / "docs" / "how-to" / "sizing.md",
     ROOT / "docs" / "integrations" / "temporal.md",
 )
@@ -255,6 +257,10 @@ def _tools_that_fail(data: object) -> str:
     return ToolsThatFail.from_json(data).table()
 
 
+def _effects(data: object) -> str:
+    return Effects.from_json(data).table()
+
+
 def _report(data: object) -> str:
     return Report.from_json(data).table()
 
@@ -272,6 +278,7 @@ _TABLES: dict[str, Callable[[object], str]] = {
     "workflows": _workflows,
     "tools": _tools,
     "tools_that_fail": _tools_that_fail,
+    "effects": _effects,
     "speed": _report,
     "planning": _report,
     "capacity": _capacity,

@@ -226,6 +226,7 @@ def test_the_pages_show_the_results():
         (name, "benchmarks/README.md")
         for name in ("planbench", "tools", "tools_that_fail", "workflows", "speed", "planning")
     ]
+    shown.append(("effects", "docs/comparison.md"))
     on_sizing = [(name, "docs/how-to/sizing.md") for name in ("capacity", "sizes")]
     for name, page in [("summary", "README.md"), *shown, *on_sizing]:
         text = (ROOT / page).read_text(encoding="utf-8")
