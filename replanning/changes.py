@@ -141,7 +141,8 @@ class CancelTask(_Change):
 class AbortRun(_Change):
     """Stop the whole run; with `undo`, once what it has changed is taken back.
 
-    That is done as by `PlanRun.undo`, and refused if of an effect no task can take back.
+    That is done as by `PlanRun.undo`, and refused if of an effect no task can take back, or if everything is being
+    taken back already.
     """
 
     kind: Literal["abort"] = "abort"

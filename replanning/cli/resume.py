@@ -431,8 +431,7 @@ def _require_terminal(options: RunOptions, instead: str) -> None:
 
 def _is_under_way(engine: ReplanningEngine, run: RunId) -> bool:
     """Return whether an effect of a run is still to be taken back by a task of it."""
-    effects = engine.history(run).effects()
-    return any(effect.compensation is not None and not effect.undone for effect in effects)
+    return any(effect.is_being_undone for effect in engine.history(run).effects())
 
 
 def _print_undo(plan: UndoPlan) -> None:

@@ -14,7 +14,7 @@ from replanning.decision.ledger import Ledger
 from replanning.journal.records import RunEnded, RunQuiescent
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
-from replanning.live.states import WAITING, TaskState
+from replanning.live.states import SATISFIED, WAITING, TaskState
 from replanning.llm.quoting import truncate_text
 from replanning.plan.messages import join_names
 from replanning.plan.types import TaskId
@@ -104,13 +104,28 @@ def _goal_is_reached(live: LivePlan) -> bool:
 
 
 def _compensates(live: LivePlan) -> bool:
-    """Return whether effects are being taken back."""
+    """Return whether effects are being taken back, or still have to be."""
     for entry in live:
         if entry.task.undoes is None or entry.parent is not None or entry.removed:
             continue
-        if not entry.satisfied:
-            return True
+        for leaf in live.leaves(entry):
+            # One that was cancelled is given up, and its effect stays.
+            if leaf.state not in SATISFIED and leaf.state is not TaskState.CANCELLED:
+                return True
     return False
+
+
+def _taken_back_reason(live: LivePlan, reason: str) -> str:
+    """Return the reason of a run that was taken back, with the compensations that were cancelled."""
+    cancelled: list[str] = []
+    for entry in live:
+        is_compensation = live.entry(entry.root).task.undoes is not None
+        if is_compensation and entry.state is TaskState.CANCELLED and not entry.removed:
+            cancelled.append(repr(entry.id))
+    if not cancelled:
+        return reason
+    verb = "was" if len(cancelled) == 1 else "were"
+    return f"{reason}, but {join_names(cancelled, _MAX_NAMED_TASKS)} {verb} cancelled"
 
 
 def _is_running(live: LivePlan) -> bool:
@@ -144,7 +159,8 @@ def _unfinished(live: LivePlan) -> list[TaskEntry]:
 def _quiescent_end(live: LivePlan, ledger: Ledger, now: Circumstances) -> RunEnded | RunQuiescent:
     """Return what becomes of a run in which nothing can run."""
     if live.taken_back is not None and not _compensates(live):
-        return RunEnded("aborted", with_unknown_effects(live.taken_back, live, ledger))
+        reason = with_unknown_effects(_taken_back_reason(live, live.taken_back), live, ledger)
+        return RunEnded("aborted", reason)
     if live.complete and not _redo_is_asked_about(live, ledger):
         reason = with_unknown_effects("every required task is done", live, ledger)
         return RunEnded("succeeded", reason)

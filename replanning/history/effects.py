@@ -88,6 +88,13 @@ class RunEffect:
         """Whether it was taken back, by its compensation or by a person in its place."""
         return self.compensation_state in SATISFIED
 
+    @property
+    def is_being_undone(self) -> bool:
+        """Whether a task is to take it back and has not done so; one that was cancelled will not."""
+        if self.compensation_state is None or self.undone:
+            return False
+        return self.compensation_state is not TaskState.CANCELLED
+
 
 def run_effects(records: Iterable[Record]) -> tuple[RunEffect, ...]:
     """Return the effects of a run, in the order in which their calls began.
@@ -273,6 +280,8 @@ def _with_compensations(effects: Iterable[RunEffect], live: LivePlan) -> Iterato
         for leaf in live.leaves(entry):
             if leaf.state is TaskState.SKIPPED:
                 skip_reason = leaf.reason
+            if leaf.state is TaskState.CANCELLED:
+                state = TaskState.CANCELLED
         yield replace(
             effect, compensation=entry.id, compensation_state=state, skip_reason=skip_reason
         )

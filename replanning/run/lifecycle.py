@@ -496,6 +496,10 @@ class Lifecycle:
         if plan.undecided:
             raise ChangeRejected(undecided_problems(plan))
         if not plan.changes:
+            if any(effect.is_being_undone for effect in effects):
+                # To end the run now would stop that half-way.
+                text = "what the run has changed is being taken back already"
+                raise ChangeRejected([Problem("undo", text)])
             return None
         stated = accept_changes(plan.changes, self.live, self.redactor)
         return stated, abort.reason or UNDO_REASON

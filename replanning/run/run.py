@@ -611,7 +611,7 @@ class PlanRun(ObservedRun):
 
         They run in the reverse order of what they take back, after what runs or waits was stopped.
         Once they are done, the run ends as `aborted`; with `only`, it goes on. What was taken back
-        already, or is being taken back, stays as it is.
+        already, or is being taken back, stays as it is, unless `leave` or `by_hand` names it.
 
         Args:
             to: a task that is done; only what was changed after it is taken back.

@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from replanning.changes import AddTask, CancelTask, PlanChange, RetryTask, SkipTask
+from replanning.changes import AddTask, CancelTask, ModifyTask, PlanChange, RetryTask, SkipTask
 from replanning.errors import ChangeRejected, ExpressionError, Problem, UnknownTask
 from replanning.history.effects import RunEffect
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
-from replanning.live.states import FINISHED, STUCK, WAITING, TaskState
+from replanning.live.states import FINISHED, SATISFIED, STUCK, WAITING, TaskState
 from replanning.live.view import PlanView
 from replanning.plan.json_values import is_redacted, map_strings
 from replanning.plan.messages import did_you_mean, join_names
@@ -27,7 +27,7 @@ from replanning.plan.references import (
     rename_references,
 )
 from replanning.plan.tasks import Task, program_note
-from replanning.plan.types import JsonObject, RunId, TaskId
+from replanning.plan.types import JsonObject, JsonValue, RunId, TaskId
 
 UNDO_REASON: Final = "what the run had changed is taken back"
 """Reason of the revision that takes effects back, where nobody states another."""
@@ -135,7 +135,11 @@ def plan_undo(
         names = {entry.id, entry.root, effect.attempt}
         if names.isdisjoint(leave):
             undo.take_back(effect, entry, by_hand=not names.isdisjoint(by_hand))
-    if undo.is_empty:
+        elif effect.compensation is not None:
+            undo.leave(effect.compensation)
+    # What is being taken back for a part of the run is now taken back for the whole.
+    is_widened = scope.whole and live.taken_back is None and undo.is_under_way
+    if undo.is_empty and not is_widened:
         return UndoPlan({}, tuple(undo.undecided), (), scope.whole, (), "")
 
     stopped = scope.unfinished(undo.concerned)
@@ -231,11 +235,17 @@ class _Undo:
         self._effects: dict[TaskId, RunEffect] = {}
         self._unfinished: dict[TaskId, RunEffect] = {}
         self._further: list[PlanChange] = []
+        self._given_up: dict[TaskId, TaskEntry] = {}
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do."""
         return not self._new and not self._further
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether tasks take effects back."""
+        return bool(self._unfinished)
 
     def take_back(self, effect: RunEffect, entry: TaskEntry, *, by_hand: bool) -> None:
         """Plan that an effect is taken back.
@@ -279,30 +289,74 @@ class _Undo:
                 if position[other] > position[task_id]:
                     needed.append(other)
             added.append(AddTask(task=task.model_copy(update={"depends_on": tuple(needed)})))
-        # Those that may start first come first.
-        return [*reversed(added), *self._further]
+        # Those that may start first come first. What is given up or skipped itself cannot be modified any more.
+        return [*reversed(added), *self._freed(), *self._further]
 
     def compensations(self) -> dict[TaskId, RunEffect]:
         """Return the tasks that take effects back, those that may start first before others."""
         return dict(reversed(self._effects.items()))
 
+    def leave(self, compensation: TaskId) -> None:
+        """Give up a compensation that was planned; others no longer wait for it."""
+        root = self._live.entry(compensation)
+        for leaf in self._unfinished_leaves(root):
+            if leaf.state is not TaskState.CANCELLED:
+                reason = "the effect is left as it is"
+                self._further.append(CancelTask(task_id=leaf.id, reason=reason))
+        self._given_up[root.id] = root
+
+    def _freed(self) -> list[PlanChange]:
+        """Return the changes by which others wait no longer for what is given up, but for what that waits for."""
+        waiting: dict[TaskId, TaskEntry] = {}
+        for root in self._given_up.values():
+            for task_id in root.dependent_ids():
+                waiting[task_id] = self._live.entry(task_id)
+        changes: list[PlanChange] = []
+        for task_id, entry in waiting.items():
+            if entry.state is not TaskState.PENDING:
+                continue
+            needed: dict[TaskId, None] = {}
+            stack = list(entry.task.depends_on)
+            while stack:
+                dep = stack.pop()
+                given_up = self._given_up.get(self._live.entry(dep).root)
+                if given_up is None:
+                    needed[dep] = None
+                else:
+                    stack += given_up.task.depends_on
+            fields: JsonObject = {"depends_on": list[JsonValue](needed)}
+            changes.append(ModifyTask(task_id=task_id, fields=fields))
+        return changes
+
+    def _unfinished_leaves(self, compensation: TaskEntry) -> list[TaskEntry]:
+        """Return what is to take an effect back and has not done so."""
+        leaves = self._live.leaves(compensation)
+        return [leaf for leaf in leaves if leaf.state not in SATISFIED]
+
     def _go_on(self, effect: RunEffect, compensation: TaskId, *, by_hand: bool) -> None:
-        """Have a compensation that has failed tried again; one that waits or runs goes on anyway."""
-        stuck: list[TaskEntry] = []
-        for leaf in self._live.leaves(self._live.entry(compensation)):
+        """Go on with a compensation that was planned before.
+
+        The cases are one whose effect a person has taken back, so that it must not run any more;
+        one that may have taken it back; one that is stuck, which is tried again; and one that waits
+        or runs, which goes on anyway.
+        """
+        for leaf in self._unfinished_leaves(self._live.entry(compensation)):
             self._unfinished[leaf.id] = effect
-            if leaf.state in STUCK or leaf.state is TaskState.CANCELLED:
-                stuck.append(leaf)
-        for leaf in stuck:
+            is_stuck = leaf.state in STUCK or leaf.state is TaskState.CANCELLED
             # The call that it stands in for may have taken the effect back.
             doubtful = [repr(part.id) for part in self._live.in_doubt(leaf)]
             if by_hand:
+                if leaf.state is TaskState.RUNNING:
+                    self._further.append(CancelTask(task_id=leaf.id))
+                if leaf.state in (TaskState.RUNNING, TaskState.CANCELLED):
+                    # Only what may still run can be skipped.
+                    self._further.append(RetryTask(task_id=leaf.id))
                 self._skip(leaf.id)
-            elif doubtful:
+            elif is_stuck and doubtful:
                 names = join_names(doubtful, _MAX_NAMED_TASKS)
                 why = f"it is unknown whether {names} has taken it back"
                 self.undecided.append(Undecided(effect, why))
-            else:
+            elif is_stuck:
                 self._further.append(RetryTask(task_id=leaf.id))
                 self._effects[leaf.id] = effect
 

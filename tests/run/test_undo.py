@@ -14,7 +14,7 @@ from replanning import (
     Task,
     TaskContext,
 )
-from replanning.changes import AbortRun, AddTask, PlanChange, SkipTask
+from replanning.changes import AbortRun, AddTask, ModifyTask, PlanChange, SkipTask
 from replanning.errors import ChangeRejected, NotRunning, UnknownTask
 from replanning.history.effects import effects_so_far
 from replanning.journal import (
@@ -231,10 +231,143 @@ async def test_a_compensation_in_doubt() -> None:
     )
     (undecided,) = engine.compare_undo(RUN).undecided
     assert undecided.why == "it is unknown whether 'undo-car' has taken it back"
-    assert not engine.undo(RUN, leave=["car"]).changes
     engine.undo(RUN, by_hand=["car"])
     assert (await resumed(engine, desk)).status == "aborted"
     assert desk.cancelled == [("hotel", "hotel-1")]
+
+
+CHAIN = Plan.parse("""
+goal: {objective: Book}
+tools:
+  - {name: book, undo: {tool: cancel, arguments: {id: "${output.id}", what: "${arguments.what}"}}}
+  - {name: cancel, idempotent: true}
+tasks:
+  - {id: car, tool: book, arguments: {what: car}}
+  - {id: hotel, tool: book, arguments: {what: hotel}, depends_on: [car]}
+  - {id: flight, tool: book, arguments: {what: flight}, depends_on: [hotel]}
+""")
+
+
+async def test_a_compensation_that_is_given_up() -> None:
+    """An effect may be left after all where its compensation fails, waits or runs; the others are taken back."""
+    desk = Desk("undo-hotel")
+    engine = await played(desk, plan=CHAIN)
+    engine.undo(RUN)
+    assert (await resumed(engine, desk)).status == "failed"
+    assert desk.cancelled == [("flight", "flight-1")]
+
+    engine.undo(RUN, leave=["hotel"])
+    assert not engine.compare_undo(RUN, leave=["hotel"]).undecided
+    result = await resumed(engine, desk)
+    reason = "what the run had changed is taken back, but 'undo-hotel' was cancelled"
+    assert (result.status, result.reason) == ("aborted", reason)
+    assert desk.cancelled == [("flight", "flight-1"), ("car", "car-1")]
+    assert not engine.compare_undo(RUN, leave=["hotel"]).changes
+
+    desk.fails = ()
+    assert list(engine.undo(RUN).compensations) == ["undo-hotel"]
+    assert (await resumed(engine, desk)).reason == "what the run had changed is taken back"
+    assert desk.cancelled[2:] == [("hotel", "hotel-1")]
+
+
+async def test_compensations_that_are_given_up_together() -> None:
+    """What waits for several of them, or for one that waits itself, is freed of all; what is skipped is not changed before."""
+    desk = Desk("undo-flight")
+    engine = await played(desk, plan=CHAIN)
+    engine.undo(RUN)
+    assert (await resumed(engine, desk)).status == "failed"
+    plan = engine.undo(RUN, leave=["flight", "hotel"])
+    assert ModifyTask(task_id="undo-car", fields={"depends_on": []}) in plan.changes
+    assert (await resumed(engine, desk)).status == "aborted"
+    assert desk.cancelled == [("car", "car-1")]
+
+    desk = Desk("undo-flight")
+    engine = await played(desk, plan=CHAIN)
+    engine.undo(RUN)
+    assert (await resumed(engine, desk)).status == "failed"
+    engine.undo(RUN, leave=["flight", "hotel"], by_hand=["car"])
+    assert (await resumed(engine, desk)).status == "aborted"
+    assert desk.cancelled == []
+
+
+async def test_a_compensation_in_doubt_that_is_given_up() -> None:
+    """If it may have taken the effect back, the run says so at its end."""
+
+    class Slow(Desk):
+        async def __call__(self, task: Task, context: TaskContext) -> Any:
+            if task.id == "undo-hotel":
+                raise TimeoutError("no answer")
+            return await super().__call__(task, context)
+
+    desk = Slow()
+    plan = Plan.parse(CHAIN.to_yaml().replace("idempotent: true", "idempotent: false"))
+    engine = await played(desk, plan=plan)
+    engine.undo(RUN)
+    assert (await resumed(engine, desk)).status == "failed"
+    engine.undo(RUN, leave=["hotel"])
+    result = await resumed(engine, desk)
+    assert result.status == "aborted"
+    assert result.reason.endswith(": it is unknown whether 'undo-hotel' took effect")
+    assert desk.cancelled == [("flight", "flight-1"), ("car", "car-1")]
+
+
+@pytest.mark.parametrize("state", ["waiting", "running"])
+async def test_a_compensation_that_a_person_has_done(state: str) -> None:
+    """What a person has taken back by hand is not taken back by the task that was to do so."""
+    desk = Desk()
+    engine = await played(desk, plan=CHAIN)
+    engine.undo(RUN)
+    async with engine.resume(RUN) as run:
+        if state == "running":
+            run.started("undo-flight")
+        run.undo(by_hand=["flight"], by="ada")
+        await perform(run, desk)
+    assert run.result.status == "aborted"
+    assert desk.cancelled == [("hotel", "hotel-1"), ("car", "car-1")]
+    (*_, flight) = engine.history(RUN).effects()
+    assert (flight.undone, flight.skip_reason) == (True, "it was taken back by hand, says ada")
+
+
+async def test_a_cancelled_compensation_that_a_person_has_done() -> None:
+    """Where somebody has cancelled a compensation, others still wait for it, until its effect is taken back by hand."""
+    desk = Desk()
+    engine = await played(desk, plan=CHAIN)
+    engine.undo(RUN)
+    async with engine.resume(RUN) as run:
+        run.cancel_task("undo-flight")
+    assert run.result.status == "failed"
+    assert "'undo-flight', 'undo-hotel', 'undo-car' still must" in run.result.reason
+    engine.undo(RUN, by_hand=["flight"])
+    assert (await resumed(engine, desk)).status == "aborted"
+    assert desk.cancelled == [("hotel", "hotel-1"), ("car", "car-1")]
+
+
+async def test_a_run_that_is_called_off_twice() -> None:
+    """What is being taken back is not stopped half-way by whoever calls the run off once more."""
+    desk = Desk()
+    engine = await played(desk, plan=CHAIN)
+    engine.undo(RUN)
+    async with engine.resume(RUN) as run:
+        with pytest.raises(ChangeRejected, match="is being taken back already"):
+            run.apply([AbortRun(undo=True)])
+        await perform(run, desk)
+    assert len(desk.cancelled) == 3
+
+
+async def test_a_run_that_is_called_off_while_a_part_is_taken_back() -> None:
+    """Then the rest of the run does not go on, and the run ends once that part is taken back."""
+    desk = Desk()
+    engine = make_engine(store=MemoryStore())
+    async with engine.open(TRIP, run_id=RUN) as run:
+        ready = run.ready()
+        for _ in ("find", "car"):
+            task = await anext(ready)
+            async with run.attempt(task) as attempt:
+                attempt.output = await desk(task, attempt.context)
+        run.undo(only=["car"])
+        run.apply([AbortRun(undo=True, reason="called off")])
+        assert await perform(run, desk) == ["undo-car"]
+    assert (run.result.status, run.result.reason) == ("aborted", "called off")
 
 
 async def test_a_compensation_in_doubt_whose_fallback_fails() -> None:
