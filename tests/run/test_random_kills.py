@@ -4,22 +4,32 @@ import gc
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 import anyio
 import pytest
 
-from replanning import Plan, ReplanningEngine, RunResult, Task, TaskContext
-from replanning.changes import SkipTask
-from replanning.errors import TransientError
+from replanning import (
+    Alternative,
+    Plan,
+    ReplanningEngine,
+    ReplanRequest,
+    RunResult,
+    Task,
+    TaskContext,
+    TaskState,
+)
+from replanning.changes import AbortRun, SkipTask
+from replanning.errors import ChangeRejected, TransientError
 from replanning.history.effects import RunEffect
-from replanning.plan import JsonObject, RunId, TaskId
+from replanning.journal import AttemptSucceeded, PlanRevised
+from replanning.plan import JsonObject, JsonValue, RunId, TaskId
 from replanning.testing import VirtualClock
 from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 from tests.support.invariants import invariant_violations
 from tests.support.kills import Killed, MortalStore
-from tests.support.runs import make_engine, perform
+from tests.support.runs import Propose, alternative, make_engine, perform
 
 RUN = RunId("r")
 ROUNDS = 6
@@ -34,14 +44,16 @@ class Made:
     """What the service has made.
 
     Attributes:
+        attempt: the attempt that made it.
         key: the idempotency key of the call.
-        what: the task that wanted it.
-        undone: how often it was taken back.
+        what: what the call named it.
+        undone_by: the keys of the calls that took it back, or the person who did.
     """
 
+    attempt: str
     key: str
     what: str
-    undone: int = 0
+    undone_by: list[str] = field(default_factory=list)
 
 
 class Service:
@@ -63,12 +75,19 @@ class Service:
         self._clock = clock
 
     def find(self, **wanted: object) -> list[Made]:
-        """Return what was made with this key, or for this task."""
+        """Return what was made with this key, or under this name."""
         found: list[Made] = []
         for made in self.made:
             if wanted.items() <= {"id": made.key, "what": made.what}.items():
                 found.append(made)
         return found
+
+    def made_by(self, effect: RunEffect) -> list[Made]:
+        """Return what a call has made."""
+        # Attempts at a call that may be repeated have one effect.
+        if self._tools[effect.tool].idempotent:
+            return self.find(id=effect.key)
+        return [made for made in self.made if made.attempt == effect.attempt]
 
     async def work(self, task: Task, context: TaskContext) -> object:
         """Execute a task by its tool."""
@@ -99,32 +118,36 @@ class Service:
         if not is_reading:
             return {"ok": True, "id": context.idempotency_key}
         found = self.find(**arguments)
-        gone = bool(found) and all(made.undone for made in found)
+        gone = bool(found) and all(made.undone_by for made in found)
         return {"found": len(found), "gone": gone, "id": found[0].key if found else ""}
 
     def _apply(self, tool: str, is_idempotent: bool, context: TaskContext) -> None:
         key = context.idempotency_key
         if tool.startswith("make"):
             if not (is_idempotent and self.find(id=key)):
-                self.made.append(Made(key, str(context.arguments["what"])))
+                self.made.append(Made(context.attempt_id, key, str(context.arguments["what"])))
             return
         for made in self.find(**context.arguments):
-            if not (is_idempotent and made.undone):
-                made.undone += 1
+            if not (is_idempotent and made.undone_by):
+                made.undone_by.append(key)
 
 
 def random_plan(chance: Random) -> Plan:
     """Return a plan of a few tasks whose tools state by chance how to find out, take back and repeat their calls."""
+    names: list[str] = []
     tools: list[JsonObject] = [{"name": "look", "effect": "none", "timeout": 5}]
     for number in range(3):
         name = chance.choice(["id", "what"])
+        names.append(name)
         reference = {"id": "${output.id}", "what": "${arguments.what}"}[name]
-        make: JsonObject = {"name": f"make{number}", "capability": "make", "timeout": 5}
+        make: JsonObject = {"name": f"make{number}", "timeout": 5}
         cancel: JsonObject = {"name": f"cancel{number}", "timeout": 5}
         for tool in (make, cancel):
             tool["expect"] = {"where": ["output.ok"]}
             if chance.random() < 0.4:
                 tool["idempotent"] = True
+        if chance.random() < 0.7:
+            make["capability"] = "make"
         if chance.random() < 0.6:
             make["confirm"] = {
                 "tool": "look",
@@ -146,14 +169,39 @@ def random_plan(chance: Random) -> Plan:
         tools += [make, cancel]
     tasks: list[JsonObject] = []
     for number in range(chance.randint(2, 4)):
-        task: JsonObject = {"id": f"t{number}", "tool": f"make{chance.randrange(3)}"}
-        task["arguments"] = {"what": f"t{number}"}
+        task_id = f"t{number}"
+        task: JsonObject = {"id": task_id, **random_call(task_id, task_id, names, chance)}
         task["depends_on"] = [f"t{other}" for other in range(number) if chance.random() < 0.4]
+        fallbacks: list[JsonValue] = []
+        for place in range(chance.choice([0, 0, 1, 2])):
+            # It is taken without a question, so it may be a second effect.
+            fallbacks.append(random_call(task_id, f"{task_id}-{place}", names, chance))
+        task["fallbacks"] = fallbacks
         if chance.random() < 0.15:
             task["optional"] = True
         tasks.append(task)
     document = {"goal": {"objective": "make"}, "tools": tools, "tasks": tasks}
     return Plan.model_validate(document)
+
+
+def random_call(task_id: str, what: str, names: Sequence[str], chance: Random) -> JsonObject:
+    """Return a call that makes something; by chance it states itself how that is taken back.
+
+    Args:
+        task_id: the task.
+        what: what the call names the thing.
+        names: the argument of each tool that cancels.
+        chance: decides about everything.
+    """
+    call: JsonObject = {"tool": f"make{chance.randrange(3)}", "arguments": {"what": what}}
+    if chance.random() < 0.3:
+        cancels: list[JsonObject] = []
+        for number in chance.sample(range(3), chance.randint(1, 3)):
+            value = {"id": f"${{{task_id}.output.id}}", "what": what}[names[number]]
+            cancels.append({"tool": f"cancel{number}", "arguments": {names[number]: value}})
+        first, *others = cancels
+        call["undo"] = {**first, "fallbacks": list[JsonValue](others)}
+    return call
 
 
 # The story of a run
@@ -165,7 +213,7 @@ class Story:
     Attributes:
         left: the attempts whose effects the person leaves as they are.
         decided: the tasks about whose effect the person has decided, after a look at what was made.
-        is_undone: whether the person has had the run taken back.
+        unwanted: the attempts whose effects the person has asked to be taken back.
     """
 
     def __init__(self, seed: int, clock: VirtualClock) -> None:
@@ -176,11 +224,21 @@ class Story:
         self.service = Service(self.chance, self.plan, self.store, clock)
         self.left: set[str] = set()
         self.decided: set[str] = set()
-        self.is_undone = False
+        self.unwanted: set[str] = set()
+        self.providers: list[Propose | str] = ["repair"]
+        if self.chance.random() < 0.5:
+            self.providers.append(self._call_off)
 
     def engine(self) -> ReplanningEngine:
         """Return the engine of a new process."""
-        return make_engine("repair", clock=self.clock, store=self.store)
+        return make_engine(*self.providers, clock=self.clock, store=self.store)
+
+    def _call_off(self, request: ReplanRequest) -> list[Alternative]:
+        """Propose by chance to take the run back and end it, sometimes so that a person must agree."""
+        if self.chance.random() < 0.3:
+            return []
+        confidence = self.chance.choice([0.95, 0.6])
+        return [alternative(AbortRun(undo=True, reason="called off"), confidence=confidence)]
 
     async def live(self, kills: int) -> RunResult:
         """Run or resume it until it ends, with this many kills at most."""
@@ -222,16 +280,23 @@ class Story:
         return self.engine().history(RUN).effects()
 
     def answer(self) -> None:
-        """Answer questions about one task: skip what was done, and agree to do what was not."""
+        """Answer questions about one task: skip what was done, and agree to do what was not; or call the run off."""
         engine = self.engine()
         for question in engine.pending(RUN):
             tasks = {task for trigger in question.triggers for task in trigger.tasks}
+            if self.chance.random() < 0.1:
+                call_off = AbortRun(undo=True, reason="called off")
+                engine.answer(question.id, "modify", changes=[call_off], by="ada")
+                continue
             if len(tasks) != 1 or self.chance.random() < 0.3:
                 continue
             (task,) = tasks
             if self._is_done(task):
                 skip = SkipTask(task_id=task, reason="it was done")
-                engine.answer(question.id, "modify", changes=[skip], by="ada")
+                try:
+                    engine.answer(question.id, "modify", changes=[skip], by="ada")
+                except ChangeRejected:
+                    continue  # it was cancelled
             elif question.candidates:
                 engine.answer(question.id, "approve", by="ada")
             else:
@@ -241,28 +306,87 @@ class Story:
     def _is_done(self, task: TaskId) -> bool:
         """Return whether the call of a task was done, or the one that takes an effect back."""
         live = self.engine().history(RUN).replay()
-        root = live.entry(live.entry(task).root)
+        entry = live.entry(task)
+        root = live.entry(entry.root)
         if root.task.undoes is None:
-            return bool(self.service.find(what=root.id))
+            return bool(self.service.find(what=entry.task.arguments["what"]))
         (effect,) = [one for one in self.effects() if one.attempt == root.task.undoes]
-        return any(made.undone for made in self.service.find(id=effect.key))
+        return any(made.undone_by for made in self.service.made_by(effect))
 
-    def undo(self) -> bool:
-        """Have the run taken back, and decide about what no task can take back; return whether anything is to do."""
+    def undo(self, *, whole: bool) -> bool:
+        """Have the run or a part of it taken back, and decide about what no task can take back.
+
+        Returns:
+            Whether anything is to do.
+        """
         engine = self.engine()
+        only: list[str] = []
+        to: str | None = None
+        if not whole:
+            done = self._done_tasks()
+            if done and self.chance.random() < 0.5:
+                to = self.chance.choice(done)
+            else:
+                names = [task.id for task in self.plan.tasks]
+                only = self.chance.sample(names, self.chance.randint(1, 2))
+        wanted = self._scope(only, to)
         by_hand: list[str] = []
-        for effect, _ in engine.compare_undo(RUN, leave=sorted(self.left)).undecided:
+        for effect in self.effects():
+            # A person may take part, although a task could take it back, or is about to.
+            is_open = effect.attempt in wanted and not effect.undone
+            if is_open and effect.attempt not in self.left and self.chance.random() < 0.15:
+                if self.chance.random() < 0.5:
+                    self.left.add(effect.attempt)
+                else:
+                    by_hand.append(effect.attempt)
+        compared = engine.compare_undo(
+            RUN, only=only, to=to, leave=sorted(self.left), by_hand=by_hand
+        )
+        for effect, _ in compared.undecided:
             if self.chance.random() < 0.3:
                 self.left.add(effect.attempt)
                 continue
             by_hand.append(effect.attempt)
-        plan = engine.undo(RUN, leave=sorted(self.left), by_hand=by_hand, by="ada")
+        plan = engine.undo(
+            RUN, only=only, to=to, leave=sorted(self.left), by_hand=by_hand, by="ada"
+        )
         for effect in self.effects():
             if effect.attempt in by_hand:
-                for made in self.service.find(id=effect.key):
-                    made.undone = made.undone or 1
-        self.is_undone = self.is_undone or bool(plan.changes)
+                for made in self.service.made_by(effect):
+                    if not made.undone_by:
+                        made.undone_by.append("ada")
+        self.unwanted |= wanted
         return bool(plan.changes)
+
+    def _done_tasks(self) -> list[TaskId]:
+        """Return the tasks of the plan that are done, whatever has done them."""
+        live = self.engine().history(RUN).replay()
+        done: list[TaskId] = []
+        for task in self.plan.tasks:
+            leaves = live.leaves(live.entry(task.id))
+            if all(leaf.state is TaskState.DONE for leaf in leaves):
+                done.append(task.id)
+        return done
+
+    def _scope(self, only: Sequence[str], to: str | None) -> set[str]:
+        """Return the attempts whose effects a person means who names these tasks."""
+        live = self.engine().history(RUN).replay()
+        ended: dict[str, int] = {}
+        for record in self.store.read(RUN):
+            if isinstance(record.body, AttemptSucceeded):
+                attempt = record.body.attempt.partition("-confirm")[0]
+                ended[attempt] = record.seq
+        last = 0
+        if to is not None:
+            for leaf in live.leaves(live.entry(TaskId(to))):
+                last = max(last, ended[f"{leaf.id}#{leaf.log.count}"])
+        meant: set[str] = set()
+        for effect in self.effects():
+            if only and live.entry(effect.task).root not in only:
+                continue
+            if effect.in_doubt or ended[effect.attempt] > last:
+                meant.add(effect.attempt)
+        return meant
 
     def problems(self, result: RunResult) -> list[str]:
         """Return what was done twice, or neither done nor undone, without anybody being told."""
@@ -275,39 +399,76 @@ class Story:
         told = " ".join(texts)
         found: list[str] = list(invariant_violations(list(self.store.read(RUN))))
         effects = self.effects()
+        unwanted = set(self.unwanted)
+        if self._is_called_off():
+            unwanted.update(effect.attempt for effect in effects)
+        unwanted_keys = {effect.key for effect in effects if effect.attempt in unwanted}
+        unwanted -= self.left
 
         counted = Counter(made.what for made in self.service.made)
         found += [f"{what} was made {times} times" for what, times in counted.items() if times > 1]
         keys = {effect.key for effect in effects}
         for made in self.service.made:
-            if made.undone > 1:
-                found.append(f"{made.key} was taken back {made.undone} times")
+            found += self._repeated_undo(made, told)
             if made.key not in keys:
                 found.append(f"{made.key} is not among the effects")
 
         for effect in effects:
-            things = self.service.find(id=effect.key)
+            things = self.service.made_by(effect)
             is_told = f"'{effect.task}'" in told or effect.task in self.decided
             if not effect.in_doubt and not things:
                 found.append(f"{effect.attempt} is an effect, and was never made")
-            if effect.undone and not all(one.undone for one in things):
+            if effect.undone and not all(one.undone_by for one in things):
                 found.append(f"{effect.attempt} was not taken back, and the run says so")
             if effect.in_doubt and not effect.undone and not is_told:
                 found.append(f"nobody is told that {effect.attempt} is in doubt")
-            if not effect.undone and any(one.undone for one in things):
+            if not effect.undone and any(one.undone_by for one in things):
                 compensation = effect.compensation
                 if compensation is None or f"'{compensation}" not in told:
                     found.append(f"nobody is told that {effect.attempt} was taken back")
-            is_over = self.is_undone and result.status == "aborted"
-            if is_over and not effect.undone and effect.attempt not in self.left:
-                found.append(f"{effect.attempt} stays without anybody's decision")
+            is_unwanted = effect.attempt in unwanted
+            if is_unwanted and not effect.undone:
+                if result.status in ("succeeded", "aborted"):
+                    found.append(f"{effect.attempt} stays without anybody's decision")
+                elif effect.compensation is None:
+                    found.append(f"{effect.attempt} stays, and nothing is to take it back")
+            is_gone = effect.undone or any(one.undone_by for one in things)
+            if is_gone and effect.key not in unwanted_keys:
+                found.append(f"{effect.attempt} was taken back, and nobody wanted that")
 
         for task in self.plan.tasks:
-            is_made = bool(self.service.find(what=task.id))
+            is_made = any(made.what.startswith(task.id) for made in self.service.made)
             if result.status == "succeeded" and not is_made:
                 if not task.optional and task.id not in self.decided:
                     found.append(f"{task.id} was not made, and the run succeeded")
         return found
+
+    def _repeated_undo(self, made: Made, told: str) -> list[str]:
+        """Return whether something was taken back twice, but by a fallback of a call that is told to be in doubt."""
+        if len(set(made.undone_by)) < len(made.undone_by):
+            return [f"{made.key} was taken back by {made.undone_by}"]
+        found: list[str] = []
+        for key in made.undone_by[:-1]:
+            task = key.partition("/")[2]
+            if f"'{task}'" not in told:
+                found.append(f"{made.key} was taken back by {made.undone_by}, and nobody is told")
+        return found
+
+    def remaining(self) -> list[str]:
+        """Return what nobody has left, and is not taken back although nothing more is to do."""
+        found: list[str] = []
+        for effect in self.effects():
+            if not effect.undone and effect.attempt not in self.left:
+                found.append(f"{effect.attempt} stays, and nothing is to do")
+        return found
+
+    def _is_called_off(self) -> bool:
+        """Return whether a replan takes the run back."""
+        for record in self.store.read(RUN):
+            body = record.body
+            if isinstance(body, PlanRevised) and body.takes_back and body.replan is not None:
+                return True
+        return False
 
 
 async def live_through(seed: int) -> list[str]:
@@ -331,8 +492,12 @@ async def live_through(seed: int) -> list[str]:
             if chance.random() < 0.3:
                 return found
         for number in range(ROUNDS):
-            story.service.is_reliable = number >= ROUNDS - 2
-            if not story.undo() and not is_stopped:
+            is_late = number >= ROUNDS - 2
+            story.service.is_reliable = is_late
+            is_whole = is_late or chance.random() < 0.6
+            is_anything_to_do = story.undo(whole=is_whole)
+            if is_whole and not is_anything_to_do and not is_stopped:
+                found += story.remaining()
                 break
             is_stopped = False
             result = await story.live(chance.randrange(4))
