@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
-from replanning.live.states import TaskState
 from replanning.live.view import PlanView, TaskView
 from replanning.plan.tasks import Task, ToolSpec
 
@@ -23,12 +22,15 @@ class PlanEvaluation:
 
     Attributes:
         done: number of tasks that are done or skipped.
-        total: number of tasks, without replaced, cancelled and removed ones.
-        progress: done / total; 1 for a plan without tasks.
+        total: number of tasks, without replaced, cancelled and removed ones; a task that was
+            expanded into one for each element of a list counts as one.
+        progress: done / total, where an expanded task counts in part; 1 for a plan without tasks.
         remaining_seconds: expected seconds until the last task ends; None if no task was timed.
         health: `stuck` if tasks failed, `strained` if many of the last attempts failed or led to a
             replan, else `good`.
         recommendations: advice for a person, in sentences.
+        elements_done: number of elements of lists that are done or skipped.
+        elements: number of elements of the tasks that were expanded.
     """
 
     done: int
@@ -37,6 +39,8 @@ class PlanEvaluation:
     remaining_seconds: float | None
     health: Health
     recommendations: tuple[str, ...]
+    elements_done: int = 0
+    elements: int = 0
 
 
 class PlanEvaluator:
@@ -64,25 +68,30 @@ class PlanEvaluator:
         Raises:
             StaleView: the plan has changed since the view was made.
         """
-        done, total = count_progress(view.counts)
-        progress = 1.0
-        if total:
-            progress = done / total
-        remaining = _remaining_seconds(view, total - done, past)
-
+        found = view.progress
+        health: Health = "good"
+        advice: tuple[str, ...] = ()
         stuck = view.stuck(5)
-        if stuck:
-            advice = tuple(map(_stuck_advice, stuck))
-            return PlanEvaluation(done, total, progress, remaining, "stuck", advice)
-
         ends = view.recent_ends
         failures = ends.count(False)
+        if stuck:
+            health = "stuck"
+            advice = tuple(map(_stuck_advice, stuck))
         # A handful of failures is no trend, and a few among many are what retries are for.
-        if failures > 3 and failures > 0.3 * len(ends):
+        elif failures > 3 and failures > 0.3 * len(ends):
+            health = "strained"
             often = f"of the last {len(ends)} attempts and replans, {failures} were failures"
             advice = (f"{often} or replans; look for a common cause before more is tried",)
-            return PlanEvaluation(done, total, progress, remaining, "strained", advice)
-        return PlanEvaluation(done, total, progress, remaining, "good", ())
+        return PlanEvaluation(
+            found.done,
+            found.total,
+            found.share,
+            _remaining_seconds(view, found.left, past),
+            health,
+            advice,
+            found.elements_done,
+            found.elements,
+        )
 
     def compare(
         self,
@@ -132,15 +141,6 @@ def _stuck_advice(task: TaskView) -> str:
     if task.is_held:
         return f"task {task.id!r} waits for a person: {why}"
     return f"task {task.id!r} is {task.state}: {why}; replace, retry or skip it"
-
-
-def count_progress(counts: Mapping[TaskState, int]) -> tuple[int, int]:
-    """Return the number of tasks done or skipped, and of all but replaced and cancelled ones."""
-    total = sum(counts.values())
-    total -= counts[TaskState.REPLACED_BY_REPLAN]
-    total -= counts[TaskState.CANCELLED]
-    done = counts[TaskState.DONE] + counts[TaskState.SKIPPED]
-    return done, total
 
 
 def _remaining_seconds(view: PlanView, left: int, past: Mapping[str, float]) -> float | None:

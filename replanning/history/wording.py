@@ -159,8 +159,10 @@ def evaluation_line(found: PlanEvaluation, obstacle: str = "") -> str:
     After the progress come the expected remaining time, or the obstacle that makes it unknown, the
     health and the first advice.
     """
-    total = pluralise(found.total, "task")
-    parts = [f"{found.done} of {total} done ({found.progress:.0%})"]
+    counted = f"{found.done} of {pluralise(found.total, 'task')}"
+    if found.elements:
+        counted += f" and {found.elements_done} of {pluralise(found.elements, 'element')}"
+    parts = [f"{counted} done ({found.progress:.0%})"]
     if obstacle:
         parts.append(obstacle)
     elif found.remaining_seconds:

@@ -265,6 +265,16 @@ class TaskEntry:
         return len(self.lineage()) - 1
 
     @property
+    def is_expanded(self) -> bool:
+        """True if the tasks of the elements of its list stand for this task."""
+        return self.state is TaskState.REPLACED_BY_REPLAN and self.replacement.expanded
+
+    @property
+    def template(self) -> TaskEntry | None:
+        """The expanded task of whose elements this is one, or stands for one; None of others."""
+        return self.lineage()[0].parent
+
+    @property
     def satisfied(self) -> bool:
         """True if the dependents of this task may run."""
         # A replaced task counts as its replacement does: once all of its sinks are satisfied.

@@ -381,6 +381,28 @@ class Statistics:
                 self.tool_durations[tool] = (count + 1, total + seconds)
 
 
+class Progress(NamedTuple):
+    """How much of a plan is done.
+
+    A task that was expanded counts as one task, so that no progress is lost when its list is known.
+
+    Attributes:
+        done: number of tasks that are done or skipped.
+        total: number of tasks, without replaced, cancelled and removed ones.
+        elements_done: number of elements that are done or skipped.
+        elements: number of elements of all expanded tasks.
+        share: the part that is done, from 0 to 1; an expanded task counts in part.
+        left: number of unfinished tasks, those of elements included.
+    """
+
+    done: int
+    total: int
+    elements_done: int
+    elements: int
+    share: float
+    left: int
+
+
 class TaskGraph:
     """The tasks of a running plan.
 
@@ -394,6 +416,7 @@ class TaskGraph:
     Attributes:
         entries: all tasks, past ones included, in the order in which they were added, except calls
             that were forgotten.
+        expanded: the tasks that were expanded into one for each element of a list.
         counts: number of tasks in each state.
         stuck: the tasks that are FAILED or BLOCKED.
         doubtful: the tasks that may have taken effect without being known to, at least for a time.
@@ -414,6 +437,7 @@ class TaskGraph:
         "doubtful",
         "early",
         "entries",
+        "expanded",
         "plan",
         "results",
         "revision",
@@ -437,6 +461,7 @@ class TaskGraph:
         self.stuck: dict[TaskId, None] = {}
         self.doubtful: dict[TaskId, None] = {}
         self.entries: dict[TaskId, TaskEntry] = {}
+        self.expanded: dict[TaskId, TaskEntry] = {}
         self.results = TaskResults(self.entries)
         self.unsatisfied_count = 0
         self.aborted: str | None = None
@@ -1101,6 +1126,38 @@ class TaskGraph:
                     if self.entries[task_id].state in WAITING:
                         return False
         return not (self.counts[_READY] and scheduler.has_claimable())
+
+    def progress(self) -> Progress:
+        """Return how much of the plan is done; it takes time for each expanded task only."""
+        counts = self.counts
+        done = counts[TaskState.DONE] + counts[TaskState.SKIPPED]
+        total = sum(counts.values())
+        total -= counts[TaskState.REPLACED_BY_REPLAN]
+        total -= counts[TaskState.CANCELLED]
+        left = total - done
+        elements = elements_done = 0
+        in_part = 0.0
+        for template in self.expanded.values():
+            if not template.is_expanded:
+                continue
+            sinks = template.replacement.sinks
+            satisfied = len(sinks) - template.replacement.unsatisfied
+            elements += len(sinks)
+            elements_done += satisfied
+            # Its elements were counted above, and it stands for them.
+            counted = len(sinks)
+            if counts[TaskState.CANCELLED]:
+                counted -= sum(sink.state is TaskState.CANCELLED for sink in sinks)
+            total += 1 - counted
+            done -= satisfied
+            if template.satisfied:
+                done += 1
+            elif template.task.scope is None:  # a list in a list counts there
+                in_part += satisfied / len(sinks)
+        share = 1.0
+        if total:
+            share = (done + in_part) / total
+        return Progress(done, total, elements_done, elements, share, left)
 
     def advance(self, now: float) -> list[tuple[TaskEntry, AttemptId]]:
         """Make tasks ready whose backoff is over, and return the overdue attempts."""

@@ -15,6 +15,7 @@ from replanning.errors import Problem, StaleView
 from replanning.journal.records import Failure
 from replanning.live.draft import Draft
 from replanning.live.facts import FactIndex
+from replanning.live.graph import Progress
 from replanning.live.plan import LivePlan
 from replanning.live.stale import StaleResult, followers, stale_results
 from replanning.live.states import FINISHED, SATISFIED, STUCK, TaskState
@@ -331,6 +332,11 @@ class PlanView:
     def counts(self) -> Mapping[TaskState, int]:
         """Number of tasks in each state, past ones included."""
         return MappingProxyType(self._live.counts)
+
+    @property
+    def progress(self) -> Progress:
+        """How much of the plan is done."""
+        return self._live.progress()
 
     def evaluate(self, condition: str) -> bool:
         """Return whether a `when` expression holds now.

@@ -29,7 +29,6 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from replanning import journal
 from replanning.changes import CancelTask, PlanChange
-from replanning.decision.evaluation import count_progress
 from replanning.environment import Clock
 from replanning.live.entries import TaskEntry
 from replanning.llm.completions import Completion, LLMCall
@@ -504,8 +503,7 @@ class OTelRunTracer(RunTracer):
         attributes = self._attempt_attributes(
             body, entry, "succeeded"
         )  # set once for the usual outcome, which is cheaper
-        done, total = count_progress(self._run.live.counts)
-        attributes[names.PROGRESS] = done / total
+        attributes[names.PROGRESS] = self._run.live.progress().share
         links, span_id = self._predecessor_links(entry), _span_id(self._base, seq)
         span = self._writer.start(
             names.ATTEMPT_SPAN, attributes, self._context, links, at, span_id=span_id
