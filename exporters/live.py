@@ -271,7 +271,8 @@ class LiveExporter(Exporter):
             "running": counts[TaskState.RUNNING],
             "waiting": sum(counts[state] for state in WAITING),
             "done": counts[TaskState.DONE],
-            "replaced": counts[TaskState.REPLACED_BY_REPLAN],
+            "replaced": counts[TaskState.REPLACED_BY_REPLAN]
+            - sum(1 for _ in live.expanded_tasks()),
             "failed": counts[TaskState.FAILED] + counts[TaskState.BLOCKED],
         }
         parts = [

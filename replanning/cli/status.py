@@ -74,6 +74,10 @@ POLL_INTERVAL: Final = 0.1
 """Seconds between two reads of the journal while a command waits for the run to react."""
 
 _MAX_FAILURES: Final = 8
+"""Failures, lists and outputs that were not stored of which the status of a run has a line each."""
+
+_MAX_RUNNING: Final = 16
+"""Running tasks of which it has a line each."""
 
 PendingQuestion = tuple[Question, journal.InboxMessage | None]
 """An open question, with the answer that was posted for it, if the run has not read that yet."""
@@ -246,6 +250,12 @@ def status_json(report: RunStatusReport, now: float) -> JsonObject:
         "revision": report.revision,
         "replans": report.replans,
         "tasks": {str(state): number for state, number in report.tasks.counts.items()},
+        "elements": {found.task: dict(found.counts) for found in report.tasks.lists},
+        "left_out": {
+            task_id: reason
+            for found in report.tasks.lists
+            for task_id, reason in found.left_out.items()
+        },
         "evaluation": asdict(report.evaluation),
         "held": [{"task": task.id, "question": task.question} for task in report.tasks.held],
         "running": running,
@@ -308,18 +318,10 @@ def _status_lines(
     yield f"  owner     {owner}"
     yield f"  tasks     {_task_counts(report)}"
     yield f"  progress  {evaluation_line(report.evaluation, report.obstacle)}"
+    yield from _list_lines(report)
     yield f"  plan      revision {report.revision}, after {pluralise(report.replans, 'replan')}"
     yield f"  spent     {', '.join(spent)}"
-    for task in report.tasks.running:
-        label = f"{printable_line(task.id)}, attempt {task.attempt}"
-        age = _age(now, task.since)
-        left = f", {_age(task.deadline, now)} left" if task.deadline is not None else ""
-        if task.in_doubt:
-            yield f"  in doubt  {label}, started {age} ago; it is asked whether it was done{left}"
-        elif report.is_abandoned:
-            yield f"  cut off   {label}, started {age} ago"
-        else:
-            yield f"  running   {label}, for {age}{left}"
+    yield from _running_lines(report, now)
     held = {task.question: task.id for task in report.tasks.held}
     for task_id, failure in list(report.tasks.failures.items())[:_MAX_FAILURES]:
         yield f"  failed    {printable_line(task_id)}: {printable_line(str(failure))}"
@@ -341,6 +343,36 @@ def _status_lines(
         yield f"  go on     {how_to_resume}"
 
 
+def _running_lines(report: RunStatusReport, now: float) -> Iterator[str]:
+    """Yield a line about each running task, of many the first."""
+    for task in report.tasks.running[:_MAX_RUNNING]:
+        label = f"{printable_line(task.id)}, attempt {task.attempt}"
+        age = _age(now, task.since)
+        left = f", {_age(task.deadline, now)} left" if task.deadline is not None else ""
+        if task.in_doubt:
+            yield f"  in doubt  {label}, started {age} ago; it is asked whether it was done{left}"
+        elif report.is_abandoned:
+            yield f"  cut off   {label}, started {age} ago"
+        else:
+            yield f"  running   {label}, for {age}{left}"
+    more = len(report.tasks.running) - _MAX_RUNNING
+    if more > 0:
+        yield f"            and {more} more"
+
+
+def _list_lines(report: RunStatusReport) -> Iterator[str]:
+    """Yield the numbers of elements of each list, and the elements that were left out."""
+    for found in report.tasks.lists[:_MAX_FAILURES]:
+        yield f"  list      {printable_line(found.task)} ×{found.total}: {found}"
+        label = "left out"
+        for line in found.left_out_lines():
+            yield f"  {label:<10}{line}"
+            label = ""
+    more = len(report.tasks.lists) - _MAX_FAILURES
+    if more > 0:
+        yield f"            and {pluralise(more, 'more list')}"
+
+
 def status_title(report: RunStatusReport) -> str:
     """Return the id, the name and the status of a run as one line."""
     name = f" {printable_line(report.name)!r}" if report.name else ""
@@ -358,8 +390,11 @@ def _progress(report: RunStatusReport) -> str:
         "blocked": report.tasks.counts.get(TaskState.BLOCKED, 0),
         "waiting for a person": held,
     }
+    done = f"{found.done} of {found.total}"
+    if found.elements:
+        done += f" and {found.elements_done} of {pluralise(found.elements, 'element')}"
     words = [
-        f"{found.done} of {found.total} done",
+        f"{done} done",
         *(f"{number} {word}" for word, number in counts.items() if number),
     ]
     words += (

@@ -23,6 +23,7 @@ from replanning.cli.show import print_repairs, print_table
 from replanning.cli.status import problems_json
 from replanning.errors import StoreError, UnknownRun
 from replanning.history import ReplanEvent, ReplanHistory
+from replanning.history.elements import ElementsReport, elements_reports
 from replanning.history.overview import (
     Repair,
     TaskRow,
@@ -37,6 +38,7 @@ from replanning.history.wording import format_usage, pluralise, problem_lines, s
 from replanning.journal import RunStore
 from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
+from replanning.plan.elements import FOR_EACH
 from replanning.plan.json_form import shown_form
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.plugins import plugin_name
@@ -118,6 +120,7 @@ class RunSummary:
         self._tasks: list[TaskRow] = []
         self._has_plan_file = False
         self._repairs: list[Repair] = []
+        self._lists: list[ElementsReport] = []
         self._history: ReplanHistory | None = None
         try:
             records = list(store.read(result.run))
@@ -136,9 +139,13 @@ class RunSummary:
         self._has_plan_file = not is_on_temporal(place) and not any(
             is_phase_task(entry.task) for entry in self.live
         )
-        self._repairs = [
-            one for one in find_repairs(history, self.live) if one.revision is not None
-        ]
+        for repair in find_repairs(history, self.live):
+            # That a list was expanded is no change of the plan that somebody decided.
+            if repair.revision is not None and repair.by != FOR_EACH:
+                self._repairs.append(repair)
+        asking = replayed.ledger.questions.open.values()
+        held = {task_id for question in asking for task_id in question.holds}
+        self._lists = list(elements_reports(self.live, held))
 
     def report(self, *, json: bool) -> int:
         """Print the summary on standard output and return the exit code."""
@@ -161,13 +168,7 @@ class RunSummary:
             out.print(f"  ! {escape_control(stale_line(result.stale))}", style="yellow")
         for line in problem_lines(result.problems):
             out.print(f"  ! {escape_control(line)}", style="yellow")
-        if count:
-            out.print("\nThe plan before and after\n", style="bold")
-            print_table(out, task_table(fold_rows(self._tasks, MAX_TASKS_SHOWN)))
-            out.print("\nWhat changed in the plan, and why", style="bold")
-            print_repairs(out, self._repairs[:MAX_REVISIONS_SHOWN], self._started)
-            if count > MAX_REVISIONS_SHOWN:
-                out.print(f"\n… and {pluralise(count - MAX_REVISIONS_SHOWN, 'more revision')}")
+        self._print_tasks(out)
         out.print("\nWhere to look", style="bold")
         if result.unjournaled:
             out.print(
@@ -195,6 +196,27 @@ class RunSummary:
             self._print_next_steps(out)
         return self.exit_code
 
+    def _print_tasks(self, out: Console) -> None:
+        """Print the tasks of a plan that has changed or has lists, and why it changed."""
+        for found in self._lists:
+            mark = "!"
+            for line in found.left_out_lines():
+                out.print(f"  {mark} {escape_control(line)}", style="yellow")
+                mark = " "
+        count = len(self._repairs)
+        if count:
+            out.print("\nThe plan before and after\n", style="bold")
+        elif self._lists:
+            out.print("\nThe tasks\n", style="bold")
+        else:
+            return
+        print_table(out, task_table(fold_rows(self._tasks, MAX_TASKS_SHOWN)))
+        if count:
+            out.print("\nWhat changed in the plan, and why", style="bold")
+            print_repairs(out, self._repairs[:MAX_REVISIONS_SHOWN], self._started)
+        if count > MAX_REVISIONS_SHOWN:
+            out.print(f"\n… and {pluralise(count - MAX_REVISIONS_SHOWN, 'more revision')}")
+
     def _print_next_steps(self, out: Console) -> None:
         steps = list(self._next_steps())
         if steps:
@@ -214,7 +236,8 @@ class RunSummary:
             "outputs": {
                 name: self._redact(shown_form(output)) for name, output in result.outputs.items()
             },
-            "tasks": {entry.id: str(entry.state) for entry in self.live},
+            "tasks": self._states_json(),
+            "elements": {found.task: dict(found.counts) for found in self._lists},
             "revisions": list(self._revisions_json()),
             "questions": list(result.questions),
             "stale": {task_id: list(causes) for task_id, causes in result.stale.items()},
@@ -233,6 +256,13 @@ class RunSummary:
         if self.exit_code in (ExitCode.PAUSED, ExitCode.INTERRUPTED) and self._durable:
             document["resume"] = self._resume
         return document
+
+    def _states_json(self) -> JsonObject:
+        states: JsonObject = {entry.id: str(entry.state) for entry in self.live}
+        # An expanded task is in the state of its elements, for nothing has replaced it.
+        for found in self._lists:
+            states[found.task] = str(found.state)
+        return states
 
     def _revisions_json(self) -> Iterator[JsonObject]:
         history = self._history

@@ -10,8 +10,10 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 from xml.sax.saxutils import escape
 
-from replanning.history.overview import STATE_LOOKS, RunOverview, StateLook, TaskRow
+from replanning.history.overview import RunOverview, TaskRow
 from replanning.history.wording import (
+    STATE_LOOKS,
+    StateLook,
     evaluation_line,
     format_duration,
     labelled,

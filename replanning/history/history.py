@@ -60,6 +60,7 @@ from replanning.journal.store import CurrentRunStatus, RunStore
 from replanning.live.plan import LivePlan
 from replanning.live.view import PlanView
 from replanning.plan.document import Plan
+from replanning.plan.elements import FOR_EACH
 from replanning.plan.messages import truncate
 from replanning.plan.tasks import Goal
 from replanning.plan.types import QuestionId, ReplanId, RunId, TaskId, TriggerId
@@ -457,7 +458,8 @@ class ReplanHistory:
         edit = PlanEdit(at, body.parent, body.number, body.changes, body.reason, body.by)
         self.edits.append(edit)
         # Counted now, because only the newest edits are kept.
-        self._kept.evicted_metrics += ReplanMetrics(edits=1)
+        if body.by != FOR_EACH:
+            self._kept.evicted_metrics += ReplanMetrics(edits=1)
 
     def _fold_replan_revision(self, at: float, body: PlanRevised, replan: ReplanId) -> None:
         # The decision follows in a record of its own, unless the process dies or the run is forked

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from replanning.changes import AddTask, ModifyTask, ReplaceTask
 from replanning.decision.ledger import Ledger
 from replanning.history.diff import describe_replacement
+from replanning.history.elements import counts_text, report_elements
 from replanning.history.events import GoalEdit, PlanEdit, ReplanEvent
 from replanning.history.history import ReplanHistory
 from replanning.history.status import (
@@ -20,6 +21,10 @@ from replanning.history.status import (
     status_report,
 )
 from replanning.history.wording import (
+    DOUBT_LOOK,
+    HELD_LOOK,
+    STATE_LOOKS,
+    StateLook,
     change_line,
     display_name,
     edit_author,
@@ -27,6 +32,7 @@ from replanning.history.wording import (
     goal_line,
     is_held,
     labelled,
+    list_title,
     pluralise,
     printable_line,
     trigger_cause,
@@ -39,44 +45,12 @@ from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from replanning.plan.messages import spoken_id
 from replanning.plan.tasks import tool_name
-from replanning.plan.types import TaskId
+from replanning.plan.types import QuestionId, TaskId
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-
-class StateLook(NamedTuple):
-    """Sign, word and style of a state of tasks.
-
-    Signs and words differ by themselves, so that nobody needs the colours.
-    """
-
-    sign: str
-    word: str
-    style: str
-
-
-STATE_LOOKS: Final[Mapping[TaskState, StateLook]] = {
-    TaskState.FAILED: StateLook("✗", "failed", "red"),
-    TaskState.BLOCKED: StateLook("■", "blocked", "red"),
-    TaskState.RUNNING: StateLook("▶", "running", "bold blue"),
-    TaskState.BACKOFF: StateLook("↻", "tried again", "yellow"),
-    TaskState.NEEDS_CONTINUATION: StateLook("↻", "unfinished", "yellow"),
-    TaskState.REPLACED_BY_REPLAN: StateLook("⟳", "replaced", "magenta"),
-    TaskState.READY: StateLook("○", "ready", ""),
-    TaskState.PENDING: StateLook("·", "waiting", ""),
-    TaskState.SKIPPED: StateLook("↷", "skipped", "dim"),
-    TaskState.CANCELLED: StateLook("⊘", "cancelled", "dim"),
-    TaskState.DONE: StateLook("✓", "done", "green"),
-}
-"""Looks of all states; those that matter most to people come first."""
-
-DOUBT_LOOK: Final = StateLook("▶", "in doubt", "yellow")
-"""Look of a running task of which it is asked whether its last attempt was done."""
-
-HELD_LOOK: Final = StateLook("?", "asks", "yellow")
-"""Look of a task that waits for a person's answer."""
 
 _FOLDABLE: Final = frozenset(
     {TaskState.DONE, TaskState.SKIPPED, TaskState.CANCELLED, TaskState.PENDING, TaskState.READY}
@@ -84,6 +58,9 @@ _FOLDABLE: Final = frozenset(
 
 _MAX_NAMES: Final = 3
 _MAX_STEPS: Final = 8
+
+_MAX_ELEMENTS: Final = 8
+"""Elements of one list that are shown beside its own line, where there is little room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +77,9 @@ class TaskRow:
         question: the open question to a person that holds it; empty without one.
         note: why it failed, was skipped or is tried later, or how long it may run.
         in_doubt: whether it is asked of its last attempt whether it was done.
+        element_of: the expanded task of whose elements it is one, or stands for one.
+        elements: of an expanded task, the number of its elements for each word about them; its
+            `state` is then that of the elements as a whole. None of other tasks.
     """
 
     id: TaskId
@@ -114,6 +94,8 @@ class TaskRow:
     question: str
     note: str
     in_doubt: bool
+    element_of: TaskId | None = None
+    elements: Mapping[str, int] | None = None
 
     @property
     def look(self) -> StateLook:
@@ -128,6 +110,8 @@ class TaskRow:
     @property
     def detail(self) -> str:
         """The tasks that it waits for, those that replaced it, or the reason of its state."""
+        if self.elements is not None:
+            return counts_text(self.elements)
         if self.replaced_by and self.state is TaskState.REPLACED_BY_REPLAN:
             return f"→ {join_some(self.replaced_by)}"
         if self.question:
@@ -222,7 +206,7 @@ def task_rows(
     With `active_only`, yield those that run or failed.
     """
     asked = ledger.questions.open.values()
-    questions = {}
+    questions: dict[TaskId, QuestionId] = {}
     for question in asked:
         for task_id in question.holds:
             questions[task_id] = question.question
@@ -230,11 +214,17 @@ def task_rows(
     passed_over = set()
     if active_only:
         passed_over = {*_FOLDABLE, TaskState.REPLACED_BY_REPLAN}
-    entries = [entry for entry in live if not entry.removed and entry.state not in passed_over]
-    # By lineage, so that a replacement follows what it replaced, however late it was added.
-    entries.sort(key=lambda entry: [one.order for one in entry.lineage()])
+    entries = []
+    for entry in live:
+        if not entry.removed and (entry.is_expanded or entry.state not in passed_over):
+            entries.append(entry)
+    entries.sort(key=_place)
     for entry in entries:
         state = entry.state
+        template = entry.template
+        element_of = None
+        if template is not None:
+            element_of = template.id
         # A question also holds tasks that are done by now, which wait for nothing.
         waits = state in WAITING or state is TaskState.FAILED or entry.id in held
         question_name = ""
@@ -247,8 +237,11 @@ def task_rows(
                 taken = now - entry.log.started_at
             seconds = max(0.0, taken)
         replaces = None
-        if entry.parent is not None:
+        if entry.parent is not None and entry.parent is not template:
             replaces = entry.parent.id
+        if entry.is_expanded:
+            yield _list_row(entry, live, questions, replaces, element_of)
+            continue
         yield TaskRow(
             id=entry.id,
             name=display_name(entry.task),
@@ -262,7 +255,48 @@ def task_rows(
             question=question_name,
             note=_note(entry, now),
             in_doubt=entry.log.doubt is not None,
+            element_of=element_of,
         )
+
+
+def _list_row(
+    template: TaskEntry,
+    live: LivePlan,
+    questions: Mapping[TaskId, QuestionId],
+    replaces: TaskId | None,
+    element_of: TaskId | None,
+) -> TaskRow:
+    """Return the row of an expanded task, which counts its elements."""
+    found = report_elements(template, live, questions)
+    question_name = ""
+    if found.asking is not None:
+        question_name = spoken_id(questions[found.asking])
+    return TaskRow(
+        id=template.id,
+        name=display_name(template.task),
+        tool=tool_name(template.task),
+        state=found.state,
+        attempts=0,
+        seconds=None,
+        waits_for=(),
+        replaces=replaces,
+        replaced_by=(),
+        question=question_name,
+        note="",
+        in_doubt=False,
+        element_of=element_of,
+        elements=found.counts,
+    )
+
+
+def _place(entry: TaskEntry) -> list[int]:
+    """Return where a task stands: replacements and elements follow the task that they stand for."""
+    orders: list[int] = []
+    while True:
+        orders.append(entry.order)
+        if entry.parent is None:
+            return orders[::-1]
+        entry = entry.parent
 
 
 def _note(entry: TaskEntry, now: float) -> str:
@@ -296,8 +330,17 @@ def _unsatisfied_dependencies(entry: TaskEntry, live: LivePlan) -> tuple[TaskId,
         # A replaced dependency is waited for through the tasks in its place.
         for leaf in live.leaves(needed):
             if not leaf.satisfied:
-                waits_for[leaf.id] = None
+                waits_for[_waited_for(leaf, entry)] = None
     return tuple(waits_for)
+
+
+def _waited_for(leaf: TaskEntry, entry: TaskEntry) -> TaskId:
+    """Return the task by which it is told that a task waits for a part: of elements, their list."""
+    template = leaf.template
+    while template is not None and template is not entry.template:
+        leaf = template
+        template = leaf.template
+    return leaf.id
 
 
 def join_some(names: Sequence[str]) -> str:
@@ -311,15 +354,17 @@ def join_some(names: Sequence[str]) -> str:
 def fold_rows(rows: Sequence[TaskRow], limit: int) -> list[TaskRow | FoldedRows]:
     """Return rows so that they fill about `limit` lines.
 
-    First, neighbours that wait or ended alike become one line. If that is not enough, all tasks in
+    First, elements that wait or ended well are left to the line of their list, which counts them.
+    Then neighbours that wait or ended alike become one line. If that is not enough, all tasks in
     one state do; of those that failed, run or were replaced, the first are kept.
     """
+    if len(rows) > limit:
+        rows = _without_plain_elements(rows)
     if len(rows) <= limit:
         return list(rows)
 
     def fold_key(row: TaskRow) -> tuple[TaskState, bool]:
-        plain = row.state in _FOLDABLE and not row.question and not row.replaces
-        return row.state, plain
+        return row.state, _is_plain(row) and row.elements is None
 
     folded: list[TaskRow | FoldedRows] = []
     for (state, plain), group in groupby(rows, key=fold_key):
@@ -335,11 +380,7 @@ def fold_rows(rows: Sequence[TaskRow], limit: int) -> list[TaskRow | FoldedRows]
     # In the order of the looks, so that what matters most to people comes first.
     by_state: dict[TaskState, list[TaskRow]] = {state: [] for state in STATE_LOOKS}
     for row in rows:
-        state = row.state
-        # A replacement that is over or waits is part of the story of the task that it replaced.
-        if row.replaces is not None and state in _FOLDABLE:
-            state = TaskState.REPLACED_BY_REPLAN
-        by_state[state].append(row)
+        by_state[_state_of_story(row)].append(row)
     left = limit - sum(map(bool, by_state.values()))
     folded = []
     for state, alike in by_state.items():
@@ -351,6 +392,50 @@ def fold_rows(rows: Sequence[TaskRow], limit: int) -> list[TaskRow | FoldedRows]
         if alike[kept:]:
             folded.append(FoldedRows(state, alike[kept:]))
     return folded
+
+
+def _without_plain_elements(rows: Sequence[TaskRow]) -> list[TaskRow]:
+    """Return rows without the elements that wait or ended well.
+
+    Of the others, those of each list are kept that matter most.
+    """
+    by_list: dict[TaskId, list[TaskRow]] = {}
+    for row in rows:
+        if row.element_of is not None and not _is_plain(row):
+            by_list.setdefault(row.element_of, []).append(row)
+    looks = list(STATE_LOOKS)
+    kept: set[TaskId] = set()
+    for elements in by_list.values():
+        elements.sort(key=lambda row: looks.index(_state_of_story(row)))
+        kept.update(row.id for row in elements[:_MAX_ELEMENTS])
+    shown: list[TaskRow] = []
+    left_out: set[TaskId] = set()
+    for row in rows:
+        if row.element_of is None:
+            shown.append(row)
+        # An element may have a list itself, which goes with it.
+        elif row.element_of in left_out or row.id not in kept:
+            left_out.add(row.id)
+        else:
+            shown.append(row)
+    return shown
+
+
+def _is_plain(row: TaskRow) -> bool:
+    """Return whether a task waits or ended well, and has no story."""
+    if row.question or row.replaces:
+        return False
+    if row.state is TaskState.SKIPPED and row.element_of is not None:
+        return not row.attempts  # one that failed, and that its list goes on without
+    return row.state in _FOLDABLE
+
+
+def _state_of_story(row: TaskRow) -> TaskState:
+    """Return the state with which a task is shown."""
+    # A replacement that is over or waits is part of the story of the task that it replaced.
+    if row.replaces is not None and row.state in _FOLDABLE:
+        return TaskState.REPLACED_BY_REPLAN
+    return row.state
 
 
 def task_table(rows: Iterable[TaskRow | FoldedRows]) -> Table:
@@ -396,7 +481,7 @@ def _folded_cells(folded: FoldedRows) -> tuple[str | Text, ...]:
 def _task_cells(row: TaskRow) -> tuple[str | Text, ...]:
     look = row.look
     sign = look.sign
-    if row.replaces:
+    if row.replaces or row.element_of:
         sign += " ↳"
     tries = ""
     if row.attempts > 1:
@@ -404,7 +489,10 @@ def _task_cells(row: TaskRow) -> tuple[str | Text, ...]:
     took = ""
     if row.seconds is not None:
         took = format_duration(row.seconds)
-    name = _cell(f"{sign} {row.name}", look.style)
+    title = row.name
+    if row.elements is not None:
+        title += f" ×{sum(row.elements.values())}"
+    name = _cell(f"{sign} {title}", look.style)
     state = _cell(look.word, look.style)
     tool = _cell(row.tool, "dim")
     detail = _cell(row.detail)
@@ -426,15 +514,20 @@ def find_repairs(history: ReplanHistory, live: LivePlan) -> Iterator[Repair]:
                 step = RepairStep(entry.at, "changed", text)
                 yield Repair("goal changed", entry.by, None, "", (step,))
             case PlanEdit():
-                author = edit_author(entry.by)
-                title = f"edit by {author}"
-                reason = labelled(": ", entry.reason)
-                text = f"by {author}{reason}"
-                decided = RepairStep(entry.at, "decided", text)
-                steps = (decided, *_applied_steps(entry, entry.at, live))
-                yield Repair(title, entry.by, entry.after, "", steps)
+                yield _edit_repair(entry, live)
             case ReplanEvent():
                 yield _replan_repair(entry, live)
+
+
+def _edit_repair(edit: PlanEdit, live: LivePlan) -> Repair:
+    applied = tuple(_applied_steps(edit, edit.at, live))
+    title = list_title(edit.by, edit.changes)
+    if title:
+        return Repair(title, edit.by, edit.after, "", applied)
+    author = edit_author(edit.by)
+    reason = labelled(": ", edit.reason)
+    decided = RepairStep(edit.at, "decided", f"by {author}{reason}")
+    return Repair(f"edit by {author}", edit.by, edit.after, "", (decided, *applied))
 
 
 def _replan_repair(event: ReplanEvent, live: LivePlan) -> Repair:

@@ -14,6 +14,7 @@ from replanning.decision.ledger import Ledger
 from replanning.decision.request import Question
 from replanning.environment import is_lease_free
 from replanning.errors import JournalCorrupt
+from replanning.history.elements import ElementsReport, elements_reports
 from replanning.history.wording import HELD_FAILURE_TYPES
 from replanning.journal.records import (
     Failure,
@@ -65,12 +66,14 @@ class TasksReport:
     """Tasks of a run that a viewer counts or names.
 
     Attributes:
-        counts: number of tasks per state, of the tasks that are now part of the plan.
+        counts: number of tasks per state, of the tasks that are now part of the plan; a task that
+            was expanded counts as one, in the state of its elements as a whole.
         held: tasks whose work waits for a person; FAILED until the answer.
         running: tasks that are being executed.
         failures: the last failure of each task that has failed and waits for nobody.
         stale: the finished tasks whose results are stale, each with the causes.
         unstored: the finished tasks whose outputs were not stored, each with the reason.
+        lists: the expanded tasks with the numbers of their elements.
     """
 
     counts: Mapping[TaskState, int]
@@ -79,6 +82,7 @@ class TasksReport:
     failures: Mapping[TaskId, Failure]
     stale: Mapping[TaskId, tuple[str, ...]]
     unstored: Mapping[TaskId, str]
+    lists: tuple[ElementsReport, ...] = ()
 
 
 class UsageReport(NamedTuple):
@@ -280,35 +284,9 @@ def status_report(
         # The time after the end counts towards nothing.
         until = last
 
-    counts: Counter[TaskState] = Counter()
-    running = []
-    failures = {}
-    for entry in live:
-        state = entry.state
-        if state is TaskState.RUNNING:
-            log = entry.log
-            is_in_doubt = log.doubt is not None
-            task = RunningTask(entry.id, log.count, log.started_at, log.deadline, is_in_doubt)
-            running.append(task)
-        # A replaced task is shown by what replaced it.
-        if entry.removed or state is TaskState.REPLACED_BY_REPLAN:
-            continue
-        counts[state] += 1
-        if state is TaskState.FAILED and entry.log.failure and not _is_held(entry):
-            failures[entry.id] = entry.log.failure
-
     owner = None
     if info.owner is not None:
         owner = RunOwner(info.owner, is_owner_alive(info))
-    tasks = TasksReport(
-        # In the order of the states, so that two reports of a run read alike.
-        counts={state: counts[state] for state in TaskState if counts[state]},
-        held=tuple(held_tasks(live, ledger.questions.open.values())),
-        running=tuple(running),
-        failures=failures,
-        stale={task_id: result.causes for task_id, result in stale_results(live).items()},
-        unstored=unstored_outputs(live),
-    )
     budget = ledger.budget_tracker
     # A person who takes a day to answer must not use up the time of the run.
     elapsed = max(0.0, until - first - ledger.questions.waiting_seconds(until))
@@ -320,7 +298,7 @@ def status_report(
         reason=reason,
         revision=live.revision,
         replans=ledger.applied_count,
-        tasks=tasks,
+        tasks=_tasks_report(live, ledger),
         evaluation=PlanEvaluator().evaluate(PlanView(live), mean_durations(store)),
         problems=tuple(ledger.problems.values()),
         questions=tuple(_build_questions(info.run, live, ledger)),
@@ -334,6 +312,42 @@ def status_report(
         evaluation = replace(report.evaluation, remaining_seconds=None)
         return replace(report, evaluation=evaluation)
     return report
+
+
+def _tasks_report(live: LivePlan, ledger: Ledger) -> TasksReport:
+    counts: Counter[TaskState] = Counter()
+    running = []
+    failures = {}
+    for entry in live:
+        state = entry.state
+        if state is TaskState.RUNNING:
+            log = entry.log
+            is_in_doubt = log.doubt is not None
+            task = RunningTask(entry.id, log.count, log.started_at, log.deadline, is_in_doubt)
+            running.append(task)
+        # A replaced task is shown by what replaced it.
+        if entry.removed or state is TaskState.REPLACED_BY_REPLAN:
+            continue
+        if entry.template is None:
+            counts[state] += 1
+        if state is TaskState.FAILED and entry.log.failure and not _is_held(entry):
+            failures[entry.id] = entry.log.failure
+
+    asking = {task_id for asked in ledger.questions.open.values() for task_id in asked.holds}
+    lists = tuple(elements_reports(live, asking))
+    for found in lists:
+        if live.entry(found.task).template is None:
+            counts[found.state] += 1
+    return TasksReport(
+        # In the order of the states, so that two reports of a run read alike.
+        counts={state: counts[state] for state in TaskState if counts[state]},
+        held=tuple(held_tasks(live, ledger.questions.open.values())),
+        running=tuple(running),
+        failures=failures,
+        stale={task_id: result.causes for task_id, result in stale_results(live).items()},
+        unstored=unstored_outputs(live),
+        lists=lists,
+    )
 
 
 def unstored_outputs(live: LivePlan) -> dict[TaskId, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from replanning.changes import (
     AddTask,
@@ -23,11 +23,50 @@ from replanning.decision.evaluation import PlanEvaluation
 from replanning.errors import TaskHeld
 from replanning.history.effects import CanUndo, RunEffect
 from replanning.journal.records import RunProblem, TaskFailed, TriggerEvent, Usage
+from replanning.live.states import TaskState
+from replanning.plan.elements import FOR_EACH
+from replanning.plan.messages import join_names
 from replanning.plan.tasks import Budget, Goal, Task, program_note
 from replanning.plan.types import TaskId
 
+
+class StateLook(NamedTuple):
+    """Sign, word and style of a state of tasks.
+
+    Signs and words differ by themselves, so that nobody needs the colours.
+    """
+
+    sign: str
+    word: str
+    style: str
+
+
+STATE_LOOKS: Final[Mapping[TaskState, StateLook]] = {
+    TaskState.FAILED: StateLook("✗", "failed", "red"),
+    TaskState.BLOCKED: StateLook("■", "blocked", "red"),
+    TaskState.RUNNING: StateLook("▶", "running", "bold blue"),
+    TaskState.BACKOFF: StateLook("↻", "tried again", "yellow"),
+    TaskState.NEEDS_CONTINUATION: StateLook("↻", "unfinished", "yellow"),
+    TaskState.REPLACED_BY_REPLAN: StateLook("⟳", "replaced", "magenta"),
+    TaskState.READY: StateLook("○", "ready", ""),
+    TaskState.PENDING: StateLook("·", "waiting", ""),
+    TaskState.SKIPPED: StateLook("↷", "skipped", "dim"),
+    TaskState.CANCELLED: StateLook("⊘", "cancelled", "dim"),
+    TaskState.DONE: StateLook("✓", "done", "green"),
+}
+"""Looks of all states; those that matter most to people come first."""
+
+DOUBT_LOOK: Final = StateLook("▶", "in doubt", "yellow")
+"""Look of a running task of which it is asked whether its last attempt was done."""
+
+HELD_LOOK: Final = StateLook("?", "asks", "yellow")
+"""Look of a task that waits for a person's answer."""
+
 MAX_LINE_CHARS: Final = 300
 """Longest line of a report, in characters."""
+
+_MAX_LEFT_OUT: Final = 3
+"""Elements that were left out of a list which are named."""
 
 MAX_PROBLEMS_SHOWN: Final = 10
 """Problems of a run that a report shows."""
@@ -115,6 +154,22 @@ def display_name(task: Task) -> str:
     # Such a program makes up its ids, which mean nothing to people.
     name = note.get("phase") or note.get("name")
     return str(name or task.id)
+
+
+def list_title(by: str, changes: Sequence[PlanChange]) -> str:
+    """Return what a revision by `for_each` did, such as `convert: 40 elements`; empty for others."""
+    if by != FOR_EACH:
+        return ""
+    skipped: list[str] = []
+    parts: list[str] = []
+    for change in changes:
+        if isinstance(change, ExpandTask):
+            parts.append(f"{change.task_id}: {pluralise(len(change.items), 'element')}")
+        elif isinstance(change, SkipTask):
+            skipped.append(change.task_id)
+    if skipped:
+        parts.append(f"left out of its list: {join_names(skipped, _MAX_LEFT_OUT)}")
+    return printable_line("; ".join(parts))
 
 
 def edit_author(by: str) -> str:

@@ -987,7 +987,7 @@ class Draft:
         """Make ready for the elements of a task, and for the limit of those that run."""
         entry = self._graph.entries[task_id]
         entry.replacement = entry.replacement._replace(expanded=True)
-        self._graph.expanded[task_id] = entry
+        self._graph.statistics.expanded[task_id] = entry
         limit = self.task(task_id).max_parallel
         if limit is not None:
             self._graph.set_capacity(slot_resource(task_id), limit)

@@ -267,7 +267,9 @@ class TaskEntry:
     @property
     def is_expanded(self) -> bool:
         """True if the tasks of the elements of its list stand for this task."""
-        return self.state is TaskState.REPLACED_BY_REPLAN and self.replacement.expanded
+        if self.state is not TaskState.REPLACED_BY_REPLAN:
+            return False
+        return self.replacement.expanded
 
     @property
     def template(self) -> TaskEntry | None:

@@ -330,6 +330,8 @@ class Statistics:
 
     Attributes:
         added_tasks: number of tasks that were ever added.
+        expanded: the tasks that were expanded into one for each element of a list, which are
+            counted together.
         forgotten_calls: for each tool the highest number in the ids of calls that were forgotten.
         ended_attempts: number of attempts that have ended.
         outcomes: for each tool whether its last attempts succeeded, the newest last.
@@ -341,6 +343,7 @@ class Statistics:
     """
 
     added_tasks: int = 0
+    expanded: dict[TaskId, TaskEntry] = field(default_factory=dict)
     forgotten_calls: dict[str, int] = field(default_factory=dict)
     ended_attempts: int = 0
     outcomes: dict[str, deque[bool]] = field(default_factory=dict)
@@ -416,7 +419,6 @@ class TaskGraph:
     Attributes:
         entries: all tasks, past ones included, in the order in which they were added, except calls
             that were forgotten.
-        expanded: the tasks that were expanded into one for each element of a list.
         counts: number of tasks in each state.
         stuck: the tasks that are FAILED or BLOCKED.
         doubtful: the tasks that may have taken effect without being known to, at least for a time.
@@ -437,7 +439,6 @@ class TaskGraph:
         "doubtful",
         "early",
         "entries",
-        "expanded",
         "plan",
         "results",
         "revision",
@@ -461,7 +462,6 @@ class TaskGraph:
         self.stuck: dict[TaskId, None] = {}
         self.doubtful: dict[TaskId, None] = {}
         self.entries: dict[TaskId, TaskEntry] = {}
-        self.expanded: dict[TaskId, TaskEntry] = {}
         self.results = TaskResults(self.entries)
         self.unsatisfied_count = 0
         self.aborted: str | None = None
@@ -1127,6 +1127,12 @@ class TaskGraph:
                         return False
         return not (self.counts[_READY] and scheduler.has_claimable())
 
+    def expanded_tasks(self) -> Iterator[TaskEntry]:
+        """Yield the tasks that the elements of their lists stand for."""
+        for entry in self.statistics.expanded.values():
+            if entry.is_expanded:
+                yield entry
+
     def progress(self) -> Progress:
         """Return how much of the plan is done; it takes time for each expanded task only."""
         counts = self.counts
@@ -1137,9 +1143,7 @@ class TaskGraph:
         left = total - done
         elements = elements_done = 0
         in_part = 0.0
-        for template in self.expanded.values():
-            if not template.is_expanded:
-                continue
+        for template in self.expanded_tasks():
             sinks = template.replacement.sinks
             satisfied = len(sinks) - template.replacement.unsatisfied
             elements += len(sinks)

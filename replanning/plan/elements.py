@@ -16,6 +16,9 @@ from replanning.plan.references import find_references, has_references, resolve_
 from replanning.plan.tasks import Task
 from replanning.plan.types import MAX_NAME_CHARS, JsonObject, TaskId
 
+FOR_EACH: Final = "for_each"
+"""Author of the revisions that expand a task, or leave out elements that failed: nobody's edits."""
+
 _MAX_SHOWN: Final = 5
 """Offending elements that a message names."""
 

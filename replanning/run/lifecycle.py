@@ -62,7 +62,7 @@ from replanning.live.stale import stale_results
 from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.plan.checks import check_task
 from replanning.plan.document import Plan
-from replanning.plan.elements import has_condition_of_its_own, read_elements
+from replanning.plan.elements import FOR_EACH, has_condition_of_its_own, read_elements
 from replanning.plan.json_values import copy_json
 from replanning.plan.messages import join_names
 from replanning.plan.references import has_references
@@ -682,7 +682,7 @@ class Lifecycle:
             change = ExpandTask(task_id=entry.id, items=elements.items, keys=elements.keys)
             count = len(elements.items)
             noun = "element" if count == 1 else "elements"
-            self.revise((change,), f"its list has {count} {noun}", "for_each")
+            self.revise((change,), f"its list has {count} {noun}", FOR_EACH)
         except ExpressionError as error:
             self._fail_unstarted(entry, str(error), kind="arguments")
         except ChangeRejected as error:
@@ -714,7 +714,7 @@ class Lifecycle:
             return False
         names = join_names([repr(task_id) for task_id in target_task_ids(skipped)], 5)
         try:
-            self.revise(tuple(skipped), f"the list goes on without {names}", "for_each")
+            self.revise(tuple(skipped), f"the list goes on without {names}", FOR_EACH)
         except StoreError:
             return False  # it is looked at again when the store works
         return True

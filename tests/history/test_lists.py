@@ -1,0 +1,210 @@
+"""What is told of a task with `for_each`: its elements are counted together, and it is never called replaced."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from replanning import Alternative, ReplanningEngine, ReplanRequest, Task
+from replanning.changes import ReplaceTask
+from replanning.history import run_status
+from replanning.history.overview import FoldedRows, RunOverview, TaskRow, fold_rows, read_overview
+from replanning.journal import MemoryStore
+from tests.support.runs import alternative, make_engine, perform, plan
+
+
+def tasks(count: int, **fields: object) -> list[Task]:
+    """A list of elements, what is done for each, and what follows."""
+    document = {"id": "convert", "for_each": list(range(count)), **fields}
+    return [Task.model_validate(document), Task(id="report", depends_on=("convert",))]
+
+
+def other_tool(request: ReplanRequest) -> list[Alternative]:
+    """Another task in the place of each element that failed."""
+    changes = []
+    for trigger in request.triggers:
+        for task_id in trigger.tasks:
+            changes.append(ReplaceTask(task_id=task_id, tasks=(Task(id=f"{task_id}~2"),)))
+    return [alternative(*changes)]
+
+
+def nothing(request: ReplanRequest) -> list[Alternative]:
+    """No way on."""
+    return []
+
+
+def breaking(*broken: str) -> Any:
+    """Work that these tasks fail at."""
+
+    async def work(task: Task, context: object) -> str:
+        if task.id in broken:
+            raise ValueError(f"{task.id} is broken")
+        return task.id
+
+    return work
+
+
+async def run_of(
+    parts: Sequence[Task],
+    *broken: str,
+    propose: Callable[[ReplanRequest], list[Alternative]] = nothing,
+    stop_after: int | None = None,
+) -> tuple[ReplanningEngine, RunOverview]:
+    """A run of these tasks, some of which are broken, and what is told of it."""
+    engine = make_engine(propose, store=MemoryStore())
+    work = breaking(*broken)
+    async with engine.open(plan(*parts)) as run:
+        if stop_after is None:
+            await perform(run, work)
+        else:
+            ready = run.ready()
+            for _ in range(stop_after):
+                task = await anext(ready)
+                run.succeeded(run.started(task.id), task.id)
+            run.pause()
+    (info,) = engine.store.runs()
+    return engine, read_overview(engine.store, info, 0.0)
+
+
+def lines(rows: Sequence[TaskRow | FoldedRows]) -> list[str]:
+    """Names, words and details of rows."""
+    told = []
+    for row in rows:
+        if isinstance(row, FoldedRows):
+            told.append(f"{len(row.rows)} {row.state}")
+        else:
+            told.append(f"{row.name}: {row.look.word}: {row.detail}")
+    return told
+
+
+async def test_elements_follow_their_list():
+    """Where there is room, each element has a line below that of its list, which counts them."""
+    _, overview = await run_of(tasks(3))
+    assert lines(fold_rows(overview.tasks, 5)) == [
+        "convert: done: 3 done",
+        "convert[0]: done: ",
+        "convert[1]: done: ",
+        "convert[2]: done: ",
+        "report: done: ",
+    ]
+    assert [row.element_of for row in overview.tasks] == [None, *["convert"] * 3, None]
+
+
+async def test_elements_are_folded_into_their_list():
+    """Where there is little room, a list is one line, and what depends on it waits for it."""
+    _, overview = await run_of(tasks(40), stop_after=37)
+    assert lines(fold_rows(overview.tasks, 20)) == [
+        "convert: ready: 37 done, 3 ready",
+        "report: waiting: waits for convert",
+    ]
+
+
+async def test_elements_with_a_story_are_shown_beside_their_list():
+    """Of the elements that were replaced, or failed and were left out, the first have lines of their own."""
+    broken = [f"convert[{n}]" for n in range(0, 40, 2)]
+    _, overview = await run_of(tasks(40), *broken, propose=other_tool)
+    told = lines(fold_rows(overview.tasks, 20))
+    assert told[:2] == ["convert: done: 40 done", "convert[0]: replaced: → convert[0]~2"]
+    assert len(told) == 1 + 8 + 1
+
+    _, overview = await run_of(tasks(40, on_item_failure="skip"), "convert[1]", "convert[7]")
+    assert lines(fold_rows(overview.tasks, 20)) == [
+        "convert: done: 38 done, 2 failed and left out",
+        "convert[1]: skipped: ValueError: convert[1] is broken",
+        "convert[7]: skipped: ValueError: convert[7] is broken",
+        "report: done: ",
+    ]
+
+
+async def test_elements_without_their_condition_are_counted():
+    """Elements that a condition leaves out are counted as skipped, and did not fail."""
+    _, overview = await run_of(tasks(40, when="item > 30"))
+    assert lines(fold_rows(overview.tasks, 20)) == [
+        "convert: done: 9 done, 31 skipped",
+        "report: done: ",
+    ]
+    assert overview.status.tasks.lists[0].left_out_lines() == []
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "no elements"), (1, "1 done")])
+async def test_short_lists(count, text):
+    """A list without elements, or with one, is told like others."""
+    _, overview = await run_of(tasks(count))
+    assert overview.tasks[0].detail == text
+    assert overview.tasks[0].state == "DONE"
+
+
+async def test_thousand_elements():
+    """A thousand elements, of which hundreds have failed, take ten lines."""
+    broken = [f"convert[{n}]" for n in range(0, 1000, 3)]
+    _, overview = await run_of(tasks(1000), *broken)
+    told = lines(fold_rows(overview.tasks, 20))
+    assert told[0] == "convert: failed: 666 done, 334 failed"
+    assert told[1:3] == [
+        "convert[0]: failed: ValueError: convert[0] is broken",
+        "convert[3]: failed: ValueError: convert[3] is broken",
+    ]
+    assert len(told) == 10
+
+
+async def test_list_in_a_list():
+    """An element that a program expands is a list in the list, and counts as one element."""
+    async with make_engine(store=(store := MemoryStore())).open(plan(*tasks(3))) as run:
+        ready = run.ready()
+        run.succeeded(run.started((await anext(ready)).id), "first")
+        run.expand("convert[1]", ["a", "b"])
+        await perform(run, breaking())
+        assert run.evaluate().elements == 5
+    (info,) = store.runs()
+    overview = read_overview(store, info, 0.0)
+    assert lines(overview.tasks) == [
+        "convert: done: 3 done",
+        "convert[0]: done: ",
+        "convert[1]: done: 2 done",
+        "convert[1][0]: done: ",
+        "convert[1][1]: done: ",
+        "convert[2]: done: ",
+        "report: done: ",
+    ]
+    assert overview.status.evaluation.done == overview.status.evaluation.total == 2
+
+
+async def test_revisions_of_a_list_are_named():
+    """The revision of a list is called what it is, and neither an edit nor a replan."""
+    engine, overview = await run_of(tasks(40, on_item_failure="skip"), "convert[7]")
+    assert [
+        (repair.title, len(repair.steps)) for repair in overview.repairs if repair.revision
+    ] == [
+        ("convert: 40 elements", 1),
+        ("left out of its list: convert[7]", 1),
+    ]
+    (info,) = engine.store.runs()
+    assert engine.history(info.run).metrics.edits == 0
+
+
+async def test_status_counts_a_list_as_one_task():
+    """Status counts a list as one task, tells how many elements are done, and why some were left out."""
+    engine, _ = await run_of(tasks(40, on_item_failure="skip"), "convert[7]")
+    (info,) = engine.store.runs()
+    report = run_status(engine.store, info, 0.0)
+    assert report.tasks.counts == {"DONE": 2}
+    (found,) = report.tasks.lists
+    assert str(found) == "39 done, 1 failed and left out"
+    assert found.left_out_lines() == [
+        "1 of 40 elements of convert failed and was left out",
+        "convert[7]: ValueError: convert[7] is broken",
+    ]
+    evaluation = report.evaluation
+    assert (evaluation.done, evaluation.total) == (2, 2)
+    assert (evaluation.elements_done, evaluation.elements) == (40, 40)
+
+
+async def test_progress_does_not_fall_when_a_list_is_known():
+    """The progress of a plan grows with each element, and does not fall when their number is known."""
+    shares = []
+    async with make_engine().open(plan(*tasks(4))) as run:
+        shares.append(run.evaluate().progress)
+        async for task in run.ready():
+            run.succeeded(run.started(task.id))
+            shares.append(run.evaluate().progress)
+    assert shares == [0.0, 0.125, 0.25, 0.375, 0.5, 1.0]
