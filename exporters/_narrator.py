@@ -14,11 +14,13 @@ from replanning.history.wording import (
     edit_author,
     evaluation_line,
     goal_line,
+    list_title,
     pluralise,
     stale_line,
     trigger_name,
 )
 from replanning.live import PlanView
+from replanning.plan.elements import FOR_EACH
 from replanning.plan.json_values import as_object
 from replanning.plan.messages import brief_repr, join_names, one_line, spoken_id
 from replanning.plan.tasks import program_note, tool_name
@@ -194,6 +196,8 @@ class Narrator:
                 return Line(
                     "·", f"the plan is kept ({event.rule}): {_one_line(event.reason)}", "yellow"
                 )
+            case journal.PlanRevised() if event.by == FOR_EACH:
+                return Line("•", list_title(event.by, event.changes), "cyan")
             case journal.PlanRevised():
                 by = edit_author(event.by)
                 reason = self._reason_with_score(event)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from replanning.changes import (
@@ -18,6 +18,7 @@ from replanning.changes import (
 )
 from replanning.history.wording import change_line, printable_line
 from replanning.live.draft import display_fields
+from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.plan.document import Plan
 from replanning.plan.tasks import Goal, Task, ToolSpec
@@ -100,8 +101,10 @@ class PlanDiff:
         context: values of the context that differ.
         goal: fields of the goal that differ.
         acts: changes in between to the state of tasks: run again, skipped, cancelled, reordered.
-        replaced: tasks of the lower revision that were replaced, with those of the higher one in
-            their place.
+        replaced: tasks of the lower revision, and elements of lists, that were replaced, with those
+            of the higher one in their place.
+        lists: tasks of the lower revision that were expanded, with the tasks of the higher one that
+            stand for their elements.
     """
 
     before: int
@@ -114,6 +117,7 @@ class PlanDiff:
     acts: tuple[PlanChange, ...] = ()
     goal: tuple[FieldChange, ...] = ()
     replaced: tuple[Replacement, ...] = ()
+    lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         parts = (self.removed, self.added, self.changed, self.tools, self.context, self.goal)
@@ -123,9 +127,16 @@ class PlanDiff:
         undone = ""
         if self.after < self.before:
             undone = "undone: "
-        lines = [f"~ {undone}{pair}" for pair in self.replaced]
+        lines: list[str] = []
+        shown: set[str] = set()
+        for task_id, elements in self.lists.items():
+            number = f"{len(elements)} elements"
+            if len(elements) == 1:
+                number = "1 element"
+            lines.append(f"~ {undone}{printable_line(task_id)}: {number}")
+            shown.update([task_id, *elements])
+        lines += [f"~ {undone}{pair}" for pair in self.replaced]
         # The line of a replacement already shows the new task if there is a single one.
-        shown = set()
         for pair in self.replaced:
             shown.add(pair.id)
             if len(pair.by) == 1:
@@ -159,6 +170,7 @@ class PlanDiff:
             "goal": _fields_json(self.goal),
             "acts": list(map(dump_change, self.acts)),
             "replaced": list(map(_item_change_json, self.replaced)),
+            "lists": {task_id: list(elements) for task_id, elements in self.lists.items()},
         }
 
 
@@ -186,15 +198,23 @@ def diff_plans(
     lower = old
     if second < first:
         lower = new
-    replaced = []
-    for entry in map(live.entry, lower):
-        leaves = []
-        for leaf in live.leaves(entry):
-            if leaf is not entry and not leaf.removed:
-                leaves.append(leaf.task)
-        if leaves:
-            replaced.append(describe_replacement(entry.task, leaves))
+    replaced: list[Replacement] = []
+    lists: dict[str, tuple[str, ...]] = {}
+    entries = [live.entry(task_id) for task_id in lower]
+    for entry in entries:
+        in_place = []
+        for other in _in_place_of(entry, live):
+            if other.is_expanded:
+                elements = other.replacement.sinks
+                # They may have been replaced, or have lists, themselves.
+                entries += elements
+                lists[other.id] = tuple(leaf.id for leaf in live.leaves(other))
+            if other is not entry and not other.removed:
+                in_place.append(other.task)
+        if in_place:
+            replaced.append(describe_replacement(entry.task, in_place))
 
+    list_of = {leaf: task_id for task_id, leaves in lists.items() for leaf in leaves}
     old_goal = _json_document(before.goal)
     new_goal = _json_document(after.goal)
     old_tools = {tool.name: tool for tool in before.tools}
@@ -204,13 +224,41 @@ def diff_plans(
         second,
         removed=_tasks_without(before, new),
         added=_tasks_without(after, old),
-        changed=_changed_items(old, new),
+        changed=_changed_items(_with_lists(old, list_of), _with_lists(new, list_of)),
         tools=_changed_items(old_tools, new_tools),
         context=_field_changes(before.context, after.context),
         goal=_field_changes(old_goal, new_goal),
         acts=tuple(change for change in between if isinstance(change, _ACTS)),
         replaced=tuple(replaced),
+        lists=lists,
     )
+
+
+def _with_lists(tasks: Mapping[str, Task], list_of: Mapping[str, str]) -> dict[str, Task]:
+    """Return tasks that depend on lists where the plan says that they depend on the elements."""
+    if not list_of:
+        return dict(tasks)
+    named: dict[str, Task] = {}
+    for task_id, task in tasks.items():
+        needed = dict.fromkeys(list_of.get(one, one) for one in task.depends_on)
+        named[task_id] = task.model_copy(update={"depends_on": tuple(needed)})
+    return named
+
+
+def _in_place_of(entry: TaskEntry, live: LivePlan) -> list[TaskEntry]:
+    """Return the tasks in the place of one now: itself, or those that replaced it.
+
+    An expanded task is one of these, and not its elements.
+    """
+    found: list[TaskEntry] = []
+    stack = [entry]
+    while stack:
+        one = stack.pop()
+        if one.replacement.tasks and not one.is_expanded:
+            stack += [live.entry(task_id) for task_id in reversed(one.replacement.tasks)]
+        else:
+            found.append(one)
+    return found
 
 
 def _tasks_without(plan: Plan, ids: Collection[str]) -> tuple[Task, ...]:

@@ -29,6 +29,7 @@ from replanning.history.wording import (
     format_usage,
     goal_line,
     labelled,
+    list_title,
     pluralise,
     printable_line,
     printable_lines,
@@ -273,6 +274,9 @@ def _entry_title(entry: ReplanEvent | PlanEdit) -> str:
     if entry.after is not None:
         made = f"revision {entry.before} → {entry.after}"
     if isinstance(entry, PlanEdit):
+        title = list_title(entry.by, entry.changes)
+        if title:
+            return f"list · {at} · {made} · {title}"
         reason = labelled(": ", printable_line(entry.reason))
         return f"edit · {at} · {made} · by {edit_author(entry.by)}{reason}"
     replan = printable_line(spoken_id(entry.replan))
@@ -478,9 +482,13 @@ def _goal_edit_section(edit: GoalEdit) -> list[str]:
 
 def _edit_section(edit: PlanEdit, diff: str) -> list[str]:
     made = f"revision {edit.before} → {edit.after}"
-    author = edit_author(edit.by)
-    lines = [f"## Edit by {author}, {made}", "", _when_line(edit)]
-    lines += _reason_lines(edit)
+    title = list_title(edit.by, edit.changes)
+    if title:
+        lines = [f"## {_escape_inline(title)}, {made}", "", _when_line(edit)]
+    else:
+        author = edit_author(edit.by)
+        lines = [f"## Edit by {author}, {made}", "", _when_line(edit)]
+        lines += _reason_lines(edit)
     for change in edit.changes:
         line = change_line(change)
         lines.append(f"- {_escape_inline(line)}")

@@ -206,35 +206,35 @@ class Draft:
     def diff(self) -> str:
         """Return the effect of the changes.
 
-        The lines are, per task, `-` before and `+` after, then the dependents that wait for others,
-        and then the changes that concern no single task.
+        The lines are one for each task that is expanded; per task, `-` before and `+` after; the
+        dependents that wait for others; and the changes that concern no single task.
         """
         graph = self._graph
         before: dict[TaskId, str] = {}
         after: dict[TaskId, str] = {}
+        lines: list[str] = []
+        # A list may have a thousand elements, which are all alike.
+        in_lists: set[TaskId] = set()
+        for change in self.changes:
+            if isinstance(change, ExpandTask):
+                elements = self.sinks.get(change.task_id, ())
+                lines.append(f"~ {_format_list(change.task_id, elements)}")
+                in_lists.update([change.task_id, *elements])
         for task_id in dict.fromkeys([*self.states, *self.tasks, *self.removed]):
+            if task_id in in_lists:
+                continue
             if task_id in graph:
                 entry = graph.entry(task_id)
                 before[task_id] = _format_task(entry.task, entry.state)
             if task_id not in self.removed and self.state(task_id) is not _REPLACED:
                 after[task_id] = _format_task(self.task(task_id), self.state(task_id))
-        lines: list[str] = []
         for task_id, line in before.items():
             if after.get(task_id) != line:
                 lines.append(f"- {line}")
         for task_id, line in after.items():
             if before.get(task_id) != line:
                 lines.append(f"+ {line}")
-        for task_id, sinks in self.sinks.items():
-            if task_id not in graph:
-                continue
-            waiting = graph.entry(task_id).dependent_ids()
-            if waiting:
-                names = ", ".join(waiting[:_MAX_WAITING_IN_DIFF])
-                more = len(waiting) - _MAX_WAITING_IN_DIFF
-                if more > 0:
-                    names += f" and {more} more"
-                lines.append(f"  {names}: waiting for {', '.join(sinks)} instead of {task_id}")
+        lines += self._waiting_lines()
         for change in self.changes:
             if isinstance(change, ReorderTasks):
                 lines.append(f"  handed out in this order: {', '.join(change.order)}")
@@ -244,6 +244,21 @@ class Draft:
                     what = "what the run has changed is taken back, and the run is aborted"
                 lines.append(f"  {what}: {change.reason or _ABORT_REASON}")
         return "\n".join(lines)
+
+    def _waiting_lines(self) -> Iterator[str]:
+        """Yield a line for each replaced task, about those that wait for its replacement now."""
+        expanded = {change.task_id for change in self.changes if isinstance(change, ExpandTask)}
+        for task_id, sinks in self.sinks.items():
+            # What depends on a list goes on doing so.
+            if task_id not in self._graph or task_id in expanded:
+                continue
+            waiting = self._graph.entry(task_id).dependent_ids()
+            if waiting:
+                names = ", ".join(waiting[:_MAX_WAITING_IN_DIFF])
+                more = len(waiting) - _MAX_WAITING_IN_DIFF
+                if more > 0:
+                    names += f" and {more} more"
+                yield f"  {names}: waiting for {', '.join(sinks)} instead of {task_id}"
 
     # Staging one change of each kind
 
@@ -1126,6 +1141,15 @@ def _format_task(task: Task, state: TaskState) -> str:
     if not fields:
         return f"{task.id} [{state}]"
     return f"{task.id}: {', '.join(fields)} [{state}]"
+
+
+def _format_list(task_id: TaskId, elements: Sequence[TaskId]) -> str:
+    """Return an expanded task in one line: the number of its elements, the first and the last."""
+    if not elements:
+        return f"{task_id}: no elements"
+    if len(elements) == 1:
+        return f"{task_id}: 1 element, {elements[0]}"
+    return f"{task_id}: {len(elements)} elements, {elements[0]} … {elements[-1]}"
 
 
 def display_fields(task: Task) -> JsonObject:

@@ -7,7 +7,7 @@ import pytest
 
 from replanning import Alternative, ReplanningEngine, ReplanRequest, Task
 from replanning.changes import ReplaceTask
-from replanning.history import run_status
+from replanning.history import markdown_report, run_status, text_report, why_report
 from replanning.history.overview import FoldedRows, RunOverview, TaskRow, fold_rows, read_overview
 from replanning.journal import MemoryStore
 from tests.support.runs import alternative, make_engine, perform, plan
@@ -180,6 +180,38 @@ async def test_revisions_of_a_list_are_named():
     ]
     (info,) = engine.store.runs()
     assert engine.history(info.run).metrics.edits == 0
+
+
+async def test_reports_name_the_revisions_of_a_list():
+    """Reports say what a list was expanded into, with one line in the difference of the plan, not one for each element."""
+    engine, _ = await run_of(tasks(40), "convert[7]", propose=other_tool)
+    (info,) = engine.store.runs()
+    history = engine.history(info.run)
+    assert "revision 0 → 1 · convert: 40 elements" in text_report(history)
+    assert "## convert\\: 40 elements, revision 0 → 1" in markdown_report(history)
+    assert why_report(history, history.edits[0]).splitlines()[2:] == [
+        "Changes",
+        "  expand convert into 40 elements",
+        "",
+        "Plan",
+        "  ~ convert: 40 elements, convert[0] … convert[39]",
+    ]
+    assert "for_each" not in text_report(history)
+
+
+async def test_difference_of_plans_with_a_list():
+    """The difference of two revisions has one line for a list, and one for each element that was replaced."""
+    engine, _ = await run_of(tasks(40), "convert[7]", propose=other_tool)
+    (info,) = engine.store.runs()
+    history = engine.history(info.run)
+    assert str(history.diff(0, 2)).splitlines() == [
+        "~ convert: 40 elements",
+        "~ convert[7] → convert[7]~2",
+    ]
+    assert str(history.diff(2, 0)).splitlines()[0] == "~ undone: convert: 40 elements"
+    assert history.diff(0, 1).to_json()["lists"] == {
+        "convert": [f"convert[{n}]" for n in range(40)]
+    }
 
 
 async def test_status_counts_a_list_as_one_task():
