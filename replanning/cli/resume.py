@@ -273,8 +273,12 @@ def undo(
     with closing(lookup.open_store(options.store, must_exist=True)) as store:
         info = lookup.find_run(store, run)
         records = list(store.read(info.run))
-        opened = _check_opening(next(iter(records), None), info.run)
-        directory = lookup.find_directory(options, records)
+        opened = _read_opening(next(iter(records), None), info.run)
+        is_of_program = lookup.belongs_to_program(opened)
+        directory = Path()
+        if not is_of_program:
+            # The functions of a program work wherever that does.
+            directory = lookup.find_directory(options, records)
         engine = ReplanningEngine([], settings=settings, store=store)
         left, done = list(leave or ()), list(by_hand or ())
         compare = partial(
@@ -300,6 +304,12 @@ def undo(
             if is_owner_alive(info):
                 _report_undo(store, info, by, options)
                 return
+    if is_of_program:
+        print_message(
+            f"run {info.run!r} executes functions of a program; it is taken back once that program"
+            f" goes on with it, with run_id={info.run!r}"
+        )
+        raise typer.Exit(ExitCode.PAUSED)
     code = resume_plan(info.run, opened, options, None, directory)
     with closing(lookup.open_store(options.store)) as store:
         status = lookup.find_run(store, info.run).status
@@ -308,10 +318,16 @@ def undo(
     raise typer.Exit(code)
 
 
+def _read_opening(first: Record | None, run: RunId) -> RunOpened:
+    """Return the opening of a run."""
+    if first is None or not isinstance(first.body, RunOpened):
+        raise JournalCorrupt(f"the journal of run {run!r} does not begin with the opening of a run")
+    return first.body
+
+
 def _check_opening(first: Record | None, run: RunId) -> RunOpened:
     """Return the opening of a run that this program can go on with."""
-    if first is None or not isinstance(opened := first.body, RunOpened):
-        raise JournalCorrupt(f"the journal of run {run!r} does not begin with the opening of a run")
+    opened = _read_opening(first, run)
     if lookup.belongs_to_program(opened):
         what = (
             "is the session of a program"

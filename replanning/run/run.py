@@ -636,7 +636,7 @@ class PlanRun(ObservedRun):
         if life.opening.open_ended:
             raise NotRunning(
                 "nothing of the session of a program can be taken back by tasks: the program alone"
-                " calls its tools"
+                " calls its tools, and may call what takes their effects back"
             )
         effects = self.history.effects()
         plan = plan_undo(

@@ -85,7 +85,10 @@ def undo_obstacle(live: LivePlan, *, open_ended: bool) -> str:
         open_ended: whether it is a session, whose calls a program makes one by one.
     """
     if open_ended:
-        return "it is the session of a program, which alone can call its tools"
+        return (
+            "it is the session of a program, which alone can call its tools; have it call what takes"
+            " the effects back"
+        )
     if any(program_note(entry.task).get("phase") for entry in live):
         return "it is one of planning mode, in which a model calls the tools"
     return ""

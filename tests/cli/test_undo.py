@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import select
+from functools import partial
 from pathlib import Path
 
+import anyio
 import pytest
 
+from replanning import Plan, ReplanningEngine, RunResult, tool
 from tests.support.cli import PATIENCE, Gate, Started, Terminal, answer, cli, lines
 
 RUN = ("run", "plan.yaml", "--run-id", "r", "--no-replan", "-q")
@@ -185,3 +188,48 @@ def test_misspelt_tasks(tmp_path: Path, words: tuple[str, ...]) -> None:
     """A task that does not exist is told with the one that was probably meant."""
     booked(tmp_path)
     assert "did you mean 'car'" in cli(tmp_path, "undo", "r", *words, code=2).stderr
+
+
+def test_a_run_that_executes_functions(tmp_path: Path) -> None:
+    """The request is left for the program, which takes the effects back once it goes on with its run."""
+    calls: list[str] = []
+
+    @tool(undo={"tool": "cancel", "arguments": {"what": "${arguments.what}"}})
+    def book(what: str) -> None:
+        calls.append(f"book {what}")
+
+    @tool()
+    def cancel(what: str) -> None:
+        calls.append(f"cancel {what}")
+
+    task = {"id": "car", "tool": "book", "arguments": {"what": "car"}}
+    plan = Plan.model_validate({"goal": {"objective": "Book"}, "tasks": [task]})
+
+    def execute() -> RunResult:
+        engine = ReplanningEngine(store=tmp_path / "runs.db")
+        return anyio.run(partial(engine.execute, plan, tools=[book, cancel], run_id="r"))
+
+    assert execute().status == "succeeded"
+    store = ("--store", "runs.db")
+    shown = cli(tmp_path, "undo", "r", "--dry-run", *store).stderr
+    assert "+ undo-car: tool: cancel" in shown
+    told = cli(tmp_path, "undo", "r", "-y", *store, code=3).stderr
+    assert "it is taken back once that program goes on with it, with run_id='r'" in told
+    assert calls == ["book car"]
+    assert execute().status == "aborted"
+    assert calls == ["book car", "cancel car"]
+    assert "there is nothing to take back" in cli(tmp_path, "undo", "r", "-y", *store).stderr
+
+
+def test_a_session_of_a_program(tmp_path: Path) -> None:
+    """What an agent has called is refused, with the advice to have its program call what takes it back."""
+
+    async def agent() -> None:
+        engine = ReplanningEngine(store=tmp_path / "runs.db")
+        async with engine.session("Book", run_id="s"):
+            pass
+
+    anyio.run(agent)
+    refused = cli(tmp_path, "undo", "s", "-y", "--store", "runs.db", code=2).stderr
+    assert "it is the session of a program, which alone can call its tools" in refused
+    assert "have it call what takes the effects back" in refused
