@@ -49,6 +49,7 @@ MIN_PROMPT_CHARS: Final = 6_000
 CUT_ORDER: Final = (
     "earlier",
     "context",
+    "parameters",
     "results",
     "facts",
     "around",
@@ -99,7 +100,7 @@ The changes of a candidate are applied together. Each is one of:
 {{"kind": "abort", "reason": "...", "undo": false}} (with true, what was done is taken back first; it must then be the only change)
 New tasks need ids that no task has or had (`free_id` is one). The tasks of a replacement inherit what the old one depended
 on, and what depended on it waits for them: `depends_on` is for the order among them. An argument may be
-"${{task.output}}" of a task that comes before it, or "${{context.name}}". Your confidence is that the goal is reached."""
+"${{task.output}}" of a task that comes before it, "${{context.name}}" or "${{parameters.name}}". Your confidence is that the goal is reached."""
 
 _RETRY_PROMPT: Final = """\
 You have answered before. What is rejected above is what you proposed, with why none of it can be used. Propose something else."""
@@ -169,6 +170,10 @@ class PromptBuilder:
             "context": (
                 400,
                 ({key: value} for key, value in islice(view.context.items(), _MAX_KEYS)),
+            ),
+            "parameters": (
+                400,
+                ({key: value} for key, value in islice(view.parameters.items(), _MAX_KEYS)),
             ),
             "earlier": (
                 1200,

@@ -29,7 +29,16 @@ MAX_PROMPT_CHARS: Final = 12_000
 
 _MAX_TOOLS: Final = 60
 _MAX_RESULTS: Final = 20
-_CUT_ORDER: Final = ("context", "results", "log", "tools", "acceptance", "task", "verdict")
+_CUT_ORDER: Final = (
+    "context",
+    "parameters",
+    "results",
+    "log",
+    "tools",
+    "acceptance",
+    "task",
+    "verdict",
+)
 
 
 class Decomposition(ReplyModel):
@@ -51,7 +60,7 @@ class Decomposer:
     must meet the acceptance of the task; if several end the work, each of them. The new tasks are checked as those of
     every language model: they use only tools of the plan, and a person must agree to dangerous ones.
 
-    From a prompt longer than 12,000 characters whole values are left out, which is marked: first of the context, then of results,
+    From a prompt longer than 12,000 characters whole values are left out, which is marked: first of the context, then of parameters, results,
     the history of the task, tools, the acceptance, the task and the verdict of the judge.
 
     Args:
@@ -140,6 +149,7 @@ class Decomposer:
             "log": log,
             "results": results,
             "context": ({key: value} for key, value in view.context.items()),
+            "parameters": ({key: value} for key, value in view.parameters.items()),
             "tools": (
                 tool.model_dump(
                     mode="json",

@@ -86,7 +86,7 @@ class LLMAlternatives:
 
     Untrusted text (output of tools, errors, texts of tasks) is marked as data in the prompt, without secrets. A prompt
     longer than `size` loses, in this order and in each kind from the end: earlier decisions (the oldest first), the
-    context, results (of the farthest tasks first), facts (unrelated ones first), tasks around (the farthest first),
+    context, parameters, results (of the farthest tasks first), facts (unrelated ones first), tasks around (the farthest first),
     tools (those least related to the tasks concerned first), limits, and only then the tasks concerned, the triggers,
     and the goal. A line says how much was left out; long values are cut at their end, which is marked.
 
@@ -181,7 +181,8 @@ class NewTask(ReplyModel):
     id: str = Field(description="One that no task has or had.")
     tool: str | None = Field(default=None, description="A tool of the library, by its name.")
     arguments: JsonObject = Field(
-        default={}, description="By parameter; may hold ${task.output} and ${context.name}."
+        default={},
+        description="By parameter; may hold ${task.output}, ${context.name} and ${parameters.name}.",
     )
     depends_on: list[str] = Field(
         default=[], description="The ids of the tasks that must be done before."

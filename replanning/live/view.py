@@ -22,6 +22,7 @@ from replanning.live.states import FINISHED, SATISFIED, STUCK, TaskState
 from replanning.live.strips import NO_FACTS, StripsProblem, StripsStep
 from replanning.plan.document import Plan
 from replanning.plan.json_form import shown_form
+from replanning.plan.parameters import shown_values
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import JsonValue, TaskId
 
@@ -101,6 +102,11 @@ class PlanView:
     def context(self) -> Mapping[str, JsonValue]:
         """Current context."""
         return MappingProxyType(self._live.context)
+
+    @property
+    def parameters(self) -> Mapping[str, JsonValue]:
+        """Values of the parameters of the plan, with masks for secrets."""
+        return shown_values(self._live.plan.parameters)
 
     @property
     def facts(self) -> AbstractSet[str]:
