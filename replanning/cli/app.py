@@ -271,6 +271,16 @@ SettingsOption = Annotated[
     ),
 ]
 
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Give a parameter of the plan a value, read by its type; context.KEY=VALUE sets a value of the context."
+        " Repeat for several.",
+    ),
+]
+
 PlanArgument = Annotated[
     Path,
     typer.Argument(
@@ -327,14 +337,7 @@ class RunOptions:
             help="Run at most this many tasks at the same time (8).",
         ),
     ] = None
-    context: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="context.KEY=VALUE",
-            help="Set a value of the context; repeat for several.",
-        ),
-    ] = None
+    context: SetOption = None
     settings: SettingsOption = None
     observe: Annotated[
         bool, typer.Option("--observe", help="Record the changes that would be made; make none.")

@@ -1,10 +1,11 @@
-"""Changes of the context of a run: those of `--set`, and those that commands write into a file."""
+"""Values that `--set` gives to parameters and the context, and changes of the context by commands."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,8 +14,10 @@ from typing import Final, cast
 import anyio
 
 from replanning import TaskContext
-from replanning.errors import Problem, SettingsError, ToolError
+from replanning.errors import PlanError, Problem, SettingsError, ToolError
 from replanning.plan.messages import brief_repr
+from replanning.plan.parameters import Parameters, is_parameter_name
+from replanning.plan.reading import read_document
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.tools.call import ToolCall
 from replanning.tools.shell import run_shell
@@ -121,6 +124,46 @@ def _read_block(lines: Iterator[tuple[int, str]], end: str) -> str | None:
             return "\n".join(value)
         value.append(line)
     return None
+
+
+def split_set_options(options: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the `--set` options that are about the context, and the texts that parameters get.
+
+    Raises:
+        SettingsError: one of them is of neither form.
+    """
+    context: list[str] = []
+    texts: dict[str, str] = {}
+    problems: list[Problem] = []
+    for option in options:
+        if option.startswith("context."):
+            context.append(option)
+            continue
+        name, equals, text = option.partition("=")
+        name = name.strip()
+        if equals and is_parameter_name(name):
+            texts[name] = text
+        else:
+            # What is behind the sign may be a secret.
+            expected = "expected NAME=VALUE for a parameter, or context.KEY=VALUE"
+            problems.append(Problem("--set", f"{expected}, got {name!r}"))
+    if problems:
+        raise SettingsError(problems)
+    return context, texts
+
+
+def read_parameters(parameters: Parameters, texts: Mapping[str, str]) -> JsonObject:
+    """Return the values that texts are of the declared types; a string is the text itself."""
+    values: JsonObject = {}
+    for name, text in texts.items():
+        value: JsonValue = text
+        parameter = parameters.get(name)
+        if parameter is not None and parameter.type != "string":
+            # What cannot be read stays text, which is no value of this type.
+            with suppress(PlanError):
+                value = read_document(text, format="yaml")
+        values[name] = value
+    return values
 
 
 def parse_context_options(options: Sequence[str]) -> JsonObject:

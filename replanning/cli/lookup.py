@@ -47,6 +47,7 @@ from replanning.journal import store as stores
 from replanning.journal.records import Record, RunOpened
 from replanning.plan.checks import secret_name_problems
 from replanning.plan.messages import did_you_mean, join_names, spoken_id
+from replanning.plan.parameters import secret_values
 from replanning.plan.reading import format_of, locate_problems, read_document, read_text_file
 from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.plugins import installed_plugins, load_plugin, plugin_hint
@@ -331,7 +332,10 @@ def how_to_resume(store: RunStore, place: str, run: RunId) -> tuple[str | None, 
         and belongs_to_program(opened.body)
     ):
         return None, f"the program that began it, with run_id={run!r}"
-    command = command_line(place, "resume", run)
+    words: list[str] = []
+    if opened is not None and isinstance(opened.body, RunOpened):
+        words = secret_words(opened.body.plan)
+    command = command_line(place, "resume", run, *words)
     return command, command
 
 
@@ -378,11 +382,11 @@ def provider_names(named: Sequence[str] | None, settings: Settings) -> list[str]
     return list(dict.fromkeys(named or settings.provider))
 
 
-def read_plan(path: str, context: Sequence[str] = ()) -> Plan:
-    """Load a plan file, with the context that `--set` options change.
+def read_plan(path: str, options: Sequence[str] = ()) -> Plan:
+    """Load a plan file, with the parameters and the context that `--set` options give.
 
     Raises:
-        PlanError: it is not valid; for a file of tools, the message names the commands that take one.
+        PlanError: it is not valid, or does not take the parameters; for a file of tools, the message names the commands that take one.
     """
     try:
         plan = Plan.load(path)
@@ -401,13 +405,46 @@ def read_plan(path: str, context: Sequence[str] = ()) -> Plan:
         raise PlanError(
             [Problem(path, f"{what}; {solve}, replanning tools {name} lists them"), *others]
         ) from None
-    if not context:
+    if not options:
         return plan
-    from replanning.cli.context import parse_context_options  # with the tools, slow to load
+    from replanning.cli.context import (  # with the tools, slow to load
+        parse_context_options,
+        read_parameters,
+        split_set_options,
+    )
 
+    context, texts = split_set_options(options)
     changed = {**plan.context, **parse_context_options(context)}
     plan = plan.model_copy(update={"context": changed})
-    return Plan.model_validate(plan.model_dump(mode="json", exclude_unset=True))
+    plan = Plan.model_validate(plan.model_dump(mode="json", exclude_unset=True))
+    try:
+        plan = plan.with_parameters(read_parameters(plan.parameters, texts))
+    except PlanError as error:
+        raise PlanError(locate_problems(error.problems, path)) from None
+    know_secrets(plan)
+    return plan
+
+
+def know_secrets(plan: Plan) -> None:
+    """Have the secret parameters of a plan masked in what the command prints."""
+    for value in secret_values(plan.parameters):
+        redactor().add(value)
+
+
+def require_secrets(run: RunId, names: Iterable[str]) -> None:
+    """End the command if a run needs secret parameters that it was not given again."""
+    again = " ".join(f"--set {name}=…" for name in names)
+    if again:
+        fail(f"the journal of run {run} does not have what is secret: give it again with {again}")
+
+
+def secret_words(plan: Plan) -> list[str]:
+    """Return the options that give a run of a plan its secret parameters again, without their values."""
+    words: list[str] = []
+    for name, parameter in plan.parameters.items():
+        if parameter.secret:
+            words += ["--set", f"{name}=…"]
+    return words
 
 
 def load_document(path: str) -> JsonObject:

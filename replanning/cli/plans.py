@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -22,6 +22,7 @@ from replanning.cli.app import (
     PlanArgument,
     Program,
     RunOptions,
+    SetOption,
     all_except,
     console,
     epilog,
@@ -35,6 +36,7 @@ from replanning.errors import Problem, SettingsError
 from replanning.history.wording import format_duration, pluralise
 from replanning.plan.checks import secret_name_problems
 from replanning.plan.document import plan_schema, redaction_warning
+from replanning.plan.json_values import as_text
 from replanning.plan.messages import (
     did_you_mean,
     format_path,
@@ -42,6 +44,7 @@ from replanning.plan.messages import (
     one_line,
     parse_path,
 )
+from replanning.plan.parameters import missing_values, shown_values
 from replanning.plan.reading import MAX_PLAN_TASKS, format_of, locate_problems, read_document
 from replanning.plan.risk import detected_risk
 from replanning.plan.tasks import EXIT_CODES, is_declared_unrepeatable, stated_retry
@@ -76,21 +79,22 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 @commands.command(
     epilog=epilog(
         "replanning validate plan.yaml",
-        "replanning validate plan.yaml --json",
+        "replanning validate plan.yaml --set region=eu --json",
         codes="0 the plan is valid · 2 it is not, or cannot be read",
     )
 )
-def validate(plan: PlanArgument, *, as_json: JsonOption = False) -> None:
+def validate(plan: PlanArgument, *, values: SetOption = None, as_json: JsonOption = False) -> None:
     """Check a plan file, and list every problem with its place; say how often tasks with a retry are tried.
 
-    Programs that this machine lacks are noted, too; they do not make a plan invalid.
+    Programs that this machine lacks are noted, too; they do not make a plan invalid. Nor do parameters without a value,
+    which `run` needs: they are listed with the others.
     """
     path = str(plan)
     document: Plan | None = None
     notes: list[Problem] = []
     tries: list[_Tries] = []
     try:
-        document = read_plan(path)
+        document = read_plan(path, values or ())
         tries = _stated_tries(document)
         problems = locate_problems(check_tools(document), path)
         notes = [
@@ -106,7 +110,17 @@ def validate(plan: PlanArgument, *, as_json: JsonOption = False) -> None:
     if as_json:
         found = {"problems": list(map(asdict, problems)), "notes": list(map(asdict, notes))}
         retries = list(map(asdict, tries))
-        print_json({"plan": path, "valid": not problems, **found, "retries": retries}, redact=True)
+        parameters = [] if document is None else _parameters_json(document)
+        print_json(
+            {
+                "plan": path,
+                "valid": not problems,
+                **found,
+                "parameters": parameters,
+                "retries": retries,
+            },
+            redact=True,
+        )
     elif document is None or problems:
         print_message(f"error: {PlanError(problems)}")
     else:
@@ -114,11 +128,51 @@ def validate(plan: PlanArgument, *, as_json: JsonOption = False) -> None:
             f"{pluralise(len(document.tasks), 'task')}, {pluralise(len(document.tools), 'tool')}"
         )
         console().print(f"{path} is valid: {counts}")
+        for line in _parameter_lines(document):
+            console().print(f"parameter: {escape_control(redactor().text(line))}")
         for line in _tries_lines(tries):
             console().print(f"retry: {escape_control(redactor().text(line))}")
         for note in notes:
             console().print(f"note: {escape_control(redactor().text(note.message))}")
     raise typer.Exit(ExitCode.USAGE if problems else ExitCode.OK)
+
+
+def _parameters_json(plan: Plan) -> list[JsonObject]:
+    """Return the parameters of a plan; `needed` are those that a run has to be given."""
+    shown = shown_values(plan.parameters)
+    rows: list[JsonObject] = []
+    for name, parameter in plan.parameters.items():
+        needed = parameter.current is None
+        rows.append(
+            {
+                "name": name,
+                "type": parameter.type,
+                "description": parameter.description,
+                "secret": parameter.secret,
+                "default": parameter.default,
+                "value": None if needed else shown[name],
+                "needed": needed,
+            }
+        )
+    return rows
+
+
+def _parameter_lines(plan: Plan) -> Iterator[str]:
+    """Yield a line for each parameter of a plan, with its value or how to give it one."""
+    shown = shown_values(plan.parameters)
+    for name, parameter in plan.parameters.items():
+        line = f"{name}, {parameter.type}"
+        if parameter.secret:
+            line += ", secret"
+        if parameter.current is None:
+            line += f": a run needs --set {name}=…"
+        elif parameter.value is None:
+            line += f": {one_line(as_text(shown[name]), MAX_DESCRIPTION_CHARS)} by default"
+        else:
+            line += f": {one_line(as_text(shown[name]), MAX_DESCRIPTION_CHARS)}"
+        if parameter.description:
+            line += f" ({one_line(parameter.description, MAX_DESCRIPTION_CHARS)})"
+        yield line
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,7 +476,7 @@ async def discover_tools(executor: ToolExecutor, plan: Plan, *, quiet: bool = Fa
         "A task is named by its id, by its tool, or * for all. A chance of 1 may be left out.",
         codes="0 every run succeeded · 1 some did not · 2 wrong usage, plan or settings",
     ),
-    without=all_except("sequential", "max_concurrency", "settings", "json"),
+    without=all_except("sequential", "max_concurrency", "context", "settings", "json"),
 )
 def simulate(
     plan: PlanArgument,
@@ -471,8 +525,10 @@ def simulate(
     from replanning.engine.registry import REPAIR_PLUGIN
     from replanning.llm.selection import AUTO, is_llm
 
-    document = read_plan(str(plan))
     loaded = read_settings(options.settings)
+    document = read_plan(str(plan), options.context or ())
+    if problems := missing_values(document.parameters):
+        raise PlanError(locate_problems(problems, str(plan)))
     names = replan_provider or loaded.provider
     if models := [
         name for name in names if is_llm(name)

@@ -28,6 +28,7 @@ from replanning.cli.app import (
     print_message,
     refuse,
 )
+from replanning.cli.context import split_set_options
 from replanning.cli.run import resume_plan
 from replanning.errors import JournalCorrupt, NotRunning, PlanError
 from replanning.history.export import effect_json
@@ -60,6 +61,7 @@ YesOption = Annotated[
     epilog=epilog(
         "replanning resume latest",
         "replanning resume 20250131-120000-1a2b3c4d5e6f --set context.region=us",
+        "replanning resume latest --set token=…    a secret parameter, which no journal keeps",
         "replanning resume latest --plan plan.yaml    go on with the plan as it is corrected in this file",
         "replanning resume latest --plan plan.yaml --rerun none -y    keep what is finished, and ask nothing",
         "replanning resume 20250131-120000-1a2b3c4d5e6f --from 2    a new run of the tasks that revision 2 had left",
@@ -85,7 +87,7 @@ def resume(
             metavar="FILE",
             help="The plan of the run, corrected or not. Its difference from the plan that the run was given is shown and,"
             " once you agree, applied. Literal secrets, which no journal keeps, are taken from it as well. --set then"
-            " repeats what was set when the run was opened.",
+            " repeats what was set of the context when the run was opened, and may give parameters other values.",
         ),
     ] = None,
     rerun: Annotated[
@@ -211,6 +213,7 @@ def rerun(
         _print_correction(correction)
         if correction.effects and not yes:
             _ask("Run them again?", options)
+        _require_all_secrets(opened, options)
         new_run = engine.rerun(info.run, *task, only=only, by=lookup.user_name(None))
     raise typer.Exit(resume_plan(new_run, opened, options, None, directory))
 
@@ -300,6 +303,7 @@ def undo(
         if plan.changes:
             if not yes:
                 _ask("Take this back?", options)
+            _require_all_secrets(opened, options)
             engine.undo(info.run, to=to, only=only or (), leave=left, by_hand=done, by=by)
             if is_owner_alive(info):
                 _report_undo(store, info, by, options)
@@ -323,6 +327,16 @@ def _read_opening(first: Record | None, run: RunId) -> RunOpened:
     if first is None or not isinstance(first.body, RunOpened):
         raise JournalCorrupt(f"the journal of run {run!r} does not begin with the opening of a run")
     return first.body
+
+
+def _require_all_secrets(opened: RunOpened, options: RunOptions) -> None:
+    """End the command if a secret parameter is not given again, before it leaves a run behind that needs it."""
+    _, texts = split_set_options(options.context or ())
+    lost: list[str] = []
+    for name, parameter in opened.plan.parameters.items():
+        if parameter.secret and name not in texts:
+            lost.append(name)
+    lookup.require_secrets(opened.run, lost)
 
 
 def _check_opening(first: Record | None, run: RunId) -> RunOpened:

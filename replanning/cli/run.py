@@ -34,18 +34,26 @@ from replanning.cli.app import (
     print_message,
     stop_signals,
 )
-from replanning.cli.context import parse_context_options
+from replanning.cli.context import (
+    parse_context_options,
+    read_parameters,
+    split_set_options,
+)
 from replanning.cli.plans import discover_tools
 from replanning.cli.summary import RunSummary
 from replanning.engine.engine import run_workers
 from replanning.engine.registry import DECOMPOSER_PLUGIN, ProviderSpec
 from replanning.errors import PlanError, ReplanningError
+from replanning.history import ReplanHistory
 from replanning.journal import RunOpened
 from replanning.judging import JudgedWork, LLMJudge
+from replanning.live.states import FINISHED
 from replanning.llm import LLMProvider, create_llm_provider
+from replanning.plan.checks import parameters_of_work
 from replanning.plan.messages import join_names
+from replanning.plan.parameters import current_values, missing_values
 from replanning.plan.reading import locate_problems
-from replanning.plan.types import RunId
+from replanning.plan.types import JsonObject, RunId
 from replanning.plugins import load_plugin
 from replanning.run.attempt import Work
 from replanning.run.opening import redactor_for
@@ -76,7 +84,7 @@ The plan is repaired each time, while everything else goes on. The plan can be c
 @commands.command(
     epilog=epilog(
         "replanning run plan.yaml",
-        "replanning run plan.yaml --set context.region=eu --max-concurrency 4",
+        "replanning run plan.yaml --set region=eu --set context.announce=false --max-concurrency 4",
         "replanning run plan.yaml --observe --trace otlp=http://localhost:4318",
         "replanning run plan.yaml --replan-provider openai --replan-provider repair",
         "replanning run plan.yaml --ask store    then elsewhere: replanning approve RUN NUMBER",
@@ -108,7 +116,7 @@ def run(
             options.settings, quiet=options.quiet, replan=options.replan
         )
     document = lookup.read_plan(path, options.context or ())
-    if problems := check_tools(document):
+    if problems := [*missing_values(document.parameters), *check_tools(document)]:
         raise PlanError(locate_problems(problems, path))
     directory = lookup.find_directory(options)
     if not options.quiet:
@@ -165,20 +173,63 @@ def resume_plan(
     options.observe = options.observe or opened.mode == "observe"
     plan = opened.plan
     begin = adopt
+    context, _ = split_set_options(options.context or ())
+    parameters = _parameters_again(run_id, opened, options, revision, given)
     if given is not None:
         plan = _with_found_tools(given, opened.plan)
-    elif changed_context := parse_context_options(options.context or ()):
+    elif changed_context := parse_context_options(context):
         begin = partial(PlanRun.change_context, changes=changed_context)
 
     def open_run(engine: ReplanningEngine, _: Plan) -> AbstractAsyncContextManager[PlanRun]:
         resumed = run_id
         if revision is not None:
             resumed = engine.fork(run_id, revision)
-        return engine.resume(resumed, given)
+        return engine.resume(resumed, given, parameters=parameters)
 
     settings = lookup.read_settings(options.settings, quiet=options.quiet, replan=options.replan)
     summary = _carry_out(options, settings, plan, open_run, directory, begin=begin)
     return summary.report(json=options.json)
+
+
+def _parameters_again(
+    run_id: RunId,
+    opened: RunOpened,
+    options: RunOptions,
+    revision: int | None,
+    given: Plan | None,
+) -> JsonObject:
+    """Return the values that a run gets again, which its journal does not keep.
+
+    The command ends before anything is done if a task that is left needs another one.
+
+    Args:
+        run_id: the run.
+        opened: the record with which it was opened.
+        options: of the command line.
+        revision: the revision from which a new run starts, if one does.
+        given: a plan that has the values of `--set` already.
+    """
+    _, texts = split_set_options(options.context or ())
+    if not texts and not opened.plan.parameters:
+        return {}
+    with closing(lookup.open_store(options.store)) as store:
+        live = ReplanHistory.of(store, run_id).replay(revision)
+    if given is None:
+        values = read_parameters(live.plan.parameters, texts)
+        known = values
+    else:
+        values = {}
+        known = current_values(given.parameters)
+    needed: dict[str, None] = {}
+    for entry in live:
+        if entry.state in FINISHED or entry.removed:
+            continue
+        for name in parameters_of_work(entry.task, live.tool_of(entry.task)):
+            parameter = live.plan.parameters.get(name)
+            if parameter is not None and parameter.secret and name not in known:
+                needed[name] = None
+    lookup.require_secrets(run_id, needed)
+    return values
 
 
 def _with_found_tools(given: Plan, opened: Plan) -> Plan:
@@ -477,6 +528,8 @@ class _StopLimit:
             if running:
                 text += f" although {join_names(running, 5)} still ran"
             words = self._options.resume_options()
+            if run is not None:
+                words += lookup.secret_words(run.live.plan)
             text += f"\nnext: {lookup.command_line(self._options.store, 'resume', run.id, *words)}"
         if left:
             text += f"\nstill running, and cannot be ended: {', '.join(left)}"

@@ -51,6 +51,7 @@ from replanning.history.wording import (
     evaluation_line,
     format_duration,
     format_iso_time,
+    parameters_line,
     pluralise,
     printable_line,
     problem_lines,
@@ -194,6 +195,8 @@ def _print_overview(overview: RunOverview, place: str, *, everything: bool) -> N
         out.width = 10_000  # nothing is cut or wrapped
     out.print(status_title(report), style="bold")
     out.print(f"  goal      {printable_line(report.objective)}")
+    if report.parameters:
+        out.print(f"  given     {parameters_line(report.parameters)}")
     out.print(f"  progress  {evaluation_line(report.evaluation, report.obstacle)}")
     for line in problem_lines(report.problems):
         out.print(f"  problem   {line}", style="yellow")

@@ -52,6 +52,7 @@ from replanning.history.wording import (
     format_duration,
     format_iso_time,
     format_time,
+    parameters_line,
     pluralise,
     printable_line,
     printable_lines,
@@ -256,6 +257,7 @@ def status_json(report: RunStatusReport, now: float) -> JsonObject:
             for found in report.tasks.lists
             for task_id, reason in found.left_out.items()
         },
+        "parameters": dict(report.parameters),
         "evaluation": asdict(report.evaluation),
         "held": [{"task": task.id, "question": task.question} for task in report.tasks.held],
         "running": running,
@@ -314,6 +316,8 @@ def _status_lines(
     )
     yield status_title(report)
     yield f"  goal      {printable_line(report.objective)}"
+    if report.parameters:
+        yield f"  given     {parameters_line(report.parameters)}"
     yield f"  started   {format_time(report.started)}, last record {_age(now, report.updated)} ago"
     yield f"  owner     {owner}"
     yield f"  tasks     {_task_counts(report)}"

@@ -18,7 +18,13 @@ from replanning.cli.app import (
     print_json,
     print_message,
 )
-from replanning.cli.lookup import command_line, is_on_temporal, question_words, shown_place
+from replanning.cli.lookup import (
+    command_line,
+    is_on_temporal,
+    question_words,
+    secret_words,
+    shown_place,
+)
 from replanning.cli.show import print_repairs, print_table
 from replanning.cli.status import problems_json
 from replanning.errors import StoreError, UnknownRun
@@ -115,7 +121,7 @@ class RunSummary:
             getattr(exporter, "problem", "") for exporter in exporters
         )  # optional; final once closed
         self._unsent = [problem for problem in problems if problem]
-        self._resume_options = resume_options
+        self._resume_options = [*resume_options, *secret_words(live.plan)]
         self._resume = self._command("resume", self.result.run, *self._resume_options)
         self._tasks: list[TaskRow] = []
         self._has_plan_file = False

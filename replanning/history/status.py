@@ -37,8 +37,9 @@ from replanning.live.plan import LivePlan
 from replanning.live.stale import stale_results
 from replanning.live.states import TaskState
 from replanning.live.view import PlanView
+from replanning.plan.parameters import shown_values
 from replanning.plan.tasks import Budget
-from replanning.plan.types import QuestionId, RunId, TaskId
+from replanning.plan.types import JsonValue, QuestionId, RunId, TaskId
 
 
 class RunningTask(NamedTuple):
@@ -105,7 +106,7 @@ class RunOwner(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunStatusReport:
-    """Status of a run.
+    """Status of a run. It has many attributes because viewers show all of it.
 
     Attributes:
         status: `running`, or the status with which the run ended or stopped.
@@ -115,6 +116,7 @@ class RunStatusReport:
         tasks: tasks by state, and those that a viewer names.
         evaluation: progress, expected remaining time, health and advice, as of the last record; no
             time for a run that is over, waits for a person, or has lost its process.
+        parameters: the values of the parameters of the plan, with masks for secrets.
         problems: errors of plugins, and others, that the run contained.
         questions: open questions to people.
         usage: what was spent of the budget.
@@ -130,6 +132,7 @@ class RunStatusReport:
     replans: int
     tasks: TasksReport
     evaluation: PlanEvaluation
+    parameters: Mapping[str, JsonValue]
     problems: tuple[RunProblem, ...]
     questions: tuple[Question, ...]
     usage: UsageReport
@@ -300,6 +303,7 @@ def status_report(
         replans=ledger.applied_count,
         tasks=_tasks_report(live, ledger),
         evaluation=PlanEvaluator().evaluate(PlanView(live), mean_durations(store)),
+        parameters=shown_values(live.plan.parameters),
         problems=tuple(ledger.problems.values()),
         questions=tuple(_build_questions(info.run, live, ledger)),
         usage=UsageReport(budget.spent, budget.budget, elapsed),

@@ -25,9 +25,10 @@ from replanning.history.effects import CanUndo, RunEffect
 from replanning.journal.records import RunProblem, TaskFailed, TriggerEvent, Usage
 from replanning.live.states import TaskState
 from replanning.plan.elements import FOR_EACH
+from replanning.plan.json_values import as_text
 from replanning.plan.messages import join_names
 from replanning.plan.tasks import Budget, Goal, Task, program_note
-from replanning.plan.types import TaskId
+from replanning.plan.types import JsonValue, TaskId
 
 
 class StateLook(NamedTuple):
@@ -112,6 +113,12 @@ def printable_lines(text: str, limit: int = MAX_LINE_CHARS) -> list[str]:
         indentation = " " * (len(line) - len(line.lstrip()))
         lines.append(indentation + printable_line(line, limit))
     return lines
+
+
+def parameters_line(values: Mapping[str, JsonValue]) -> str:
+    """Return the values of parameters as `region=eu, replicas=3`."""
+    parts = [f"{name}={as_text(value)}" for name, value in values.items()]
+    return printable_line(", ".join(parts))
 
 
 def format_time(at: float, form: str = "%Y-%m-%d %H:%M:%SZ") -> str:

@@ -35,7 +35,7 @@ from replanning.engine.generator import (
 from replanning.engine.registry import ProviderSpec
 from replanning.engine.situation import Situation
 from replanning.environment import Environment
-from replanning.errors import BudgetExceeded, LLMError, ReplanningError
+from replanning.errors import BudgetExceeded, LLMError, PlanError, Problem, ReplanningError
 from replanning.integrations.kit import missing_framework
 from replanning.journal.memory import MemoryStore
 from replanning.journal.records import (
@@ -51,6 +51,7 @@ from replanning.journal.store import Lease, decode_body, encode_body
 from replanning.journal.values import NotStorable, decode, encode
 from replanning.live.graph import CopyOnRead
 from replanning.plan.document import Plan
+from replanning.plan.parameters import missing_values
 from replanning.plan.tasks import Task, stated_retry
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, RunId, TaskId
 from replanning.run.attempt import TaskContext, Work, as_current_attempt
@@ -771,8 +772,18 @@ class TemporalOrchestrator:
         """Start a run, without waiting for it.
 
         Raises:
+            PlanError: a parameter has no value, or is secret: the history of a workflow may not hold it.
             temporalio.exceptions.WorkflowAlreadyStartedError: there is a run with this id.
         """
+        problems = missing_values(plan.parameters)
+        for name, parameter in plan.parameters.items():
+            if parameter.secret:
+                why = "the history of a workflow keeps what it is given"
+                cure = "let the tools of the workers refer to it as {env:NAME}"
+                text = f"parameter {name!r} is secret, and {why}: {cure}"
+                problems.append(Problem(f"parameters.{name}", text))
+        if problems:
+            raise PlanError(problems)
         request: JsonObject = {"plan": _packed(plan.model_dump_json(exclude_defaults=True))}
         return await self._start(
             request, plan, run_id, reuse=WorkflowIDReusePolicy.REJECT_DUPLICATE

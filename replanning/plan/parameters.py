@@ -27,7 +27,7 @@ from replanning.plan.json_values import json_type_name
 from replanning.plan.messages import brief_repr, did_you_mean, format_path
 from replanning.plan.tasks import StrictBool, StrictModel, Text
 from replanning.plan.types import JsonObject, JsonPath
-from replanning.secrets import MIN_KNOWN_CHARS
+from replanning.secrets import MASK, MIN_KNOWN_CHARS
 
 PARAMETERS: Final = "parameters"
 """What references and conditions begin with: `${parameters.region}`, `parameters.region == "eu"`."""
@@ -44,8 +44,13 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 }
 
 
+def is_parameter_name(name: str) -> bool:
+    """Return whether a parameter may have this name."""
+    return _NAME.fullmatch(name) is not None
+
+
 def _checked_name(name: str) -> str:
-    if not _NAME.fullmatch(name):
+    if not is_parameter_name(name):
         raise ValueError("expected a name of letters, digits, _ and -, which begins with a letter")
     return name
 
@@ -189,6 +194,8 @@ def with_values(
                 text += f"; {hint}"
             elif parameters:
                 text += f"; it has {', '.join(map(repr, parameters))}"
+            else:
+                text += f" and declares none; `--set context.{name}=…` is a value of the context"
             problems.append(Problem(place, text))
             continue
         problem = parameter.value_problem(value)
@@ -214,6 +221,15 @@ def current_values(parameters: Parameters) -> JsonObject:
     for name, parameter in parameters.items():
         if parameter.current is not None:
             values[name] = parameter.current
+    return values
+
+
+def shown_values(parameters: Parameters) -> JsonObject:
+    """Return the values of parameters as people and models see them, with a mask for secrets."""
+    values = current_values(parameters)
+    for name, parameter in parameters.items():
+        if parameter.secret:
+            values[name] = MASK
     return values
 
 

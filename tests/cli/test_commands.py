@@ -63,7 +63,8 @@ def commands(group=None, lead: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
             "bad.yaml:1:14 cooldown: expected a number of at least 0, got -1",
         ),
         ("run plan.yaml --trace smoke", "there is no exporter 'smoke'"),
-        ("run plan.yaml --set region=eu", "--set: expected context.key=value, got 'region=eu'"),
+        ("run plan.yaml --set region=eu", "the plan has no parameter 'region' and declares none"),
+        ("run plan.yaml --set region", "expected NAME=VALUE for a parameter, or context.KEY=VALUE"),
         ("run plan.yaml --ask console", "this is no terminal"),
         ("run plan.yaml --ask store --no-ask", "contradict"),
         (

@@ -32,7 +32,7 @@ from replanning import (
     tool,
 )
 from replanning.changes import ModifyTask, RetryTask
-from replanning.errors import BudgetExceeded
+from replanning.errors import BudgetExceeded, PlanError
 from replanning.journal.memory import MemoryStore
 from replanning.journal.records import (
     AlternativesConsidered,
@@ -423,6 +423,32 @@ async def test_secrets(address):
     told = [base64.b64decode(data) for data in re.findall(r'"data": ?"([^"]+)"', history)]
     assert len(told) > 5
     assert not any(key.encode() in data for data in told)
+
+
+async def test_parameters(address):
+    """Parameters go with the plan; a plan with a secret one is refused before the history of a workflow could hold it."""
+    stated = """
+        goal: {objective: ship}
+        parameters: {region: string, copies: {type: integer, default: 2}, %s}
+        tasks:
+          - {id: a, arguments: {to: "${parameters.region}"}, when: parameters.copies == 2}
+    """
+
+    async def work(task, context):
+        return task.arguments
+
+    async with runs(address, ReplanningPlugin(work)) as start:
+        run = await start(Plan.parse(stated % "", parameters={"region": "eu"}))
+        assert (await run.result())["outputs"] == {"a": {"to": "eu"}}
+        secret = "token: {secret: true}"
+        given = Plan.parse(stated % secret, parameters={"token": "correct horse"})
+        with pytest.raises(PlanError) as refused:
+            await start(given)
+    assert [problem.place for problem in refused.value.problems] == [
+        "parameters.region",
+        "parameters.token",
+    ]
+    assert "refer to it as {env:NAME}" in str(refused.value)
 
 
 LOGIN = Plan.parse(
