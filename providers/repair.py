@@ -167,11 +167,16 @@ class RepairProvider:
                 and not missing
                 and len(unrepairable) < MAX_STUCK_TASKS
             )
-            lines: list[str] = []
+            alike: dict[str, list[TaskId]] = {}
             for task, obstacles in unrepairable:
                 error = f" ({task.failure.type})" if task.failure is not None else ""
                 reasons = ", ".join(obstacle.reason for obstacle in obstacles)
-                lines.append(f"task {task.id!r}, which is {task.state}{error}: {reasons}")
+                alike.setdefault(f"{task.state}{error}: {reasons}", []).append(task.id)
+            lines: list[str] = []
+            for why, task_ids in alike.items():
+                for group in view.group_elements(task_ids):
+                    noun = "task " if len(group.tasks) == 1 else ""
+                    lines.append(f"{noun}{group.name}, which {group.verb} {why}")
             if missing:
                 lines.append(f"the goal, which lacks {', '.join(missing[:_MAX_LISTED_ITEMS])}")
             reason = f"no repair for {_join_lines(lines)}"

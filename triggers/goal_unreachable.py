@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import ClassVar
 
@@ -11,6 +11,7 @@ from replanning.journal import GoalUnreachable, Observation, RecordBody, RunQuie
 from replanning.journal.records import normalised_cause
 from replanning.live import PlanView, TaskState, TaskView
 from replanning.plan.messages import join_names, one_line
+from replanning.plan.types import TaskId
 
 MAX_NAMED_TASKS = 100
 """Most stuck tasks that a trigger names."""
@@ -41,7 +42,7 @@ class GoalUnreachableDetector:
             causes.append(f"{task.id}:{task.state}:{error}")
         left = f"{count} required task{'s' * (count != 1)} cannot be done" if count else ""
         facts = f"the goal lacks {join_names(missing, 5)}" if missing else ""
-        why = ", ".join(f"{task.id!r} is {task.state}" for task in blocking[:5])
+        why = ", ".join(_state_words(view, blocking)[:5])
         reason = f"nothing can run any more: {' and '.join(filter(None, (left, facts)))}{f' ({why})' if why else ''}"
         yield GoalUnreachable(
             tasks=tuple(task.id for task in blocking),
@@ -52,6 +53,18 @@ class GoalUnreachableDetector:
                 (task.failure.traceback for task in blocking if task.failure is not None), ""
             ),
         )
+
+
+def _state_words(view: PlanView, blocking: Sequence[TaskView]) -> list[str]:
+    """Return the states of tasks, where elements of one list in one state are one phrase."""
+    by_state: dict[TaskState, list[TaskId]] = {}
+    for task in [*view.stuck(), *blocking]:
+        by_state.setdefault(task.state, []).append(task.id)
+    words: list[str] = []
+    for state, task_ids in by_state.items():
+        for group in view.group_elements(task_ids):
+            words.append(f"{group.name} {group.verb} {state}")
+    return words
 
 
 def _blocking_tasks(observation: RunQuiescent, view: PlanView) -> Iterator[TaskView]:

@@ -60,14 +60,14 @@ from replanning.history.wording import (
     stale_line,
     usage_words,
 )
-from replanning.journal.records import QuestionVerdict
+from replanning.journal.records import QuestionVerdict, normalised_cause
 from replanning.journal.store import FINISHED_STATUSES, CurrentRunStatus
 from replanning.live import TaskState
 from replanning.plan.json_values import as_object
-from replanning.plan.messages import did_you_mean, spoken_id
+from replanning.plan.messages import did_you_mean, join_names, spoken_id
 from replanning.plan.reading import MAX_PLAN_SIZE, format_of, read_document
 from replanning.plan.tasks import Goal
-from replanning.plan.types import JsonObject, JsonValue
+from replanning.plan.types import JsonObject, JsonValue, TaskId
 
 commands = Program()
 
@@ -327,9 +327,7 @@ def _status_lines(
     yield f"  spent     {', '.join(spent)}"
     yield from _running_lines(report, now)
     held = {task.question: task.id for task in report.tasks.held}
-    for task_id, failure in list(report.tasks.failures.items())[:_MAX_FAILURES]:
-        yield f"  failed    {printable_line(task_id)}: {printable_line(str(failure))}"
-        yield from (f"            {line}" for line in printable_lines(failure.traceback))
+    yield from _failure_lines(report)
     if report.tasks.stale:
         yield f"  stale     {stale_line(report.tasks.stale)}"
     for line in problem_lines(report.problems):
@@ -362,6 +360,26 @@ def _running_lines(report: RunStatusReport, now: float) -> Iterator[str]:
     more = len(report.tasks.running) - _MAX_RUNNING
     if more > 0:
         yield f"            and {more} more"
+
+
+def _failure_lines(report: RunStatusReport) -> Iterator[str]:
+    """Yield lines about failed tasks; elements of one list that failed alike are told together."""
+    lists = {task_id: found for found in report.tasks.lists for task_id in found.failed}
+    alike: dict[tuple[str, ...], list[TaskId]] = {}
+    for task_id, failure in report.tasks.failures.items():
+        key: tuple[str, ...] = (task_id,)
+        if task_id in lists:
+            key = (lists[task_id].task, normalised_cause(str(failure)))
+        alike.setdefault(key, []).append(task_id)
+    for task_ids in list(alike.values())[:_MAX_FAILURES]:
+        failure = report.tasks.failures[task_ids[0]]
+        name = task_ids[0]
+        if len(task_ids) > 1:
+            found = lists[name]
+            name = f"{len(task_ids)} of {found.total} elements of {found.task}"
+            name += f" ({join_names(task_ids, 3)})"
+        yield f"  failed    {printable_line(name)}: {printable_line(str(failure))}"
+        yield from (f"            {line}" for line in printable_lines(failure.traceback))
 
 
 def _list_lines(report: RunStatusReport) -> Iterator[str]:

@@ -53,6 +53,9 @@ from replanning.telemetry import Exporter
 MAX_TASKS_SHOWN: Final = 40
 """Lines of tasks that the summary shows; in a larger plan, tasks that are alike are folded."""
 
+_MAX_RERUN: Final = 8
+"""Elements of a list that a suggested command names."""
+
 MAX_REVISIONS_SHOWN: Final = 10
 """Revisions that the summary shows."""
 
@@ -336,11 +339,15 @@ class RunSummary:
                 again,
                 "goes on here with a corrected plan: what is finished and unchanged is kept",
             )
-            for task_id in self._first_failed():
-                again = self._command("rerun", run, task_id, *self._resume_options)
+            first_failed = self._first_failed()
+            if first_failed:
+                again = self._command("rerun", run, *first_failed, *self._resume_options)
+                what = "this task"
+                if len(first_failed) > 1:
+                    what = "these elements"
                 yield (
                     again,
-                    "once the cause is gone: a new run of this task and what depends on it",
+                    f"once the cause is gone: a new run of {what} and what depends on it",
                 )
         if failed:
             again = self._command("resume", run, *self._resume_options, "--from", "REVISION")
@@ -350,12 +357,22 @@ class RunSummary:
             )
 
     def _first_failed(self) -> list[str]:
-        """Return the first task that has failed, by its id in the plan file, if there is one."""
+        """Return the first task that has failed, or the first elements of its list that have.
+
+        A task is named by its id in the plan file.
+        """
+        failed = []
         for task_id in self.live.stuck:
             entry = self.live.entry(task_id)
             if entry.state is TaskState.FAILED:
-                return [entry.root]
-        return []
+                failed.append(entry)
+        if not failed:
+            return []
+        template = failed[0].template
+        if template is None:
+            return [failed[0].root]
+        of_list = [entry.root for entry in failed if entry.template is template]
+        return of_list[:_MAX_RERUN]
 
     def _command(self, *words: str) -> str:
         return command_line(self._store, *words)

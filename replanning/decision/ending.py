@@ -11,7 +11,8 @@ from typing import Final, NamedTuple
 
 from replanning.changes import RemoveTask, ReplaceTask, SkipTask
 from replanning.decision.ledger import Ledger
-from replanning.journal.records import RunEnded, RunQuiescent
+from replanning.journal.records import RunEnded, RunQuiescent, normalised_cause
+from replanning.live.elements import TaskGroup, group_elements
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import SATISFIED, WAITING, TaskState
@@ -178,8 +179,8 @@ def _quiescent_end(live: LivePlan, ledger: Ledger, now: Circumstances) -> RunEnd
             live.revision, tuple(unsatisfied[:_MAX_UNSATISFIED]), live.missing_facts
         )
     told: set[TaskId] = set()
-    for task_id in _named_stuck_tasks(live):
-        told.update(part.id for part in live.in_doubt(live.entry(task_id)))
+    for group in _stuck_groups(live)[:_MAX_NAMED_TASKS]:
+        told.update(part.id for part in live.in_doubt(live.entry(group.tasks[0])))
     reason = with_unknown_effects(_failure_reason(live), live, ledger, told)
     return RunEnded("failed", reason)
 
@@ -235,23 +236,37 @@ def _failure_reason(live: LivePlan) -> str:
     return f"{reason}; {parked}" if parked else reason
 
 
-def _named_stuck_tasks(live: LivePlan) -> list[TaskId]:
-    """Return the stuck tasks that the reason of a failure names."""
-    return list(live.stuck)[:_MAX_NAMED_TASKS]
+def _stuck_groups(live: LivePlan) -> list[TaskGroup]:
+    """Return the stuck tasks, with those elements of a list together that failed alike."""
+    alike: dict[tuple[str, ...], list[TaskId]] = {}
+    for task_id in live.stuck:
+        entry = live.entry(task_id)
+        key: tuple[str, ...] = (entry.state, "")
+        if live.in_doubt(entry):
+            key = (entry.id,)  # it is told of each whether it took effect
+        elif entry.log.failure is not None:
+            key = (entry.state, normalised_cause(str(entry.log.failure)))
+        alike.setdefault(key, []).append(task_id)
+    groups: list[TaskGroup] = []
+    for task_ids in alike.values():
+        groups += group_elements(live, task_ids)
+    order = {task_id: number for number, task_id in enumerate(live.stuck)}
+    return sorted(groups, key=lambda group: order[group.tasks[0]])
 
 
 def _stuck_tasks(live: LivePlan) -> str:
+    groups = _stuck_groups(live)
     told = []
-    for task_id in _named_stuck_tasks(live):
-        entry = live.entry(task_id)
-        text = f"{entry.id!r} {entry.state.lower()}"
+    for group in groups[:_MAX_NAMED_TASKS]:
+        entry = live.entry(group.tasks[0])
+        text = f"{group.name} {entry.state.lower()}"
         if entry.log.failure is not None:
             text += f" ({truncate_text(entry.log.failure.message, _MAX_MESSAGE_CHARS)})"
         unknown = live.unknown_effects(entry)
         if unknown:
             text += f", and {unknown}"
         told.append(text)
-    more = len(live.stuck) - _MAX_NAMED_TASKS
+    more = len(groups) - _MAX_NAMED_TASKS
     if more > 0:
         told.append(f"and {more} more")
     return "; ".join(told)

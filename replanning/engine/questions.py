@@ -46,6 +46,7 @@ from replanning.journal.records import (
     RunPaused,
     Trigger,
 )
+from replanning.live.elements import trigger_reasons
 from replanning.live.states import STUCK, WAITING
 from replanning.plan.messages import spoken_id
 from replanning.plan.types import QuestionId, ReplanId, TaskId
@@ -117,8 +118,7 @@ class Questions:
 
         first_line = decision.reason.partition("\n")[0]
         text: list[str] = []
-        for trigger in triggers:
-            cause = trigger.reason or trigger.kind
+        for cause in trigger_reasons(life.live, triggers):
             # A cause that repeats the first line of the reason is left out.
             if first_line not in cause:
                 # Messages of services may be sentences, and these go on.

@@ -50,6 +50,7 @@ class ElementsReport:
         state: the state of all elements as a whole.
         counts: number of elements for each word about them, such as `done`.
         replaced: number of elements that other tasks stand for.
+        failed: tasks of elements that have failed.
         left_out: elements that failed and were skipped, each with the reason.
         asking: an element that waits for a person; None if there is none.
     """
@@ -58,6 +59,7 @@ class ElementsReport:
     state: TaskState
     counts: Mapping[str, int]
     replaced: int
+    failed: tuple[TaskId, ...]
     left_out: Mapping[TaskId, str]
     asking: TaskId | None
 
@@ -112,6 +114,7 @@ def report_elements(
     states: set[TaskState] = set()
     counts: Counter[str] = Counter()
     replaced = 0
+    failed: list[TaskId] = []
     left_out: dict[TaskId, str] = {}
     first_asking: TaskId | None = None
     for element in template.replacement.sinks:
@@ -123,6 +126,8 @@ def report_elements(
             counts[STATE_LOOKS[TaskState.DONE].word] += 1
             continue
         states.add(entry.state)
+        if entry.state is TaskState.FAILED:
+            failed.append(entry.id)
         word = STATE_LOOKS[entry.state].word
         if entry.id in asking and entry.state in _UNFINISHED:
             word = _ASKS
@@ -136,7 +141,15 @@ def report_elements(
     words = [look.word for look in reversed(list(STATE_LOOKS.values()))]
     ordered = {word: counts[word] for word in [*words, _LEFT_OUT, _ASKS] if counts[word]}
     state = min(states, key=_IMPORTANCE.index, default=TaskState.DONE)
-    return ElementsReport(template.id, state, ordered, replaced, left_out, first_asking)
+    return ElementsReport(
+        task=template.id,
+        state=state,
+        counts=ordered,
+        replaced=replaced,
+        failed=tuple(failed),
+        left_out=left_out,
+        asking=first_asking,
+    )
 
 
 def is_left_out_element(entry: TaskEntry) -> bool:

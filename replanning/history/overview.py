@@ -40,6 +40,7 @@ from replanning.history.wording import (
 )
 from replanning.journal.records import TaskFailed, TaskTimedOut
 from replanning.journal.store import RunInfo, RunStore
+from replanning.live.elements import alike_triggers, group_elements
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
@@ -531,7 +532,7 @@ def _edit_repair(edit: PlanEdit, live: LivePlan) -> Repair:
 
 
 def _replan_repair(event: ReplanEvent, live: LivePlan) -> Repair:
-    steps = [*_cause_steps(event), *_decision_steps(event)]
+    steps = [*_cause_steps(event, live), *_decision_steps(event)]
     outcome = ""
     if event.executed:
         steps += _applied_steps(event, event.decided_at, live)
@@ -541,10 +542,14 @@ def _replan_repair(event: ReplanEvent, live: LivePlan) -> Repair:
     return Repair(title, event.by, event.after, outcome, tuple(steps))
 
 
-def _cause_steps(event: ReplanEvent) -> Iterator[RepairStep]:
+def _cause_steps(event: ReplanEvent, live: LivePlan) -> Iterator[RepairStep]:
     """Yield each cause, and then the kinds of the triggers that they fired."""
-    for trigger in event.triggers[:_MAX_STEPS]:
+    causes = alike_triggers(live, event.triggers)
+    for alike in causes[:_MAX_STEPS]:
+        trigger = alike[0]
         about = ", ".join(trigger.tasks[:_MAX_NAMES])
+        if len(alike) > 1:
+            about = group_elements(live, [one.tasks[0] for one in alike])[0].name
         match trigger:
             case TaskFailed() if is_held(trigger):
                 word = "held"
@@ -567,7 +572,7 @@ def _cause_steps(event: ReplanEvent) -> Iterator[RepairStep]:
             if task_id in event.outputs:
                 text = printable_line(f"{task_id}: {event.outputs[task_id]}")
                 yield RepairStep(trigger.at, "output", text)
-    more = len(event.triggers) - _MAX_STEPS
+    more = len(causes) - _MAX_STEPS
     last = max((trigger.at for trigger in event.triggers), default=event.at)
     if more > 0:
         yield RepairStep(last, "failed", f"and {pluralise(more, 'more trigger')}")

@@ -152,8 +152,7 @@ def _applied_lines(entry: ReplanEvent | PlanEdit) -> list[str]:
 def _replan_lines(event: ReplanEvent) -> list[str]:
     lines = [_entry_title(event)]
     # A burst may have fired hundreds of triggers with one cause.
-    for trigger in event.triggers[:_MAX_ITEMS]:
-        cause = trigger_cause(trigger)
+    for cause in _limited_lines(map(trigger_cause, event.triggers)):
         lines.append(f"    cause:    {cause}")
     for line in _question_lines(event.question):
         lines.append(f"    asked:    {line}")

@@ -274,7 +274,10 @@ class TaskEntry:
     @property
     def template(self) -> TaskEntry | None:
         """The expanded task of whose elements this is one, or stands for one; None of others."""
-        return self.lineage()[0].parent
+        entry = self
+        while entry.parent is not None and not entry.parent.replacement.expanded:
+            entry = entry.parent
+        return entry.parent
 
     @property
     def satisfied(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import islice
 from math import inf
@@ -14,6 +14,7 @@ from replanning.changes import PlanChange
 from replanning.errors import Problem, StaleView
 from replanning.journal.records import Failure
 from replanning.live.draft import Draft
+from replanning.live.elements import TaskGroup, group_elements
 from replanning.live.facts import FactIndex
 from replanning.live.graph import Progress
 from replanning.live.plan import LivePlan
@@ -246,6 +247,10 @@ class PlanView:
             NoResult: there is none yet.
         """
         return shown_form(self._live.results.output_of(self._live.entry(task_id).id))
+
+    def group_elements(self, task_ids: Iterable[TaskId]) -> list[TaskGroup]:
+        """Return tasks as sentences name them, each once, with the elements of one list together."""
+        return group_elements(self._live, task_ids)
 
     def lineage(self, task_id: TaskId) -> tuple[TaskView, ...]:
         """Return the tasks that a task replaced, the root first, and the task itself."""

@@ -29,6 +29,7 @@ from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from replanning.llm.quoting import truncate_text, truncate_value
 from replanning.plan.document import Plan
+from replanning.plan.elements import FOR_EACH
 from replanning.plan.json_values import as_object
 from replanning.plan.tasks import Goal, Task, tool_name
 from replanning.plan.types import JsonObject, JsonValue, TaskId
@@ -536,7 +537,7 @@ class PlanningProgress:
         run_opened: the first record.
         opened_at: its time, in seconds since the epoch.
         spent: calls, tokens and money that the run has used.
-        revisions: how often the live plan was changed.
+        revisions: how often the live plan was changed, apart from the expansion of lists.
     """
 
     def __init__(self) -> None:
@@ -571,7 +572,8 @@ class PlanningProgress:
             self._created_at[task] = record.at
         if isinstance(body, UsageCharged):
             self.spent += body.usage
-        self.revisions += isinstance(body, PlanRevised)
+        if isinstance(body, PlanRevised) and body.by != FOR_EACH:
+            self.revisions += 1
         self.state.fold(record)
 
     def effects(self) -> str:

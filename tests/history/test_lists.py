@@ -240,3 +240,25 @@ async def test_progress_does_not_fall_when_a_list_is_known():
             run.succeeded(run.started(task.id))
             shares.append(run.evaluate().progress)
     assert shares == [0.0, 0.125, 0.25, 0.375, 0.5, 1.0]
+
+
+async def test_equal_causes_of_elements_are_one_step():
+    """Elements that fail of one cause are one step of the repair, which counts them."""
+    engine = make_engine(other_tool, store=MemoryStore())
+    async with engine.open(plan(*tasks(12))) as run:
+        ready = run.ready()
+        attempts = [run.started((await anext(ready)).id) for _ in range(12)]
+        for attempt in attempts[:9]:
+            run.failed(attempt, ValueError("the disk is full"))
+        for attempt in attempts[9:]:
+            run.succeeded(attempt)
+        await perform(run, breaking())
+    (info,) = engine.store.runs()
+    overview = read_overview(engine.store, info, 0.0)
+    (repair,) = [repair for repair in overview.repairs if repair.by == "policy"]
+    assert [step.text for step in repair.steps if step.word == "failed"] == [
+        (
+            "9 of 12 elements of 'convert' ('convert[0]', 'convert[1]', 'convert[2]', …): "
+            "ValueError: the disk is full"
+        )
+    ]
