@@ -301,7 +301,7 @@ def _told(done: subprocess.CompletedProcess[str]) -> str:
     """The last line that a program has printed, or the exception that ended it.
 
     A program that has printed its result has told it, even if its interpreter crashes at the exit,
-    which a worker of Temporal was once seen to do.
+    which a worker of Temporal does now and then.
     """
     printed = done.stdout.strip().splitlines()
     if printed and done.returncode <= 0:
