@@ -18,7 +18,7 @@ from typing import Final, Self, cast
 import anyio.lowlevel
 
 from replanning import PlanView, ReplanningError, ReplanRequest, ToolSpec
-from replanning.changes import PlanChange
+from replanning.changes import ExpandTask, PlanChange
 from replanning.journal import (
     AlternativesConsidered,
     DecisionMade,
@@ -38,7 +38,7 @@ from replanning.llm.quoting import (
 )
 from replanning.plan import JsonObject
 from replanning.plan.references import placeholders
-from replanning.plan.types import JsonValue
+from replanning.plan.types import JsonValue, TaskId
 
 DEFAULT_PROMPT_CHARS: Final = 24_000
 """Most characters of a prompt, unless another limit is given."""
@@ -106,6 +106,11 @@ _RETRY_PROMPT: Final = """\
 You have answered before. What is rejected above is what you proposed, with why none of it can be used. Propose something else."""
 
 
+_ELEMENTS_PROMPT: Final = """\
+A task with `element_of` does its work for one element of a list: `${item}` in its arguments, and in those of what replaces it,
+is the `item` beside it. A modify of the task that it is an element of changes all elements that have not begun."""
+
+
 class PromptBuilder:
     """Prompts about one request, whose data are read once.
 
@@ -127,6 +132,7 @@ class PromptBuilder:
         named = dict.fromkeys(task_id for trigger in request.triggers for task_id in trigger.tasks)
         concerned = [self._view.task(task_id) for task_id in islice(named, _MAX_CONCERNED_TASKS)]
         self._concerned = concerned or list(self._view.stuck()[:_MAX_CONCERNED_TASKS])
+        self._roots = {task.root for task in self._concerned}
         self._nearby = list(islice(self._nearest_tasks(), MAX_TASKS - len(self._concerned)))
         self.used_tools = frozenset(task.task.tool for task in (*self._concerned, *self._nearby))
 
@@ -144,14 +150,7 @@ class PromptBuilder:
         stated = _non_empty(
             objective=goal.objective, facts=list(goal.facts), success_criteria=criteria
         )
-        around = (
-            _non_empty(
-                **_task_summary(task),
-                error=_error_fields(task.failure),
-                replaced_by=list(task.replaced_by),
-            )
-            for task in builder._nearby
-        )
+        around = map(builder._task_around, builder._nearby)
         limits = _non_empty(
             tasks={state.value: count for state, count in view.counts.items() if count},
             resources=dict(islice(view.capacity.items(), _MAX_KEYS)),
@@ -194,6 +193,8 @@ class PromptBuilder:
             "rejected": [self._encode(dict(proposal), 2000) for proposal in rejected]
         }
         preface = f"{_RETRY_PROMPT}\n" if rejected else ""
+        if any(map(self._view.list_of, self._roots)):
+            preface = f"{_ELEMENTS_PROMPT}\n{preface}"
         end = preface + _ANSWER_FORMAT.format(count=self._request.max_alternatives)
         sections = [DataSection(name, encoded) for name, encoded in lines.items() if encoded]
         return fit_sections(sections, self._size - len(end), (*CUT_ORDER, "happened", "goal")) + end
@@ -208,18 +209,39 @@ class PromptBuilder:
         seen = {task.id for task in self._concerned}
         queue = list(self._concerned)
         for task in queue:  # grows during the loop
-            neighbours = (
-                *task.task.depends_on,
-                *task.replaced_by,
-                *self._view.dependents(task.id)[:MAX_TASKS],
-            )
-            for task_id in neighbours:
+            neighbours = [*task.task.depends_on]
+            # The elements of a list are counted.
+            if self._view.element_states(task.id) is None:
+                neighbours += task.replaced_by
+            neighbours += self._view.dependents(task.id)[:MAX_TASKS]
+            for task_id in map(self._or_list, neighbours):
                 if task_id not in seen:
                     seen.add(task_id)
                     queue.append(near := self._view.task(task_id))
                     yield near
         if sum(self._view.counts.values()) <= _SMALL_PLAN_TASKS:
-            yield from (task for task in self._view.tasks() if task.id not in seen)
+            for task in self._view.tasks():
+                if task.id not in seen and self._or_list(task.id) == task.id:
+                    yield task
+
+    def _or_list(self, task_id: TaskId) -> TaskId:
+        """Return a task, or of an element that is not concerned its list, which counts it."""
+        of_list = self._view.list_of(task_id)
+        if of_list is None or self._view.task(task_id).root in self._roots:
+            return task_id
+        return self._or_list(of_list)
+
+    def _task_around(self, task: TaskView) -> JsonValue:
+        states = self._view.element_states(task.id)
+        summary = _task_summary(task)
+        if states is None:
+            return _non_empty(
+                **summary,
+                error=_error_fields(task.failure),
+                replaced_by=list(task.replaced_by),
+            )
+        elements: JsonObject = {state.value: count for state, count in states.items()}
+        return _non_empty(**{**summary, "state": None, "elements": elements})
 
     def _triggers(self) -> Iterator[JsonValue]:
         hidden = {"kind", "id", "run", "at", "root", "cause", "revision", "traceback"}
@@ -241,7 +263,11 @@ class PromptBuilder:
                 )
                 for part in self._view.lineage(task.id)[:-1]
             ]
-            yield _non_empty(
+            element: JsonObject = {}
+            of_list = self._view.list_of(task.id)
+            if of_list is not None and task.task.scope is not None:
+                element = {"element_of": of_list, "item": task.task.scope.get("item")}
+            yield element | _non_empty(
                 **_task_summary(task),
                 error=_error_fields(task.failure),
                 attempts=task.attempts,
@@ -261,7 +287,7 @@ class PromptBuilder:
 
     def _results(self) -> Iterator[JsonValue]:
         for task in (*self._concerned, *self._nearby):
-            if task.state is TaskState.DONE:
+            if task.state is TaskState.DONE or self._view.element_states(task.id):
                 try:
                     yield {"task": task.id, "output": self._view.result(task.id)}
                 except ReplanningError:
@@ -356,6 +382,8 @@ def _tool_fields(tool: ToolSpec) -> JsonObject:
 
 def change_document(change: PlanChange) -> JsonObject:
     """Return a change in the form in which models propose it."""
+    if isinstance(change, ExpandTask):  # a list may be long, and nobody has to repeat it
+        return {"kind": change.kind, "task_id": change.task_id, "elements": len(change.items)}
     return {"kind": change.kind, **change.model_dump(mode="json", exclude_defaults=True)}
 
 

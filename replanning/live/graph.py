@@ -735,7 +735,7 @@ class TaskGraph:
         status: dict[str, str] = {}
         for name in parsed.names("status"):
             if name in self.entries:
-                status[name] = self._status_of(self.entries[TaskId(name)])
+                status[name] = self.status_of(self.entries[TaskId(name)])
         roots: dict[str, object] = {
             "context": context,
             "parameters": parameters,
@@ -746,7 +746,7 @@ class TaskGraph:
             roots.update(task.scope)
         return parsed.holds(roots)
 
-    def _status_of(self, entry: TaskEntry) -> TaskState:
+    def status_of(self, entry: TaskEntry) -> TaskState:
         """Return how a task has ended, as conditions see it.
 
         A replaced task has ended as what stands for it has: failed, if a part of that has failed. A
@@ -765,7 +765,8 @@ class TaskGraph:
                 if entry.id in self.standstill.tasks:
                     state = TaskState.BLOCKED
             states.append(state)
-        return min(states, key=_BY_WEIGHT.index)
+        # A list without elements is done.
+        return min(states, key=_BY_WEIGHT.index, default=_DONE)
 
     def inputs_of(self, task: Task | None) -> TaskResults:
         """Return the results as the references and the condition of a task see them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import islice
@@ -247,6 +248,20 @@ class PlanView:
             NoResult: there is none yet.
         """
         return shown_form(self._live.results.output_of(self._live.entry(task_id).id))
+
+    def list_of(self, task_id: TaskId) -> TaskId | None:
+        """Return the expanded task of whose elements a task is one, or stands for one."""
+        template = self._live.entry(task_id).template
+        if template is None:
+            return None
+        return template.id
+
+    def element_states(self, task_id: TaskId) -> Mapping[TaskState, int] | None:
+        """Return the number of elements in each state; None of a task that was not expanded."""
+        entry = self._live.entry(task_id)
+        if not entry.is_expanded:
+            return None
+        return Counter(self._live.status_of(element) for element in entry.replacement.sinks)
 
     def group_elements(self, task_ids: Iterable[TaskId]) -> list[TaskGroup]:
         """Return tasks as sentences name them, each once, with the elements of one list together."""

@@ -358,6 +358,39 @@ async def test_the_nearest_tasks_are_shown_of_a_long_plan():
     assert found["limits"][0]["tasks"]["PENDING"] == 1_499
 
 
+LISTED = """
+goal: {objective: convert}
+tools: [{name: get}, {name: conv}, {name: tell}]
+tasks:
+  - {id: list, tool: get}
+  - {id: convert, tool: conv, depends_on: [list], for_each: "${list.output}", arguments: {file: "${item}"}}
+  - {id: report, tool: tell, depends_on: [convert]}
+"""
+
+
+@pytest.mark.parametrize("count", [40, 1_000])
+async def test_a_model_is_shown_the_elements_of_a_list_as_numbers(count):
+    """Of a list, a model is shown the element that failed with its item, and of the others how many there are in each state."""
+    found = await shown(LISTED, "convert[7]", outputs={"list": list(range(count))})
+    (task,) = found["tasks"]
+    assert (task["id"], task["element_of"], task["item"]) == ("convert[7]", "convert", 7)
+    around = {other["id"]: other for other in found["around"]}
+    assert set(around) == {"list", "convert", "report"}
+    assert around["convert"]["elements"]["FAILED"] == 1
+    assert sum(around["convert"]["elements"].values()) == count
+    assert "state" not in around["convert"]
+    expanded = [one for one in found["earlier"] if one.get("by") == "for_each"]
+    assert expanded[0]["changed"] == [{"kind": "expand", "task_id": "convert", "elements": count}]
+
+
+async def test_a_model_is_shown_a_list_before_the_task_that_failed():
+    """A task that follows a list is shown the list and its result, and none of the elements."""
+    found = await shown(LISTED, "report", outputs={"list": list(range(40))})
+    assert [other["id"] for other in found["around"]] == ["convert", "list"]
+    assert found["around"][0]["elements"] == {"DONE": 40}
+    assert [one["task"] for one in found["results"]] == ["convert", "list"]
+
+
 def long_plan(fill: int) -> Plan:
     """A plan with much of everything, whose texts are so long."""
     text = "word " * (fill // 5)

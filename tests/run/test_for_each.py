@@ -68,6 +68,13 @@ async def test_list_without_elements_is_done_at_once():
     assert run.result.outputs["report"] == {"all": []}
 
 
+async def test_condition_about_a_list_without_elements():
+    """To conditions, a list without elements is done."""
+    reader = Task(id="reader", depends_on=("convert",), when="status.convert == 'DONE'")
+    async with open_run(plan(LISTED, template(), reader)) as run:
+        assert await perform(run, returning([])) == ["list", "reader"]
+
+
 @pytest.mark.parametrize("source", [["x", "y"], "${context.names}"])
 async def test_list_that_is_known_before_the_run(source):
     """A list may be written in the plan, or be a value of the context."""
