@@ -30,6 +30,7 @@ __all__ = [
     "Alternative",
     "CancelTask",
     "ExpandTask",
+    "IncludePlan",
     "ModifyTask",
     "PlanChange",
     "RemoveTask",
@@ -96,6 +97,17 @@ class ExpandTask(_Change):
         return Elements(tuple(self.items), keys)
 
 
+class IncludePlan(_Change):
+    """Carry out the plan that a task includes, in its place; done by itself once it may start.
+
+    `values` are those of the parameters of the included plan.
+    """
+
+    kind: Literal["include"] = "include"
+    task_id: TaskId
+    values: JsonObject = Field(default_factory=dict)
+
+
 class ModifyTask(_Change):
     """Change fields of a task; a finished task takes only `name`, `goal` and `metadata`.
 
@@ -155,6 +167,7 @@ PlanChange = Annotated[
     | RemoveTask
     | ReplaceTask
     | ExpandTask
+    | IncludePlan
     | ModifyTask
     | ReorderTasks
     | RetryTask
@@ -357,6 +370,7 @@ _CHANGE_KINDS: Final = (
     "remove",
     "replace",
     "expand",
+    "include",
     "modify",
     "reorder",
     "retry",

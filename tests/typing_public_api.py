@@ -184,7 +184,12 @@ def every_change() -> Sequence[changes.PlanChange]:
                 assert_type(change.tasks, Sequence[rp.Task])
             case changes.ModifyTask():
                 assert_type(change.fields, JsonObject)
-            case changes.ReorderTasks() | changes.AbortRun() | changes.ExpandTask():
+            case (
+                changes.ReorderTasks()
+                | changes.AbortRun()
+                | changes.ExpandTask()
+                | changes.IncludePlan()
+            ):
                 pass
             case (
                 changes.RemoveTask()

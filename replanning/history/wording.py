@@ -11,6 +11,7 @@ from replanning.changes import (
     AddTask,
     CancelTask,
     ExpandTask,
+    IncludePlan,
     ModifyTask,
     PlanChange,
     RemoveTask,
@@ -334,6 +335,8 @@ def change_line(change: PlanChange) -> str:
             count = len(change.items)
             noun = "element" if count == 1 else "elements"
             text = f"expand {change.task_id} into {count} {noun}"
+        case IncludePlan():
+            text = f"carry out the plan that {change.task_id} includes"
         case ModifyTask():
             # As Python writes it, so that text and numbers are told apart.
             fields = [f"{name} = {value!r}" for name, value in change.fields.items()]

@@ -656,7 +656,7 @@ class _Edit:
     def _expand_again(self, template: TaskEntry, corrected: Task | None, reason: str) -> None:
         """Have a list made again; the elements that are the same as before, and done, are kept."""
         self.again[template.id] = reason
-        for part in self._live.parts_of_elements(template):
+        for part in self._live.parts_of(template):
             if part.state is TaskState.RUNNING:
                 self.again[template.id] = f"{reason}, and what runs now is cut off"
                 self.add(CancelTask(task_id=part.id, reason="its list is made again"))

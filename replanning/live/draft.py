@@ -12,6 +12,7 @@ from replanning.changes import (
     AddTask,
     CancelTask,
     ExpandTask,
+    IncludePlan,
     ModifyTask,
     PlanChange,
     RemoveTask,
@@ -42,6 +43,7 @@ from replanning.plan.elements import (
     is_same_element,
     slot_resource,
 )
+from replanning.plan.inclusion import included_tasks, last_tasks
 from replanning.plan.messages import join_names
 from replanning.plan.tasks import Task, for_another_tool, is_same_call, program_note
 from replanning.plan.types import JsonObject, TaskId
@@ -349,14 +351,39 @@ class Draft:
             new = task
             if element_id != task.id:
                 new = task.model_copy(update={"id": element_id})
-            order = self._graph.statistics.added_tasks + len(self.new_tasks)
-            self._positions[element_id] = (new.priority, order)
-            self.new_tasks[element_id] = StagedTask(new, task_id, self._change_path)
-            self.tasks[element_id] = new
+            self._stage_part(new, task_id)
         ids = tuple(elements)
         self.sinks[task_id] = ids
         step = partial(Draft._replace, task_id=task_id, parts=ids, sinks=ids)
         self._commit_steps.append(step)
+
+    def _stage_include(self, change: IncludePlan) -> None:
+        """Stage the tasks of an included plan, which were checked with the plan."""
+        task_id = change.task_id
+        if not self._stage_event(task_id, TaskEvent.REPLACE, "be carried out"):
+            return
+        task = self.task(task_id)
+        try:
+            parts = included_tasks(task, change.values)
+        except ExpressionError as error:
+            self._add_problem(f"task {task_id!r}: {error}")
+            return
+        for part in parts:
+            if part.id in self:
+                self._add_problem(f"the id {part.id!r} is already used; ids are never used again")
+                return
+            self._stage_part(part, task_id)
+        sinks = tuple(last_tasks(parts))
+        self.sinks[task_id] = sinks
+        ids = tuple(part.id for part in parts)
+        self._commit_steps.append(partial(Draft._replace, task_id=task_id, parts=ids, sinks=sinks))
+
+    def _stage_part(self, task: Task, parent: TaskId) -> None:
+        """Stage a task that a plan has foreseen, and that was checked with it."""
+        order = self._graph.statistics.added_tasks + len(self.new_tasks)
+        self._positions[task.id] = (task.priority, order)
+        self.new_tasks[task.id] = StagedTask(task, parent, self._change_path)
+        self.tasks[task.id] = task
 
     def _earlier_element(self, task: Task, template: TaskId) -> TaskId:
         """Return the element that was done before and is the same; else an id that is unused."""
@@ -672,11 +699,11 @@ class Draft:
                     "retried"
                 )
                 return False
-        for element in self._graph.parts_of_elements(template):
+        for element in self._graph.parts_of(template):
             state = self.state(element.id)
             if state is TaskState.RUNNING:
                 self._add_problem(
-                    f"task {template.id!r}: its element {element.id!r} is running: cancel it first"
+                    f"task {template.id!r}: its part {element.id!r} is running: cancel it first"
                 )
                 return False
             if state in _UNFINISHED:
@@ -943,9 +970,9 @@ class Draft:
         graph.aborted = self._abort_reason or graph.aborted
         self._committed_at = at
         for change in self.changes:
-            if isinstance(change, ExpandTask):
-                # Before its elements are there, which are roots of their own lineages.
-                self._prepare_elements(change.task_id)
+            if isinstance(change, ExpandTask | IncludePlan):
+                # Before its parts are there, which are roots of their own lineages.
+                self._prepare_parts(change.task_id)
         for new in self.new_tasks.values():
             parent = None
             if new.parent is not None:
@@ -992,14 +1019,14 @@ class Draft:
         )
         graph.update_unsatisfied_count(original)
         if original.replacement.expanded:
-            for part in graph.parts_of_elements(original):
+            for part in graph.parts_of(original):
                 part.removed = False
             # A list without elements, or with those that were done before, is done at once.
             if not unsatisfied:
                 graph.satisfy_dependents(original)
 
-    def _prepare_elements(self, task_id: TaskId) -> None:
-        """Make ready for the elements of a task, and for the limit of those that run."""
+    def _prepare_parts(self, task_id: TaskId) -> None:
+        """Make ready for the parts that a task becomes, and for the limit of those that run."""
         entry = self._graph.entries[task_id]
         entry.replacement = entry.replacement._replace(expanded=True)
         self._graph.statistics.expanded[task_id] = entry
@@ -1069,7 +1096,7 @@ class Draft:
         template = graph.entries[task_id]
         if template.satisfied:
             graph.unsatisfy_dependents(template)
-        for part in graph.parts_of_elements(template):
+        for part in graph.parts_of(template):
             if part.state in _UNFINISHED:
                 graph.transition(part, TaskEvent.CANCEL)
             part.removed = True
@@ -1115,6 +1142,7 @@ _STAGE_HANDLERS: dict[type, Callable[..., None]] = {
     RemoveTask: Draft._stage_remove,
     ReplaceTask: Draft._stage_replace,
     ExpandTask: Draft._stage_expand,
+    IncludePlan: Draft._stage_include,
     ModifyTask: Draft._stage_modify,
     ReorderTasks: Draft._stage_reorder,
     RetryTask: Draft._stage_retry,

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from replanning.errors import NoResult, UnknownTask
+from replanning.errors import ExpressionError, NoResult, UnknownTask
 from replanning.journal.values import CONTAINERS, AnnotatedJson, copy_containers
 from replanning.live.entries import LEFT_OUT, AttemptLog, ReadLog, TaskEntry
 from replanning.live.facts import DependencyIndex, FactIndex, Staleness, World
@@ -26,11 +26,12 @@ from replanning.live.states import (
 from replanning.plan.checks import TaskScope
 from replanning.plan.conditions import Condition
 from replanning.plan.document import Plan
+from replanning.plan.inclusion import included_id, included_output, last_tasks
 from replanning.plan.json_form import NO_OUTPUT
 from replanning.plan.messages import join_names
 from replanning.plan.parameters import current_values
 from replanning.plan.references import find_references, resolve_references
-from replanning.plan.tasks import Task, ToolSpec, has_no_effect
+from replanning.plan.tasks import SubPlan, Task, ToolSpec, has_no_effect
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, TaskId
 
 _DONE: Final = TaskState.DONE
@@ -139,7 +140,7 @@ class TaskResults(Mapping[str, Any]):
             entry.replacement.redone and entry.replacement.unsatisfied
         ):
             if entry.replacement.expanded:
-                return self._output_of_elements(entry)
+                return self._output_of_parts(entry)
             if len(entry.replacement.sinks) > 1:
                 return {sink.id: self.output_of(sink.id) for sink in entry.replacement.sinks}
             entry = entry.replacement.sinks[0]
@@ -168,22 +169,42 @@ class TaskResults(Mapping[str, Any]):
             )
         return output.value
 
-    def _output_of_elements(self, template: TaskEntry) -> list[Any]:
-        """Return the outputs of the elements in the order of the list; null for a skipped one.
+    def _output_of_parts(self, template: TaskEntry) -> Any:
+        """Return the outputs of the elements in the order of the list, or that of an included plan.
+
+        That of a skipped part is null.
 
         Raises:
-            NoResult: an element has no result yet.
+            NoResult: a part has no result yet.
         """
         replacement = template.replacement
         if replacement.unsatisfied and not self._ended:
             total = len(replacement.sinks)
-            text = f"{replacement.unsatisfied} of its {total} elements are not done"
+            text = f"{replacement.unsatisfied} of its {total} parts are not done"
             raise NoResult(template.id, text)
-        outputs: list[Any] = []
-        for element in replacement.sinks:
-            output = self.output_of(element.id)
-            outputs.append(None if output is NO_OUTPUT else output)
-        return outputs
+        if isinstance(template.task.include, SubPlan):
+            return self._output_of_plan(template, template.task.include)
+        return [self._output_or_null(element) for element in replacement.sinks]
+
+    def _output_of_plan(self, template: TaskEntry, included: SubPlan) -> Any:
+        outputs: dict[TaskId, Any] = {}
+        for part in included.tasks:
+            entry = self._entries[included_id(template.id, part.id)]
+            if template.task.on_item_failure == "skip" and entry.state is TaskState.SKIPPED:
+                # The element failed in one of its tasks, so that it has no result.
+                if entry.condition_revision is None:
+                    return None
+            outputs[part.id] = self._output_or_null(entry)
+        try:
+            return included_output(template.task, outputs, last_tasks(included.tasks))
+        except ExpressionError as error:
+            raise NoResult(template.id, str(error)) from None
+
+    def _output_or_null(self, entry: TaskEntry) -> Any:
+        output = self.output_of(entry.id)
+        if output is NO_OUTPUT:
+            return None
+        return output
 
     def outputs(self) -> dict[str, Any]:
         """Return the results that exist, by the ids of the roots."""
@@ -662,9 +683,9 @@ class TaskGraph:
                 stack.append(self.entries[task_id])
         return leaves
 
-    def parts_of_elements(self, template: TaskEntry) -> list[TaskEntry]:
-        """Return the elements of a task that was expanded, and all that replaced them."""
-        parts = list(template.replacement.sinks)
+    def parts_of(self, template: TaskEntry) -> list[TaskEntry]:
+        """Return the tasks that a task was expanded into, and all that replaced them."""
+        parts = [self.entries[task_id] for task_id in template.replacement.tasks]
         for part in parts:  # grows while it is iterated
             for task_id in part.replacement.tasks:
                 parts.append(self.entries[task_id])

@@ -8,6 +8,7 @@ literals, comparisons, `len(…)`, and / or / not over `context.*`, `parameters.
 from __future__ import annotations
 
 import ast
+import copy
 import io
 import math
 import operator
@@ -29,6 +30,7 @@ from replanning.plan.json_form import get_item, json_form
 from replanning.plan.json_values import json_type_name
 from replanning.plan.messages import did_you_mean, truncate
 from replanning.plan.references import ELEMENT_ROOTS
+from replanning.plan.types import TaskId
 
 MAX_CONDITION_CHARS: Final = 1000
 """Longest condition, in characters."""
@@ -219,6 +221,10 @@ class Condition:
                         found.add(key)
         return frozenset(found)
 
+    def renamed(self, ids: Mapping[TaskId, TaskId]) -> str:
+        """Return the text of the condition with other ids of the tasks that it reads."""
+        return shown(_Renaming(ids).visit(copy.deepcopy(self.tree)))
+
     def reads_element(self) -> bool:
         """Return whether it reads the element of a list, so that each element has its own."""
         for node in ast.walk(self.tree):
@@ -348,6 +354,43 @@ class Condition:
             # A chain `a < b < c` compares neighbours.
             left = right
         return True
+
+
+class _Renaming(ast.NodeTransformer):
+    """Puts other ids in the place of those of tasks, wherever a condition can name one."""
+
+    def __init__(self, ids: Mapping[TaskId, TaskId]) -> None:
+        self._ids = ids
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        return self._lookup(node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        return self._lookup(node)
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        self.generic_visit(node)
+        if _is_membership(node):
+            root = cast("ast.Name", node.comparators[0]).id
+            node.left = self._name(root, cast("ast.Constant", node.left).value)
+        return node
+
+    def _lookup(self, node: ast.Attribute | ast.Subscript) -> ast.expr:
+        if not isinstance(node.value, ast.Name):
+            self.generic_visit(node)
+            return node
+        # Of an output, or of another value without names, it may be a number.
+        key = literal_key(node)
+        name = self._name(node.value.id, key)
+        if name.value == key or not isinstance(key, str):
+            return node
+        return ast.Subscript(value=node.value, slice=name, ctx=ast.Load())
+
+    def _name(self, root: str, key: object) -> ast.Constant:
+        name = str(key)
+        if root in ("results", "status"):
+            name = self._ids.get(TaskId(name), name)
+        return ast.Constant(name)
 
 
 def output_lookup(path: str) -> Condition:

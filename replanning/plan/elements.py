@@ -213,10 +213,15 @@ def in_place_of_element(task: Task, element: Task) -> Task:
         "scope": element.scope,
         "on_item_failure": element.on_item_failure,
     }
-    slots = {name: 1.0 for name in element.resources if name.endswith("[]")}
-    if slots:
-        fields["resources"] = {**task.resources, **slots}
+    limits = element_limits(element)
+    if limits:
+        fields["resources"] = {**task.resources, **limits}
     return task.model_copy(update=fields)
+
+
+def element_limits(element: Task) -> dict[str, float]:
+    """Return what the task of an element takes of the resources that `max_parallel` stands for."""
+    return {name: amount for name, amount in element.resources.items() if name.endswith("[]")}
 
 
 def is_same_element(task: Task, earlier: Task) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
@@ -334,6 +335,26 @@ def rename_references(
         return f"${{{rename(reference.task)}{path}}}"
 
     return _map_arguments(arguments, lambda text: _REFERENCE.sub(renamed, text))
+
+
+def rename_results(text: str, ids: Mapping[TaskId, TaskId]) -> str:
+    """Return a text of a confirmation in which `${results.task}` names other tasks.
+
+    Raises:
+        ExpressionError: it has a reference to what no confirmation may refer to.
+    """
+
+    def renamed(match: re.Match[str]) -> str:
+        if match[0] == "$${":
+            return match[0]
+        root, *path = _root_reference(match, CONFIRMED_ROOTS).path
+        if root != "results" or path[0] not in ids:
+            return match[0]
+        first, *rest = path
+        steps = "".join(f"[{json.dumps(step)}]" for step in (ids[TaskId(str(first))], *rest))
+        return f"${{results{steps}}}"
+
+    return _REFERENCE.sub(renamed, text)
 
 
 def bind_undo(

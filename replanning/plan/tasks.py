@@ -1130,6 +1130,9 @@ def _check_key(value: str | None) -> str | None:
 class Task(TaskBody):
     """One step of a plan."""
 
+    # So that a document has `with`, which cannot be the name of an attribute in Python.
+    model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
+
     id: Id = Field(description="Unique in the plan, and never used again for another task.")
     depends_on: Items[Id] = Field(
         default=(), description="The tasks that must be done (or skipped) before."
@@ -1160,11 +1163,36 @@ class Task(TaskBody):
         default="fail",
         description="skip: an element that fails for good has the output null, and the rest goes on.",
     )
+    include: str | SubPlan | None = Field(
+        default=None,
+        description="A plan file, from the folder of this one: its tasks are carried out in the place of this task.",
+    )
+    with_: JsonObject | None = Field(
+        default=None,
+        alias="with",
+        description="Values of the parameters of the included plan; may hold what arguments may.",
+    )
+    outputs: JsonObject | None = Field(
+        default=None,
+        description="The result of an included plan, of ${task.output} of its tasks; by default that of its last task.",
+    )
     scope: JsonObject | None = Field(
         default=None,
-        description="What ${item}, ${index} and ${key} are in the task of an element; `for_each` sets it.",
+        description="What ${item}, ${index}, ${key} and ${parameters.name} are in this task; `for_each` and `include` set it.",
     )
 
+
+class SubPlan(StrictModel):
+    """Tasks of a plan that is carried out in the place of one task, with values of its own."""
+
+    source: str = Field(default="", description="The file that it was read from.")
+    parameters: JsonObject = Field(
+        default_factory=dict, description="As `parameters` of a plan: what `with` gives values of."
+    )
+    tasks: Items[Task] = Field(description="As `tasks` of a plan; they refer to one another.")
+
+
+Task.model_rebuild()
 
 _set: Final = object.__setattr__  # a task is immutable
 

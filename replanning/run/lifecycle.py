@@ -13,6 +13,7 @@ from replanning.changes import (
     Alternative,
     CancelTask,
     ExpandTask,
+    IncludePlan,
     ModifyTask,
     PlanChange,
     RetryTask,
@@ -63,6 +64,7 @@ from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.plan.checks import check_task
 from replanning.plan.document import Plan
 from replanning.plan.elements import FOR_EACH, has_condition_of_its_own, read_elements
+from replanning.plan.inclusion import included_plan
 from replanning.plan.json_values import copy_json
 from replanning.plan.messages import join_names
 from replanning.plan.references import has_references
@@ -646,6 +648,9 @@ class Lifecycle:
                 return False
             if is_due and not self._evaluate_condition(entry):
                 return False
+            if task.include is not None:
+                self._include(entry)
+                return False
             if refers:
                 filled = self._filled_arguments(entry)
                 if filled is None:
@@ -683,6 +688,24 @@ class Lifecycle:
             count = len(elements.items)
             noun = "element" if count == 1 else "elements"
             self.revise((change,), f"its list has {count} {noun}", FOR_EACH)
+        except ExpressionError as error:
+            self._fail_unstarted(entry, str(error), kind="arguments")
+        except ChangeRejected as error:
+            problems = "; ".join(map(str, error.problems))
+            self._fail_unstarted(entry, problems, kind="arguments")
+
+    def _include(self, entry: TaskEntry) -> None:
+        """Put the tasks of the plan that a task includes in its place.
+
+        Raises:
+            StoreError: the journal does not take it; nothing has changed.
+        """
+        task = entry.task
+        try:
+            values = self.live.resolve(task, task.with_ or {})
+            change = IncludePlan(task_id=entry.id, values=values)
+            source = included_plan(task).source or "the included plan"
+            self.revise((change,), f"{source} is carried out", "include")
         except ExpressionError as error:
             self._fail_unstarted(entry, str(error), kind="arguments")
         except ChangeRejected as error:

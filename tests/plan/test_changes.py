@@ -118,7 +118,7 @@ def test_what_is_no_change():
     missing, unknown, *_ = (problem.message for problem in caught.value.problems)
     assert missing == "'task_id' is missing"
     assert unknown.startswith(
-        "there is no kind of change 'explode'; known are add, remove, replace, expand, modify"
+        "there is no kind of change 'explode'; known are add, remove, replace, expand, include, modify"
     )
     with pytest.raises(
         ChangeRejected, match=r"there is no kind of change 'skp'.*did you mean 'skip'"

@@ -1,0 +1,173 @@
+"""Plans within plans: the tasks with which an included plan is carried out in the place of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from pydantic import JsonValue
+
+from replanning.errors import ExpressionError
+from replanning.plan.conditions import OUTPUT_ROOTS, Condition
+from replanning.plan.elements import element_limits
+from replanning.plan.json_values import map_strings
+from replanning.plan.references import (
+    has_references,
+    rename_references,
+    rename_results,
+    resolve_references,
+)
+from replanning.plan.tasks import Confirmation, Expectation, Fallback, SubPlan, Task, TaskBody
+from replanning.plan.types import JsonObject, TaskId
+
+NewIds = Mapping[TaskId, TaskId]
+"""Ids of tasks in a run, by those that their own plan file gives them."""
+
+
+def included_id(task_id: TaskId, own_id: TaskId) -> TaskId:
+    """Return the id of a task of an included plan.
+
+    Args:
+        task_id: the task that includes the plan.
+        own_id: what the included plan calls it.
+    """
+    return TaskId(f"{task_id}/{own_id}")
+
+
+def included_plan(task: Task) -> SubPlan:
+    """Return the plan that a task includes.
+
+    Raises:
+        ExpressionError: it was never read from its file.
+    """
+    if isinstance(task.include, SubPlan):
+        return task.include
+    raise ExpressionError(
+        f"the plan {task.include!r} was not read: load the plan that includes it from a file"
+    )
+
+
+def included_tasks(task: Task, values: JsonObject) -> list[Task]:
+    """Return the tasks of the plan that a task includes, as the run has them, in order.
+
+    They refer to one another by their new ids, and to the values as their parameters. Those that
+    wait for none of the others wait for what the task itself waits for.
+
+    Args:
+        task: the task, which is carried out by them.
+        values: the values of the parameters of the included plan.
+
+    Raises:
+        ExpressionError: the included plan was never read from its file.
+    """
+    parts = included_plan(task).tasks
+    ids = {part.id: included_id(task.id, part.id) for part in parts}
+    scope: JsonObject = {"parameters": values}
+    tasks: list[Task] = []
+    for part in parts:
+        fields = _renamed_fields(part, ids)
+        depends_on = [ids.get(needed, needed) for needed in part.depends_on]
+        if not depends_on:
+            depends_on = list(task.depends_on)
+            fields["run_if"] = part.run_if or task.run_if
+        if task.optional:
+            fields["optional"] = True
+        fields["id"] = ids[part.id]
+        fields["depends_on"] = tuple(depends_on)
+        fields["priority"] = part.priority + task.priority
+        fields["resources"] = {**part.resources, **element_limits(task)}
+        fields["scope"] = scope
+        tasks.append(part.model_copy(update=fields))
+    return tasks
+
+
+def included_output(
+    task: Task, outputs: Mapping[TaskId, Any], last: Sequence[TaskId]
+) -> JsonValue | Any:
+    """Return the result of a task that includes a plan.
+
+    Args:
+        task: the task.
+        outputs: the outputs of the tasks of the plan, by its own ids.
+        last: those of them that no other waits for.
+
+    Raises:
+        ExpressionError: `outputs` refers to what a task did not return.
+    """
+    if task.outputs is not None:
+        return resolve_references(task.outputs, context={}, result_of=outputs.__getitem__)
+    if len(last) == 1:
+        return outputs[last[0]]
+    return {name: outputs[name] for name in last}
+
+
+def last_tasks(parts: Sequence[Task]) -> list[TaskId]:
+    """Return the tasks that no other one waits for, in order."""
+    needed: set[TaskId] = set()
+    for part in parts:
+        needed.update(part.depends_on)
+    return [part.id for part in parts if part.id not in needed]
+
+
+# Renaming
+
+
+def _renamed_fields(task: Task, ids: NewIds) -> dict[str, Any]:
+    """Return the fields of a task that name other tasks, with their new ids."""
+    fields = _renamed_body(task, ids)
+    for name in ("for_each", "with_"):
+        value = getattr(task, name)
+        if has_references(value):
+            fields[name] = _renamed_value(value, ids)
+    return fields
+
+
+def _renamed_value(value: JsonValue, ids: NewIds) -> JsonValue:
+    renamed = rename_references({"value": value}, partial(_new_id, ids), ids)
+    return renamed["value"]
+
+
+def _new_id(ids: NewIds, task_id: TaskId) -> TaskId:
+    return ids.get(task_id, task_id)
+
+
+def _renamed_body(body: TaskBody, ids: NewIds) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if has_references(body.arguments):
+        fields["arguments"] = rename_references(body.arguments, partial(_new_id, ids), ids)
+    if body.when is not None:
+        fields["when"] = Condition.parse(body.when).renamed(ids)
+    if body.expect is not None:
+        fields["expect"] = _renamed_expectation(body.expect, ids)
+    if body.confirm is not None:
+        fields["confirm"] = _renamed_confirmation(body.confirm, ids)
+    if body.undo is not None:
+        fields["undo"] = _renamed_fallback(body.undo, ids)
+    if body.fallbacks:
+        fields["fallbacks"] = tuple([_renamed_fallback(each, ids) for each in body.fallbacks])
+    return fields
+
+
+def _renamed_fallback(fallback: Fallback, ids: NewIds) -> Fallback:
+    return fallback.model_copy(update=_renamed_body(fallback, ids))
+
+
+def _renamed_expectation(expect: Expectation, ids: NewIds) -> Expectation:
+    where: list[str] = []
+    for text in expect.where:
+        where.append(Condition.parse(text, OUTPUT_ROOTS).renamed(ids))
+    return expect.model_copy(update={"where": tuple(where)})
+
+
+def _renamed_confirmation(confirm: Confirmation, ids: NewIds) -> Confirmation:
+    rename = partial(rename_results, ids=ids)
+    arguments: dict[str, JsonValue] = {}
+    for name, value in confirm.arguments.items():
+        arguments[name] = map_strings(value, rename)
+    fields = {
+        "arguments": arguments,
+        "when": Condition.parse(confirm.when, OUTPUT_ROOTS).renamed(ids),
+        "output": map_strings(confirm.output, rename),
+    }
+    return confirm.model_copy(update=fields)
