@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from replanning.changes import (
     AbortRun,
@@ -970,9 +970,11 @@ class Draft:
         graph.aborted = self._abort_reason or graph.aborted
         self._committed_at = at
         for change in self.changes:
-            if isinstance(change, ExpandTask | IncludePlan):
-                # Before its parts are there, which are roots of their own lineages.
-                self._prepare_parts(change.task_id)
+            # Before its parts are there, which are roots of their own lineages.
+            if isinstance(change, ExpandTask):
+                self._prepare_elements(change.task_id)
+            elif isinstance(change, IncludePlan):
+                self._mark_expanded(change.task_id, "plan")
         for new in self.new_tasks.values():
             parent = None
             if new.parent is not None:
@@ -1025,11 +1027,15 @@ class Draft:
             if not unsatisfied:
                 graph.satisfy_dependents(original)
 
-    def _prepare_parts(self, task_id: TaskId) -> None:
-        """Make ready for the parts that a task becomes, and for the limit of those that run."""
+    def _mark_expanded(self, task_id: TaskId, expanded: Literal["", "elements", "plan"]) -> None:
         entry = self._graph.entries[task_id]
         entry.replacement = entry.replacement._replace(expanded=True)
         self._graph.statistics.expanded[task_id] = entry
+        entry.replacement = entry.replacement._replace(expanded=expanded)
+
+    def _prepare_elements(self, task_id: TaskId) -> None:
+        """Make ready for the elements of a task, and for the limit of those that run."""
+        self._mark_expanded(task_id, "elements")
         limit = self.task(task_id).max_parallel
         if limit is not None:
             self._graph.set_capacity(slot_resource(task_id), limit)
@@ -1102,7 +1108,7 @@ class Draft:
             part.removed = True
         for element in template.replacement.sinks:
             element.sink_of = None
-        template.replacement = template.replacement._replace(expanded=False)
+        self._mark_expanded(task_id, "")
 
     def _retry(self, task_id: TaskId, delay: float) -> None:
         graph = self._graph

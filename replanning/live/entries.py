@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from replanning.journal.records import Failure
 from replanning.live.states import SATISFIED, TaskState
@@ -180,7 +180,8 @@ class Replacement(NamedTuple):
         sinks: those of them for which its dependents wait.
         unsatisfied: number of sinks that are not satisfied yet.
         redone: whether the task was finished when it was replaced, so that it is done again.
-        expanded: whether these are the tasks of the elements of its list, in their order.
+        expanded: whether the plan has foreseen these: the tasks of the `elements` of its list, in
+            their order, or those of the `plan` that it includes. Empty if it has not.
         withdrawn: whether the task itself was removed because what it had replaced runs again.
     """
 
@@ -189,7 +190,7 @@ class Replacement(NamedTuple):
     unsatisfied: int = 0
     redone: bool = False
     withdrawn: bool = False
-    expanded: bool = False
+    expanded: Literal["", "elements", "plan"] = ""
 
 
 _NO_REPLACEMENT: Final = Replacement()
@@ -338,6 +339,17 @@ class TaskEntry:
             entries.append(parent)
             parent = parent.parent
         return entries[::-1]
+
+    @property
+    def element(self) -> TaskEntry | None:
+        """The element of a list that this task, or the plan that it is a part of, is about."""
+        entry: TaskEntry | None = self
+        while entry is not None:
+            parent = entry.parent
+            if parent is not None and parent.replacement.expanded == "elements":
+                return entry
+            entry = parent
+        return None
 
     def dependent_ids(self) -> tuple[TaskId, ...]:
         """Return the tasks that wait for this one, also through a task that it replaced."""

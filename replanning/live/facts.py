@@ -141,7 +141,7 @@ class DependencyIndex:
         if self.pool.limited:
             for name in self.pool.demand(task):
                 self.resource_users.setdefault(name, {})[task.id] = None
-        if task.arguments or task.when or task.for_each:
+        if any((task.arguments, task.when, task.for_each, task.with_)):
             for key in context_keys(task):
                 self.context_references.setdefault(key, {})[task.id] = None
         if self.fact_index is not None:
@@ -176,7 +176,7 @@ class DependencyIndex:
 def context_keys(task: Task) -> Iterable[str]:
     """Return the keys of the context that a task's arguments and condition refer to."""
     keys: dict[str, None] = {}
-    for value in (task.arguments, task.for_each):
+    for value in (task.arguments, task.for_each, task.with_):
         if not value:
             continue
         for reference in find_references(value):

@@ -182,8 +182,9 @@ class TaskResults(Mapping[str, Any]):
             total = len(replacement.sinks)
             text = f"{replacement.unsatisfied} of its {total} parts are not done"
             raise NoResult(template.id, text)
-        if isinstance(template.task.include, SubPlan):
-            return self._output_of_plan(template, template.task.include)
+        included = template.task.include
+        if replacement.expanded == "plan" and isinstance(included, SubPlan):
+            return self._output_of_plan(template, included)
         return [self._output_or_null(element) for element in replacement.sinks]
 
     def _output_of_plan(self, template: TaskEntry, included: SubPlan) -> Any:
@@ -695,7 +696,7 @@ class TaskGraph:
         """Return the finished tasks whose outputs a task refers to or depends on."""
         task = entry.task
         ids = dict.fromkeys(task.depends_on)
-        read_by_task: list[JsonValue] = [task.arguments, task.for_each]
+        read_by_task: list[JsonValue] = [task.arguments, task.for_each, task.with_]
         for reference in find_references(read_by_task, self.entries):
             if reference.task is not None:
                 ids[reference.task] = None

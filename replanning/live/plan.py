@@ -155,8 +155,8 @@ class MaskedParts:
             places.append("its arguments")
         if is_masked and is_redacted(list(task.commands)):
             places.append("its commands")
-        if is_masked and is_redacted(task.scope):
-            places.append("its element")
+        if is_masked and is_redacted([task.scope, task.with_, task.for_each]):
+            places.append("its element or its parameters")
         if task.tool in self.tools:
             places.append(f"its tool {task.tool!r}")
         if self.context:
@@ -326,7 +326,7 @@ class LivePlan(TaskGraph):
             for _, body in nested_bodies(entry.task):
                 if is_redacted(body.arguments) or is_redacted(list(body.commands)):
                     self.masked.tasks.add(entry.id)
-            if is_redacted(entry.task.scope):
+            if is_redacted([entry.task.scope, entry.task.with_, entry.task.for_each]):
                 self.masked.tasks.add(entry.id)
         self._find_masked_tools(given)
         for key, value in self.context.items():

@@ -6,7 +6,7 @@ import heapq
 import re
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import chain, islice
 from types import NoneType
@@ -16,6 +16,7 @@ from pydantic import BaseModel, JsonValue
 
 from replanning.errors import ExpressionError, Problem
 from replanning.plan.conditions import OUTPUT_ROOTS, Condition
+from replanning.plan.inclusion import declared_parameters, with_problems
 from replanning.plan.json_values import iter_strings, json_type_name
 from replanning.plan.messages import (
     MAX_PROBLEMS,
@@ -41,6 +42,7 @@ from replanning.plan.tasks import (
     Confirmation,
     Expectation,
     McpServer,
+    SubPlan,
     Task,
     TaskBody,
     ToolSpec,
@@ -133,15 +135,6 @@ def check_plan(
     """
     by_name = {tool.name: tool for tool in tools}
     scope = TaskScope(by_name, resources, objects, servers, parameters=parameters)
-    ids = {task.id for task in tasks}
-    bodies: list[list[_ParsedBody]] = []
-    for task in tasks:
-        # A plan may have a hundred thousand tasks, and most of them need no further look.
-        if task.for_each is None and _is_simple_call(task, scope):
-            bodies.append([])
-        else:
-            bodies.append(_parsed_bodies(task, ids))
-
     yield from _check_declared(parameters, tasks)
     yield from _check_unique("tool", [tool.name for tool in tools], "name")
     for name, server in servers.items():
@@ -161,20 +154,86 @@ def check_plan(
             problem = "its output cannot confirm itself; name another tool"
         if problem:
             yield ("tools", index, "expect", "agrees_with"), f"{which}: {problem}"
+    uses = {}
+    for tool in tools:
+        if tool.expect is not None or tool.confirm is not None:
+            uses[tool.name] = _results_of_tool(tool)
+    yield from _check_tasks(tasks, scope, uses)
+
+
+def _check_tasks(
+    tasks: Sequence[Task], scope: TaskScope, uses_of_tools: Mapping[str, Mapping[str, str]]
+) -> Iterator[Finding]:
+    """Yield what is wrong with the tasks of a plan, or of one that is included, and between them."""
+    ids = {task.id for task in tasks}
+    bodies: list[list[_ParsedBody]] = []
+    for task in tasks:
+        # A plan may have a hundred thousand tasks, and most of them need no further look.
+        if _is_simple_call(task, scope) and not _is_expanded(task):
+            bodies.append([])
+        else:
+            bodies.append(_parsed_bodies(task, ids))
     for index, task in enumerate(tasks):
-        found = chain(_check_elements(task, bodies[index]), _check_parameters(bodies[index], scope))
+        found = chain(
+            _check_elements(task, bodies[index]),
+            _check_inclusion(task),
+            _check_parameters(bodies[index], scope),
+        )
         if bodies[index]:
             found = chain(
                 found, _check_bodies(bodies[index], scope), _check_acceptance(bodies[index])
             )
         for path, text in found:
             yield ("tasks", index, *path), f"task {task.id!r}: {text}"
+        if isinstance(task.include, SubPlan):
+            for path, text in _check_included(task.include, scope, uses_of_tools):
+                yield ("tasks", index, "include", *path), text
     yield from _check_reserved_ids(tasks)
-    uses = {}
-    for tool in tools:
-        if tool.expect is not None or tool.confirm is not None:
-            uses[tool.name] = _results_of_tool(tool)
-    yield from _check_graph(tasks, bodies, scope.hints, uses)
+    yield from _check_graph(tasks, bodies, scope.hints, uses_of_tools)
+
+
+def _is_expanded(task: Task) -> bool:
+    """Return whether a task becomes others before it runs."""
+    return task.for_each is not None or task.include is not None
+
+
+def _check_inclusion(task: Task) -> Iterator[Finding]:
+    """Yield what is wrong with how a task includes a plan."""
+    if task.include is None:
+        for name, value in (("with", task.with_), ("outputs", task.outputs)):
+            if value is not None:
+                yield (name,), f"`{name}` is about the plan under `include`, which is missing"
+        return
+    if not isinstance(task.include, SubPlan):
+        text = f"the plan {task.include!r} is read only where the plan that includes it is a file"
+        yield ("include",), text
+        return
+    for name in ("tool", "confirm", "undo", "expect", "timeout", "retry"):
+        if getattr(task, name) is not None:
+            text = f"a task with `include` has no `{name}`: state it in the included plan"
+            yield (name,), text
+    declared = declared_parameters(task.include)
+    stated = dict(task.with_ or {})
+    for problem in with_problems(declared, stated):
+        yield ("with",), problem
+    ids = {part.id for part in task.include.tasks}
+    try:
+        for reference in find_references(task.outputs, ids):
+            if reference.task not in ids:
+                text = f"{reference} is no output of a task of the included plan"
+                yield ("outputs",), text
+    except ExpressionError as error:
+        yield ("outputs",), str(error)
+
+
+def _check_included(
+    included: SubPlan, scope: TaskScope, uses_of_tools: Mapping[str, Mapping[str, str]]
+) -> Iterator[Finding]:
+    """Yield what is wrong with an included plan, whose tools are those of the whole."""
+    declared = declared_parameters(included)
+    yield from _check_declared(declared, included.tasks)
+    own = replace(scope, parameters=declared)
+    yield from _check_tasks(included.tasks, own, uses_of_tools)
 
 
 def check_graph(tasks: Sequence[Task]) -> list[Problem]:
@@ -284,10 +343,12 @@ def check_task(task: TaskBody, scope: TaskScope) -> list[str]:
     problems = []
     bodies = _parsed_bodies(task)
     found = _check_bodies(bodies, scope)
+    has_own_parameters = False
     if isinstance(task, Task):
-        found = chain(_check_elements(task, bodies), found)
+        found = chain(_check_elements(task, bodies), _check_inclusion(task), found)
+        has_own_parameters = PARAMETERS in (task.scope or {})
     # A plan without parameters may have a task of that name, and which tasks there are is not known.
-    if scope.parameters:
+    if scope.parameters and not has_own_parameters:
         found = chain(found, _check_parameters(bodies, scope))
     for path, text in found:
         # A problem of the task itself names its field already.
@@ -344,7 +405,7 @@ def may_read_results(task: TaskBody) -> bool:
     """
     if task.when or task.fallbacks or task.undo:
         return True
-    if isinstance(task, Task) and task.for_each is not None:
+    if isinstance(task, Task) and _is_expanded(task):
         return True
     return bool(task.arguments) and has_references(task.arguments)
 
@@ -762,8 +823,8 @@ def _parsed_expressions(
 ) -> Iterator[tuple[str, _Expression]]:
     """Yield the expressions of a task, fallback or undo task, each with the field that holds it."""
     parts: list[tuple[str, JsonValue]] = [("arguments", body.arguments)]
-    if isinstance(body, Task) and body.for_each is not None:
-        parts.append(("for_each", body.for_each))
+    if isinstance(body, Task):
+        parts += [("for_each", body.for_each), ("with", body.with_)]
     for name, value in parts:
         if not has_references(value):
             continue

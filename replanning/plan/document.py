@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from os import PathLike
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
 
@@ -21,6 +22,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from replanning.errors import PlanError, Problem, UnknownTask
 from replanning.plan.checks import check_plan, nested_bodies
+from replanning.plan.included_files import IncludedFiles, has_included_files
 from replanning.plan.json_values import json_type_name
 from replanning.plan.messages import (
     FURTHER_PROBLEMS,
@@ -163,6 +165,8 @@ class Plan(StrictModel):
     ) -> Plan:
         """Return the plan in a YAML or JSON file (JSON if its name ends in `.json`).
 
+        The files that it includes are read as well.
+
         Args:
             path: the file.
             parameters: values of its parameters, see `with_parameters`.
@@ -171,7 +175,17 @@ class Plan(StrictModel):
             PlanError: it cannot be read or is not valid; places are `file:line:column field`.
         """
         text = read_text_file(path)
-        return cls.parse(text, format_of(path), parameters=parameters, source=str(path))
+        format = format_of(path)  # noqa: A001 # the plain word
+        document = _read_plan(text, format, str(path))
+        if not has_included_files(document):
+            return cls._from_document(document, text, format, parameters, str(path))
+        included = IncludedFiles(document, Path(path), text)
+        included.read()
+        try:
+            _check_number_of_tasks(document)
+            return cls.model_validate(document).with_parameters(parameters)
+        except PlanError as error:
+            raise PlanError(included.locate(error.problems)) from None
 
     @classmethod
     def parse(
@@ -193,13 +207,19 @@ class Plan(StrictModel):
         Raises:
             PlanError: it is not valid; places are `source:line:column field`.
         """
-        document = read_document(text, format=format, source=source)
-        if not isinstance(document, dict):
-            got = f"this is {json_type_name(document)}"
-            if document is None:
-                got = "it is empty"
-            message = f"a plan is a mapping with the fields goal and tasks; {got}"
-            raise PlanError.at(source, message)
+        document = _read_plan(text, format, source)
+        return cls._from_document(document, text, format, parameters, source)
+
+    @classmethod
+    def _from_document(
+        cls,
+        document: JsonObject,
+        text: str,
+        format: Format,  # noqa: A002
+        parameters: Mapping[str, JsonValue],
+        source: str,
+    ) -> Plan:
+        """Return the plan that a document is; problems have the lines of its text."""
         try:
             _check_number_of_tasks(document)
             plan = cls.model_validate(document)
@@ -291,6 +311,18 @@ class Plan(StrictModel):
             # The id names the task, so it comes before the fields that all bodies have.
             document["tasks"] = [{"id": task["id"], **task} for task in document["tasks"]]
         return document
+
+
+def _read_plan(text: str, format: Format, source: str) -> JsonObject:  # noqa: A002
+    """Return the document in the text of a plan file."""
+    document = read_document(text, format=format, source=source)
+    if isinstance(document, dict):
+        return document
+    got = f"this is {json_type_name(document)}"
+    if document is None:
+        got = "it is empty"
+    message = f"a plan is a mapping with the fields goal and tasks; {got}"
+    raise PlanError.at(source, message)
 
 
 def _in_sequence(tasks: Sequence[Task]) -> tuple[Task, ...]:

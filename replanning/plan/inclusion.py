@@ -12,6 +12,8 @@ from replanning.errors import ExpressionError
 from replanning.plan.conditions import OUTPUT_ROOTS, Condition
 from replanning.plan.elements import element_limits
 from replanning.plan.json_values import map_strings
+from replanning.plan.messages import did_you_mean
+from replanning.plan.parameters import Parameter
 from replanning.plan.references import (
     has_references,
     rename_references,
@@ -46,6 +48,64 @@ def included_plan(task: Task) -> SubPlan:
     raise ExpressionError(
         f"the plan {task.include!r} was not read: load the plan that includes it from a file"
     )
+
+
+def declared_parameters(included: SubPlan) -> dict[str, Parameter]:
+    """Return the parameters of an included plan.
+
+    Raises:
+        PlanError: one is not declared as a parameter is.
+    """
+    return {name: Parameter.model_validate(stated) for name, stated in included.parameters.items()}
+
+
+def with_problems(
+    parameters: Mapping[str, Parameter], stated: Mapping[str, JsonValue]
+) -> list[str]:
+    """Return what is wrong with the values that a task gives to an included plan.
+
+    What has references is known only once they are resolved.
+    """
+    problems: list[str] = []
+    for name, value in stated.items():
+        parameter = parameters.get(name)
+        if parameter is None:
+            text = f"the included plan has no parameter {name!r}"
+            hint = did_you_mean(name, parameters)
+            if hint:
+                text += f"; {hint}"
+            problems.append(text)
+        elif not has_references(value):
+            problem = parameter.value_problem(value)
+            if problem:
+                problems.append(f"parameter {name!r} of the included plan: {problem}")
+    for name, parameter in parameters.items():
+        if name not in stated and parameter.default is None:
+            problems.append(f"parameter {name!r} of the included plan has no value")
+    return problems
+
+
+def included_values(task: Task, stated: Mapping[str, JsonValue]) -> JsonObject:
+    """Return the values of the parameters of the plan that a task includes.
+
+    Args:
+        task: the task.
+        stated: the values that it gives, with references resolved.
+
+    Raises:
+        ExpressionError: a value is of another type; names every one.
+    """
+    problems: list[str] = []
+    values: JsonObject = {}
+    for name, parameter in declared_parameters(included_plan(task)).items():
+        values[name] = stated.get(name, parameter.default)
+        if name in stated:
+            problem = parameter.value_problem(stated[name])
+            if problem:
+                problems.append(f"parameter {name!r} of the included plan: {problem}")
+    if problems:
+        raise ExpressionError("; ".join(problems))
+    return values
 
 
 def included_tasks(task: Task, values: JsonObject) -> list[Task]:

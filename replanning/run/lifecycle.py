@@ -18,7 +18,6 @@ from replanning.changes import (
     PlanChange,
     RetryTask,
     SkipTask,
-    target_task_ids,
 )
 from replanning.decision.ending import (
     Circumstances,
@@ -65,6 +64,7 @@ from replanning.plan.checks import check_task
 from replanning.plan.document import Plan
 from replanning.plan.elements import FOR_EACH, has_condition_of_its_own, read_elements
 from replanning.plan.inclusion import included_plan
+from replanning.plan.inclusion import included_plan, included_values
 from replanning.plan.json_values import copy_json
 from replanning.plan.messages import join_names
 from replanning.plan.references import has_references
@@ -702,7 +702,7 @@ class Lifecycle:
         """
         task = entry.task
         try:
-            values = self.live.resolve(task, task.with_ or {})
+            values = included_values(task, self.live.resolve(task, task.with_ or {}))
             change = IncludePlan(task_id=entry.id, values=values)
             source = included_plan(task).source or "the included plan"
             self.revise((change,), f"{source} is carried out", "include")
@@ -722,22 +722,30 @@ class Lifecycle:
             return False
         if self.busy.blocks or not self.can_hand_out():
             return False
-        skipped: list[PlanChange] = []
+        skipped: dict[TaskId, SkipTask] = {}
+        failed: dict[TaskId, None] = {}
         for task_id in live.stuck:
             entry = live.entries[task_id]
-            if entry.task.scope is None:
+            element = entry.element
+            if element is None or element.task.on_item_failure == "fail":
                 continue
-            if entry.task.on_item_failure == "fail" or self._is_being_decided(entry):
+            if self._is_being_decided(entry):
                 continue
+            failed[element.id] = None
             reason = entry.reason
             if entry.log.failure is not None:
                 reason = str(entry.log.failure)
-            skipped.append(SkipTask(task_id=task_id, reason=reason))
+            # Of an element with a plan of its own, the rest of that plan is not needed either.
+            for part in live.leaves(element):
+                if part.state in WAITING or part.state in STUCK:
+                    skipped.setdefault(part.id, SkipTask(task_id=part.id, reason=reason))
         if not skipped:
             return False
-        names = join_names([repr(task_id) for task_id in target_task_ids(skipped)], 5)
+        names = join_names([repr(task_id) for task_id in failed], 5)
+        changes = tuple(skipped.values())
         try:
             self.revise(tuple(skipped), f"the list goes on without {names}", FOR_EACH)
+            self.revise(changes, f"the list goes on without {names}", "for_each")
         except StoreError:
             return False  # it is looked at again when the store works
         return True

@@ -1,0 +1,284 @@
+"""Plans that are carried out in the place of a task of another plan."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replanning import Plan, PlanRun, Task, TaskContext, open_run
+from replanning.changes import ReplaceTask
+from replanning.errors import PlanError
+from replanning.journal import MemoryStore, PlanRevised
+from replanning.plan import JsonObject, RunId
+from tests.support.runs import alternative, make_engine, perform, plan
+
+ONE: JsonObject = {
+    "parameters": {"name": "string", "times": {"type": "integer", "default": 2}},
+    "tasks": [
+        {"id": "count", "arguments": {"text": "${parameters.name}"}},
+        {
+            "id": "say",
+            "depends_on": ["count"],
+            "arguments": {"n": "${count.output.text}", "times": "${parameters.times}"},
+        },
+    ],
+}
+
+
+def including(**fields: object) -> Task:
+    """A task that includes a plan."""
+    document: JsonObject = {"id": "one", "include": ONE, "with": {"name": "${list.output}"}}
+    return Task.model_validate({**document, "depends_on": ["list"], **fields})
+
+
+def returning(value: object, *, broken: tuple[str, ...] = ()) -> Any:
+    """Work whose `list` returns this; every other task returns its arguments, or fails."""
+
+    async def work(task: Task, context: TaskContext) -> object:
+        if task.id == "list":
+            return value
+        if task.id in broken:
+            raise ValueError(f"{task.id} is broken")
+        return dict(task.arguments)
+
+    return work
+
+
+def states(run: PlanRun) -> dict[str, str]:
+    """The state of every task."""
+    return {each.id: str(each.state) for each in run.view.tasks()}
+
+
+LISTED = Task(id="list")
+REPORT = Task(id="report", depends_on=("one",), arguments={"of": "${one.output}"})
+
+
+async def test_included_plan_is_carried_out_in_the_place_of_its_task():
+    """The tasks of an included plan run once its task may start, with its values as their parameters, and its last one gives the result."""
+    async with open_run(plan(LISTED, including(), REPORT)) as run:
+        ran = await perform(run, returning("x"))
+        revisions = [r.body.by for r in run.records() if isinstance(r.body, PlanRevised)]
+    assert ran == ["list", "one/count", "one/say", "report"]
+    assert run.result.outputs["one"] == {"n": "x", "times": 2}
+    assert set(run.result.outputs) == {"list", "one", "report"}
+    assert revisions == ["include"]
+    assert run.history.events == ()
+
+
+async def test_stated_outputs_of_an_included_plan():
+    """With `outputs`, the result is made of the outputs of any of its tasks."""
+    task = including(outputs={"all": ["${count.output.text}", "${say.output.times}"]})
+    async with open_run(plan(LISTED, task, REPORT)) as run:
+        await perform(run, returning("x"))
+    assert run.result.outputs["report"] == {"of": {"all": ["x", 2]}}
+
+
+async def test_conditions_and_checks_of_an_included_plan_name_its_own_tasks():
+    """Conditions, expectations and confirmations within an included plan are about its own tasks."""
+    included: JsonObject = {
+        "tasks": [
+            {"id": "a", "arguments": {"ok": True}},
+            {"id": "b", "depends_on": ["a"], "when": "results.a.ok and status['a'] == 'DONE'"},
+            {"id": "c", "depends_on": ["a"], "when": "'a' not in results"},
+            {"id": "d", "depends_on": ["a"], "expect": {"where": ["len(results.a) == 1"]}},
+        ]
+    }
+    task = Task.model_validate({"id": "one", "include": included})
+    async with open_run(plan(task, Task(id="a"))) as run:
+        await perform(run, returning(None))
+    assert run.result.status == "succeeded"
+    assert states(run)["one/b"] == "DONE"
+    assert states(run)["one/c"] == "SKIPPED"
+    assert states(run)["one/d"] == "DONE"
+
+
+async def test_task_of_an_included_plan_is_repaired_alone():
+    """What replaces a task of an included plan gets its parameters, and gives its result."""
+
+    def other(request):
+        (task_id,) = request.triggers[0].tasks
+        instead = Task(id="instead", arguments={"text": "${parameters.name}!"})
+        return [alternative(ReplaceTask(task_id=task_id, tasks=(instead,)))]
+
+    async with make_engine(other).open(plan(LISTED, including())) as run:
+        await perform(run, returning("x", broken=("one/count",)))
+    assert run.result.outputs["one"] == {"n": "x!", "times": 2}
+
+
+async def test_plan_for_each_element():
+    """A plan may be included for each element of a list, and has such tasks itself."""
+    included: JsonObject = {
+        "parameters": {"names": "array", "of": "string"},
+        "tasks": [
+            {
+                "id": "each",
+                "for_each": "${parameters.names}",
+                "arguments": {"name": "${item}", "of": "${parameters.of}"},
+            }
+        ],
+    }
+    task = Task.model_validate(
+        {
+            "id": "all",
+            "depends_on": ["list"],
+            "for_each": "${list.output}",
+            "include": included,
+            "with": {"names": "${item}", "of": "${key}"},
+        }
+    )
+    async with open_run(plan(LISTED, task)) as run:
+        ran = await perform(run, returning({"x": ["a", "b"], "y": []}))
+    assert ran == ["list", "all[x]/each[0]", "all[x]/each[1]"]
+    first = [{"name": "a", "of": "x"}, {"name": "b", "of": "x"}]
+    assert run.result.outputs["all"] == [first, []]
+
+
+async def test_element_with_a_plan_that_fails_is_left_out():
+    """With `on_item_failure: skip`, an element is left out as a whole when a task of its plan fails."""
+    task = including(
+        for_each="${list.output}", on_item_failure="skip", **{"with": {"name": "${item}"}}
+    )
+    async with open_run(plan(LISTED, task)) as run:
+        ran = await perform(run, returning(["a", "b"], broken=("one[0]/count",)))
+    assert "one[0]/say" not in ran
+    assert run.result.status == "succeeded"
+    assert run.result.outputs["one"] == [None, {"n": "b", "times": 2}]
+
+
+async def test_resumed_in_the_midst_of_an_included_plan():
+    """A resumed run goes on within an included plan."""
+    store = MemoryStore()
+    document = plan(LISTED, including(), REPORT)
+    async with make_engine(store=store).open(document, run_id=RunId("r")) as run:
+        ready = run.ready()
+        run.succeeded(run.started((await anext(ready)).id), "x")
+        run.succeeded(run.started((await anext(ready)).id), {"text": "y"})
+        run.pause()
+    async with make_engine(store=store).resume(RunId("r")) as run:
+        assert await perform(run, returning(None)) == ["one/say", "report"]
+    assert run.result.outputs["one"] == {"n": "y", "times": 2}
+
+
+async def test_value_of_another_type_fails_the_task():
+    """A value that turns out to be of another type is a failure of the task that includes the plan."""
+    async with open_run(plan(LISTED, including())) as run:
+        await perform(run, returning(3))
+        failure = run.view.task("one").failure
+    assert failure is not None
+    assert failure.message == "parameter 'name' of the included plan: expected string, got 3"
+
+
+# Files
+
+MAIN = """
+goal: {objective: convert}
+tools:
+  - {name: list, kind: shell, command: ls}
+tasks:
+  - {id: list, tool: list}
+  - {id: one, include: sub/one.yaml, with: {name: x}, depends_on: [list]}
+"""
+
+INCLUDED = """
+goal: {objective: convert one}
+sequential: true
+parameters: {name: string}
+resources: {cpu: 2}
+tools:
+  - {name: say, kind: shell, command: "echo {text}", resources: {cpu: 1}}
+tasks:
+  - {id: a, tool: say, arguments: {text: "${parameters.name}"}}
+  - {id: b, tool: list}
+"""
+
+
+def write(folder: Path, **files: str) -> Path:
+    """Write `main.yaml` and files below `sub`; return the path of the first."""
+    (folder / "sub").mkdir(exist_ok=True)
+    for name, text in files.items():
+        place = folder / "main.yaml" if name == "main" else folder / "sub" / f"{name}.yaml"
+        place.write_text(text)
+    return folder / "main.yaml"
+
+
+def problems(path: Path) -> list[str]:
+    """Why a plan cannot be loaded, with places that begin in its folder."""
+    with pytest.raises(PlanError) as caught:
+        Plan.load(path)
+    return [str(each).replace(f"{path.parent}/", "") for each in caught.value.problems]
+
+
+def test_included_file(tmp_path):
+    """An included file is read from the folder of the file that includes it, and its tools and resources become those of the whole."""
+    loaded = Plan.load(write(tmp_path, main=MAIN, one=INCLUDED))
+    assert [tool.name for tool in loaded.tools] == ["list", "say"]
+    assert loaded.tools[1].cwd == str(tmp_path / "sub")
+    assert loaded.resources == {"cpu": 2}
+    included = loaded.tasks[1].include
+    assert not isinstance(included, str)
+    assert included is not None
+    assert included.source == "sub/one.yaml"
+    assert included.tasks[1].depends_on == ("a",)
+    assert Plan.parse(loaded.to_yaml()) == loaded
+
+
+def test_problems_of_an_included_file_are_found_there(tmp_path):
+    """What is wrong in an included file is told with its file, line and column, all at once."""
+    wrong = INCLUDED.replace("tool: list", "tool: lst").replace("parameters.name", "parameters.nme")
+    path = write(tmp_path, main=MAIN.replace("name: x", "nam: x"), one=wrong)
+    assert problems(path) == [
+        (
+            "main.yaml:7:38 tasks[1].with: task 'one': the included plan has no parameter 'nam'; "
+            "did you mean 'name'?"
+        ),
+        (
+            "main.yaml:7:38 tasks[1].with: task 'one': parameter 'name' of the included plan has no "
+            "value"
+        ),
+        (
+            "sub/one.yaml:9:24 tasks[0].arguments: task 'a': ${parameters.nme}: the plan has no "
+            "parameter 'nme'; did you mean 'name'?; declare it under `parameters`"
+        ),
+        (
+            "sub/one.yaml:10:13 tasks[1].tool: task 'b': there is no tool 'lst'; did you mean 'list'?; "
+            "describe it under `tools`"
+        ),
+    ]
+
+
+def test_files_that_cannot_be_included(tmp_path):
+    """A missing file, a plan that includes itself, and other descriptions of a tool are each told with their place."""
+    path = write(tmp_path, main=MAIN.replace("one.yaml", "two.yaml"))
+    assert problems(path) == [
+        (
+            "main.yaml:7:15 tasks[1].include: sub/two.yaml: the plan cannot be read: No such file or "
+            "directory"
+        )
+    ]
+    itself = "tasks:\n  - {id: a, include: two.yaml}\n"
+    back = "tasks:\n  - {id: a, include: ../main.yaml}\n"
+    path = write(tmp_path, main=MAIN, one=itself, two=back)
+    assert problems(path) == [
+        (
+            "sub/two.yaml:2:13 tasks[0].include: a plan cannot include itself: main.yaml → one.yaml → "
+            "two.yaml → main.yaml"
+        )
+    ]
+    other = "context: {a: 1}\ntools:\n  - {name: list, kind: shell, command: dir}\ntasks: []\n"
+    path = write(tmp_path, main=MAIN, one=other)
+    assert problems(path) == [
+        (
+            "sub/one.yaml:1:1 context: an included plan has no `context`: state `parameters` with a "
+            "default"
+        ),
+        (
+            "sub/one.yaml:3:5 tools[0]: tool 'list' is described in another way in a plan that is "
+            "included with this one: rename one of them, or leave one out"
+        ),
+    ]
+
+
+def test_text_of_a_plan_includes_no_file():
+    """A plan that is no file cannot include one."""
+    with pytest.raises(PlanError, match="is read only where the plan that includes it is a file"):
+        Plan.parse(MAIN)
