@@ -277,7 +277,8 @@ def test_schema():
     for model in (Task, Fallback, ToolSpec, Goal, Retry, McpServer):
         definition = schema["$defs"][model.__name__]
         assert definition["additionalProperties"] is False
-        assert set(definition["properties"]) == set(model.model_fields)
+        names = {field.alias or name for name, field in model.model_fields.items()}
+        assert set(definition["properties"]) == names
         for field in definition["properties"].values():
             assert field["description"]
             assert "title" not in field
