@@ -44,7 +44,7 @@ from replanning.history.wording import format_usage, pluralise, problem_lines, s
 from replanning.journal import RunStore
 from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
-from replanning.plan.elements import FOR_EACH
+from replanning.plan.elements import FORESEEN
 from replanning.plan.json_form import shown_form
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.plugins import plugin_name
@@ -150,7 +150,7 @@ class RunSummary:
         )
         for repair in find_repairs(history, self.live):
             # That a list was expanded is no change of the plan that somebody decided.
-            if repair.revision is not None and repair.by != FOR_EACH:
+            if repair.revision is not None and repair.by not in FORESEEN:
                 self._repairs.append(repair)
         asking = replayed.ledger.questions.open.values()
         held = {task_id for question in asking for task_id in question.holds}

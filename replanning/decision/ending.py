@@ -17,7 +17,7 @@ from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import SATISFIED, WAITING, TaskState
 from replanning.llm.quoting import truncate_text
-from replanning.plan.elements import FOR_EACH
+from replanning.plan.elements import FORESEEN
 from replanning.plan.messages import join_names
 from replanning.plan.types import TaskId
 
@@ -25,7 +25,7 @@ _MAX_NAMED_TASKS: Final = 5
 _MAX_UNSATISFIED: Final = 100
 _MAX_MESSAGE_CHARS: Final = 200
 
-_AUTOMATIC: Final = ("policy", "resume", FOR_EACH)
+_AUTOMATIC: Final = ("policy", "resume", *FORESEEN)
 """Who is named in `by` of a revision that no person and no program has decided."""
 
 

@@ -60,7 +60,7 @@ from replanning.journal.store import CurrentRunStatus, RunStore
 from replanning.live.plan import LivePlan
 from replanning.live.view import PlanView
 from replanning.plan.document import Plan
-from replanning.plan.elements import FOR_EACH
+from replanning.plan.elements import FORESEEN
 from replanning.plan.messages import truncate
 from replanning.plan.tasks import Goal
 from replanning.plan.types import QuestionId, ReplanId, RunId, TaskId, TriggerId
@@ -458,7 +458,7 @@ class ReplanHistory:
         edit = PlanEdit(at, body.parent, body.number, body.changes, body.reason, body.by)
         self.edits.append(edit)
         # Counted now, because only the newest edits are kept.
-        if body.by != FOR_EACH:
+        if body.by not in FORESEEN:
             self._kept.evicted_metrics += ReplanMetrics(edits=1)
 
     def _fold_replan_revision(self, at: float, body: PlanRevised, replan: ReplanId) -> None:

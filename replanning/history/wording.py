@@ -25,7 +25,7 @@ from replanning.errors import TaskHeld
 from replanning.history.effects import CanUndo, RunEffect
 from replanning.journal.records import RunProblem, TaskFailed, TriggerEvent, Usage
 from replanning.live.states import TaskState
-from replanning.plan.elements import FOR_EACH
+from replanning.plan.elements import FORESEEN
 from replanning.plan.json_values import as_text
 from replanning.plan.messages import join_names
 from replanning.plan.tasks import Budget, Goal, Task, program_note
@@ -165,14 +165,16 @@ def display_name(task: Task) -> str:
 
 
 def list_title(by: str, changes: Sequence[PlanChange]) -> str:
-    """Return what a revision by `for_each` did, such as `convert: 40 elements`; empty for others."""
-    if by != FOR_EACH:
+    """Return what a revision did that the plan has foreseen, as `convert: 40 elements`; else empty."""
+    if by not in FORESEEN:
         return ""
     skipped: list[str] = []
     parts: list[str] = []
     for change in changes:
         if isinstance(change, ExpandTask):
             parts.append(f"{change.task_id}: {pluralise(len(change.items), 'element')}")
+        elif isinstance(change, IncludePlan):
+            parts.append(f"{change.task_id}: the plan that it includes")
         elif isinstance(change, SkipTask):
             skipped.append(change.task_id)
     if skipped:

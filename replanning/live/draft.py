@@ -1029,9 +1029,10 @@ class Draft:
 
     def _mark_expanded(self, task_id: TaskId, expanded: Literal["", "elements", "plan"]) -> None:
         entry = self._graph.entries[task_id]
-        entry.replacement = entry.replacement._replace(expanded=True)
-        self._graph.statistics.expanded[task_id] = entry
         entry.replacement = entry.replacement._replace(expanded=expanded)
+        # The progress of a run counts each list as one task, and the parts of a plan as several.
+        if expanded == "elements":
+            self._graph.statistics.expanded[task_id] = entry
 
     def _prepare_elements(self, task_id: TaskId) -> None:
         """Make ready for the elements of a task, and for the limit of those that run."""

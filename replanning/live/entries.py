@@ -267,10 +267,10 @@ class TaskEntry:
 
     @property
     def is_expanded(self) -> bool:
-        """True if the tasks of the elements of its list stand for this task."""
+        """True if the elements of its list, or the plan that it includes, stand for this task."""
         if self.state is not TaskState.REPLACED_BY_REPLAN:
             return False
-        return self.replacement.expanded
+        return self.replacement.expanded != ""
 
     @property
     def template(self) -> TaskEntry | None:

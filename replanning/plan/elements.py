@@ -17,7 +17,13 @@ from replanning.plan.tasks import Task
 from replanning.plan.types import MAX_NAME_CHARS, JsonObject, TaskId
 
 FOR_EACH: Final = "for_each"
-"""Author of the revisions that expand a task, or leave out elements that failed: nobody's edits."""
+"""Author of the revisions that expand a task, or leave out elements that failed."""
+
+INCLUDE: Final = "include"
+"""Author of the revisions that put the tasks of an included plan in the place of a task."""
+
+FORESEEN: Final = (FOR_EACH, INCLUDE)
+"""Authors of what the plan has foreseen, which is nobody's edit."""
 
 _MAX_SHOWN: Final = 5
 """Offending elements that a message names."""

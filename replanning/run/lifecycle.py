@@ -62,8 +62,7 @@ from replanning.live.stale import stale_results
 from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.plan.checks import check_task
 from replanning.plan.document import Plan
-from replanning.plan.elements import FOR_EACH, has_condition_of_its_own, read_elements
-from replanning.plan.inclusion import included_plan
+from replanning.plan.elements import FOR_EACH, INCLUDE, has_condition_of_its_own, read_elements
 from replanning.plan.inclusion import included_plan, included_values
 from replanning.plan.json_values import copy_json
 from replanning.plan.messages import join_names
@@ -705,7 +704,7 @@ class Lifecycle:
             values = included_values(task, self.live.resolve(task, task.with_ or {}))
             change = IncludePlan(task_id=entry.id, values=values)
             source = included_plan(task).source or "the included plan"
-            self.revise((change,), f"{source} is carried out", "include")
+            self.revise((change,), f"{source} is carried out", INCLUDE)
         except ExpressionError as error:
             self._fail_unstarted(entry, str(error), kind="arguments")
         except ChangeRejected as error:
@@ -744,8 +743,7 @@ class Lifecycle:
         names = join_names([repr(task_id) for task_id in failed], 5)
         changes = tuple(skipped.values())
         try:
-            self.revise(tuple(skipped), f"the list goes on without {names}", FOR_EACH)
-            self.revise(changes, f"the list goes on without {names}", "for_each")
+            self.revise(changes, f"the list goes on without {names}", FOR_EACH)
         except StoreError:
             return False  # it is looked at again when the store works
         return True
