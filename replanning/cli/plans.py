@@ -49,6 +49,7 @@ from replanning.plan.reading import MAX_PLAN_TASKS, format_of, locate_problems, 
 from replanning.plan.risk import detected_risk
 from replanning.plan.tasks import EXIT_CODES, is_declared_unrepeatable, stated_retry
 from replanning.plan.types import JsonObject, JsonValue
+from replanning.secrets import secret_predicate
 from replanning.settings import TimeoutSettings
 from replanning.tools import ToolExecutor, check_machine, check_tools
 from replanning.tools.check import (
@@ -104,6 +105,7 @@ def validate(plan: PlanArgument, *, values: SetOption = None, as_json: JsonOptio
             *check_danger(document),
             *check_machine(document),
             *_literal_secrets(document),
+            *_open_secrets(document),
         ]
     except PlanError as error:
         problems = [*error.problems, *_tool_problems(path, error.problems)]
@@ -269,6 +271,19 @@ def _literal_secrets(plan: Plan) -> list[Problem]:
     """Return a note about the secrets in a plan, which a resumed run lacks."""
     warning = redaction_warning(redactor().document(plan), plan)
     return [Problem("", warning)] if warning else []
+
+
+def _open_secrets(plan: Plan) -> list[Problem]:
+    """Return a note about each parameter that is called like a secret, and whose value would be kept."""
+    notes: list[Problem] = []
+    for name, parameter in plan.parameters.items():
+        is_text = parameter.type == "string" and not parameter.secret
+        if is_text and secret_predicate(name) is not None:
+            text = (
+                f"parameter {name!r} is called like a secret, and the journal would keep its value"
+            )
+            notes.append(Problem("", f"{text}; state `secret: true` if it is one"))
+    return notes
 
 
 def _tool_problems(path: str, reported: Sequence[Problem]) -> list[Problem]:

@@ -303,7 +303,9 @@ def undo(
         if plan.changes:
             if not yes:
                 _ask("Take this back?", options)
-            _require_all_secrets(opened, options)
+            is_elsewhere = is_of_program or is_owner_alive(info)
+            if not is_elsewhere:
+                _require_all_secrets(opened, options)
             engine.undo(info.run, to=to, only=only or (), leave=left, by_hand=done, by=by)
             if is_owner_alive(info):
                 _report_undo(store, info, by, options)

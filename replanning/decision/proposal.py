@@ -6,7 +6,7 @@ to providers and people.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -35,8 +35,10 @@ from replanning.llm.quoting import is_truncated
 from replanning.plan.checks import nested_bodies, secret_name_problems
 from replanning.plan.json_values import is_redacted, iter_strings
 from replanning.plan.messages import join_names
+from replanning.plan.parameters import PARAMETERS
+from replanning.plan.references import find_references
 from replanning.plan.risk import resolved_risk
-from replanning.plan.tasks import Task, is_same_call
+from replanning.plan.tasks import Task, is_same_call, share_capability
 from replanning.plan.types import JsonValue, TaskId
 from replanning.secrets import MASK, Redactor
 from replanning.settings import AlternativeSettings, LimitSettings, Weights
@@ -361,7 +363,7 @@ def check_fits_plan(proposal: Proposal) -> str:
     """Reject changes that the plan as it is cannot take.
 
     They cannot be staged, or the agent that made a call would wait for it in vain, or a task would
-    run with an unavailable tool.
+    run with an unavailable tool, or give a secret to a tool that no task gives it to.
     """
     problems = proposal.draft.problems
     if problems:
@@ -389,7 +391,38 @@ def check_fits_plan(proposal: Proposal) -> str:
         # The caller's own functions need no description, and are always available.
         if tool is not None and not tool.available:
             return f"the tool {tool.name!r} is unavailable"
+    return _misplaced_secret(proposal)
+
+
+def _misplaced_secret(proposal: Proposal) -> str:
+    """Return why a secret parameter would go to another tool; empty if none would.
+
+    Whoever made the plan has said by its tasks which tools get it; a model may be talked into more.
+    """
+    live = proposal.live
+    secrets = {name for name, each in live.plan.parameters.items() if each.secret}
+    if not secrets:
+        return ""
+    receivers: dict[str, list[str | None]] = {}
+    for task in live.plan.tasks:
+        for tool, name in _given_parameters(task):
+            receivers.setdefault(name, []).append(tool)
+    for task in proposal.tasks_to_run:
+        for tool, name in _given_parameters(task):
+            if name not in secrets:
+                continue
+            known = receivers.get(name, [])
+            if not any(share_capability(one, tool, live.tools) for one in known):
+                return f"the secret parameter {name!r} does not go to {tool!r} in {task.id!r}"
     return ""
+
+
+def _given_parameters(task: Task) -> Iterator[tuple[str | None, str]]:
+    """Yield the tools of a task and its fallbacks with the parameters that they are given."""
+    for _, body in nested_bodies(task):
+        for reference in find_references(body.arguments):
+            if reference.root == PARAMETERS:
+                yield body.tool or task.tool, str(reference.path[0])
 
 
 def check_futile_calls(proposal: Proposal) -> str:

@@ -21,6 +21,7 @@ from replanning.live.draft import display_fields
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.plan.document import Plan
+from replanning.plan.parameters import shown_values
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue
 
@@ -99,6 +100,7 @@ class PlanDiff:
         changed: tasks in both, with the fields that differ.
         tools: tools that differ, with their fields.
         context: values of the context that differ.
+        parameters: values of parameters that differ.
         goal: fields of the goal that differ.
         acts: changes in between to the state of tasks: run again, skipped, cancelled, reordered.
         replaced: tasks of the lower revision, and elements of lists, that were replaced, with those
@@ -114,6 +116,7 @@ class PlanDiff:
     changed: tuple[TaskChange, ...] = ()
     tools: tuple[TaskChange, ...] = ()
     context: tuple[FieldChange, ...] = ()
+    parameters: tuple[FieldChange, ...] = ()
     acts: tuple[PlanChange, ...] = ()
     goal: tuple[FieldChange, ...] = ()
     replaced: tuple[Replacement, ...] = ()
@@ -121,7 +124,7 @@ class PlanDiff:
 
     def __bool__(self) -> bool:
         parts = (self.removed, self.added, self.changed, self.tools, self.context, self.goal)
-        return any(parts) or bool(self.acts)
+        return any(parts) or bool(self.parameters) or bool(self.acts)
 
     def __str__(self) -> str:
         undone = ""
@@ -152,6 +155,7 @@ class PlanDiff:
             for item in items:
                 changes += [f"{noun}{item.id}: {change}" for change in item.fields]
         changes += [f"context.{change}" for change in self.context]
+        changes += [f"parameters.{change}" for change in self.parameters]
         changes += [f"goal.{change}" for change in self.goal]
         lines += [f"~ {printable_line(change)}" for change in changes]
         lines += [f"* {undone}{change_line(act)}" for act in self.acts]
@@ -167,6 +171,7 @@ class PlanDiff:
             "changed": list(map(_item_change_json, self.changed)),
             "tools": list(map(_item_change_json, self.tools)),
             "context": _fields_json(self.context),
+            "parameters": _fields_json(self.parameters),
             "goal": _fields_json(self.goal),
             "acts": list(map(dump_change, self.acts)),
             "replaced": list(map(_item_change_json, self.replaced)),
@@ -227,6 +232,7 @@ def diff_plans(
         changed=_changed_items(_with_lists(old, list_of), _with_lists(new, list_of)),
         tools=_changed_items(old_tools, new_tools),
         context=_field_changes(before.context, after.context),
+        parameters=_field_changes(shown_values(before.parameters), shown_values(after.parameters)),
         goal=_field_changes(old_goal, new_goal),
         acts=tuple(change for change in between if isinstance(change, _ACTS)),
         replaced=tuple(replaced),

@@ -53,6 +53,13 @@ def test_validate_lists_them(folder: Path) -> None:
     ]
 
 
+def test_name_of_a_secret(tmp_path: Path) -> None:
+    """A parameter that is called like a secret, and is none, is noted."""
+    write_plan(tmp_path, {"say": "true"}, "id: a, tool: say", more="parameters: {api_key: string}")
+    told = cli(tmp_path, "validate", "plan.yaml").stdout
+    assert "parameter 'api_key' is called like a secret" in told
+
+
 def test_all_that_is_wrong_at_once(folder: Path) -> None:
     """One error names missing, unknown and wrong values with their places; nothing was run."""
     done = cli(folder, *RUN, "--set", "copies=many", "--set", "regoin=us", code=2)

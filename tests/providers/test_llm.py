@@ -324,6 +324,20 @@ async def test_a_model_is_shown_all_that_a_replanner_needs():
     assert "--key" not in json.dumps(found)
 
 
+def test_a_model_is_shown_parameters():
+    """The values of parameters are told as the context is, and of a secret only that there is one."""
+    text = """
+        goal: {objective: ship}
+        parameters: {region: {default: eu}, token: {secret: true}}
+        tasks: [{id: a, tool: t, arguments: {key: "${parameters.token}"}}]
+    """
+    plan = Plan.parse(text, parameters={"token": "correct horse battery"})
+    for prompt in prompts_of(plan, "a"):
+        assert sections(prompt)["parameters"] == [{"region": "eu"}, {"token": "[redacted]"}]
+        assert "${parameters.token}" in prompt
+        assert "correct horse" not in prompt
+
+
 async def test_a_model_is_shown_what_was_tried_and_decided_before():
     """The next prompt has earlier revisions with their outcomes, rejections with reasons, and the task's lineage."""
     way = reply(candidate(replaced("build", "cmake")), candidate(replaced("build", "rm")))

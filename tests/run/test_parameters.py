@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from replanning import Plan, ReplanningEngine, Task, TaskContext
-from replanning.changes import AddTask
+from replanning.changes import AddTask, ReplaceTask
 from replanning.errors import ChangeRejected, PlanError, StoreError
 from replanning.journal import MemoryStore, RunOpened, SqliteStore
 from replanning.plan import JsonObject
@@ -59,6 +59,28 @@ async def test_values_reach_tasks():
     assert work.of["d"] == {"to": "in us"}
 
 
+async def test_lists_and_functions():
+    """A list may be a parameter, also one with text like references, and functions get values as other tools do."""
+    seen: list[str] = []
+
+    def greet(name: str, key: str) -> None:
+        """Greet somebody."""
+        seen.append(f"{name} with {key}")
+
+    stated = plan(
+        Task(
+            id="a",
+            tool="greet",
+            for_each="${parameters.names}",
+            arguments={"name": "${item}", "key": "${parameters.token}"},
+        ),
+        parameters={"names": "array", "token": {"secret": True}},
+    ).with_parameters({"names": ["ada", "${context.x}"], "token": SECRET})
+    result = await make_engine().execute(stated, tools=[greet], max_concurrency=1)
+    assert result.status == "succeeded"
+    assert seen == [f"ada with {SECRET}", f"${{context.x}} with {SECRET}"]
+
+
 async def test_undeclared_in_a_proposal():
     """A task that a replan adds cannot refer to a parameter that the plan does not declare."""
     engine = make_engine()
@@ -66,6 +88,42 @@ async def test_undeclared_in_a_proposal():
         new = Task(id="d", tool="t", arguments={"to": "${parameters.regoin}"})
         with pytest.raises(ChangeRejected, match="no parameter 'regoin'; did you mean 'region'"):
             run.apply([AddTask(task=new)])
+
+
+async def test_secret_in_a_proposal():
+    """A replan gives a secret to the tools alone that the plan gives it to, or that can stand in for them."""
+    stated = plan(
+        Task(id="a", tool="t", arguments={"key": "${parameters.token}"}),
+        parameters={"token": {"secret": True}},
+        tools=[
+            {"name": "t", "capability": "pay"},
+            {"name": "s", "capability": "pay"},
+            {"name": "u"},
+        ],
+    ).with_parameters({"token": SECRET})
+
+    def proposing(request):
+        found = []
+        for tool in ("u", "s"):
+            new = Task(id=f"b-{tool}", tool=tool, arguments={"key": "is ${parameters.token}"})
+            found.append(alternative(ReplaceTask(task_id="a", tasks=(new,))))
+        return found
+
+    work = Arguments()
+
+    async def failing_first(task: Task, context: TaskContext) -> JsonObject:
+        if task.id == "a":
+            raise ValueError("no")
+        return await work(task, context)
+
+    engine = make_engine(proposing)
+    async with engine.open(stated, run_id=RUN) as run:
+        await perform(run, failing_first)
+    assert run.result.status == "succeeded"
+    assert work.of == {"b-s": {"key": f"is {SECRET}"}}
+    (event,) = engine.history(RUN).events
+    reasons = [each.rejected for each in event.rejected]
+    assert any("'token' does not go to 'u' in 'b-u'" in reason for reason in reasons), reasons
 
 
 async def test_run_needs_values():
