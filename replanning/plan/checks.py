@@ -1002,7 +1002,7 @@ def _check_resources(body: TaskBody, tool: ToolSpec | None, scope: TaskScope) ->
 def _type_mismatch(value: JsonValue, kind: str, scope: TaskScope) -> str:
     """Return the type expected instead of a value; "" if it fits or is known only at run time."""
     if isinstance(value, str) and value.startswith("${") and value.endswith("}"):
-        return ""
+        return _parameter_mismatch(value, kind, scope)
     is_object = kind in scope.object_types
     # A type of objects that is called `path` means those objects, not paths of files.
     if kind in _PARAMETER_TYPES and not (is_object and kind == "path"):
@@ -1016,6 +1016,22 @@ def _type_mismatch(value: JsonValue, kind: str, scope: TaskScope) -> str:
     if isinstance(value, str) and scope.objects.get(value) == kind:
         return ""
     return f"an object of type {kind!r} as `objects` states them"
+
+
+def _parameter_mismatch(reference: str, kind: str, scope: TaskScope) -> str:
+    """Return the type expected instead of that of a parameter; "" if it fits, or is a part of one."""
+    name = reference.removeprefix(f"${{{PARAMETERS}.").removesuffix("}")
+    parameter = scope.parameters.get(name)
+    if parameter is None or kind not in _PARAMETER_TYPES or kind in scope.object_types:
+        return ""
+    fitting = {kind}
+    if kind == "number":
+        fitting.add("integer")
+    elif kind == "path":
+        fitting.update(("string", "array"))
+    if kind == "any" or parameter.type in fitting:
+        return ""
+    return f"{kind}, and the parameter is of type {parameter.type}"
 
 
 # Names that hold secrets: they are refused, because names are not masked.

@@ -119,6 +119,21 @@ def test_undeclared(part):
     assert "the plan has no parameter 'regoin'; did you mean 'region'?" in told
 
 
+def test_argument_of_another_type():
+    """A parameter of another type than an argument of a tool is refused before anything runs."""
+    text = """
+        goal: {objective: x}
+        parameters: {n: integer, s: string, o: object}
+        tools: [{name: t, parameters: {n: number, s: string, p: path, i: integer, a: any}}]
+        tasks: [{id: a, tool: t, arguments: {n: "${parameters.n}", s: "${parameters.s}", p: "${parameters.s}",
+          i: %s, a: "${parameters.o}"}}]
+    """
+    for right in ("${parameters.n}", "${parameters.o.i}"):
+        Plan.parse(text % f'"{right}"')
+    (problem,) = problems_of(text % '"${parameters.s}"')
+    assert "is '${parameters.s}', expected integer, and the parameter is of type string" in problem
+
+
 def test_reserved_word():
     """A task can be called `parameters` in a plan that declares none, and is found by references."""
     tasks = "tasks: [{id: parameters}, {id: b, depends_on: [parameters], arguments: {x: '${parameters.output.n}'}}]"
