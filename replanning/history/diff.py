@@ -21,6 +21,7 @@ from replanning.live.draft import display_fields
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.plan.document import Plan
+from replanning.plan.elements import in_place_of_element
 from replanning.plan.parameters import shown_values
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue
@@ -82,7 +83,7 @@ def describe_replacement(old: Task, new: Sequence[Task]) -> Replacement:
     if len(new) == 1:
         ignored = dict.fromkeys(_CONSEQUENCES)
         before = display_fields(old) | ignored
-        after = display_fields(new[0]) | ignored
+        after = display_fields(in_place_of_element(new[0], old)) | ignored
         fields = _field_changes(before, after)
     by = tuple(task.id for task in new)
     return Replacement(old.id, by, fields)

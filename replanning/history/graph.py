@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 from xml.sax.saxutils import escape
 
-from replanning.history.overview import RunOverview, TaskRow
+from replanning.history.overview import RunOverview, TaskRow, without_plain_elements
 from replanning.history.wording import (
     STATE_LOOKS,
     StateLook,
@@ -21,9 +21,14 @@ from replanning.history.wording import (
     printable_line,
 )
 from replanning.live.states import TaskState
+from replanning.plan.elements import FOR_EACH
+from replanning.plan.types import TaskId
 
 MAX_TASKS_DRAWN: Final = 200
 """Limit of tasks drawn one by one; those of larger plans are grouped by stage and state."""
+
+MAX_TASKS_UNFOLDED: Final = 40
+"""Limit of tasks of a plan whose lists are drawn as their elements."""
 
 MAX_STAGES: Final = 8
 """Stages of a plan whose tasks are grouped; neighbouring ones are joined."""
@@ -149,6 +154,9 @@ def _revision_lines(overview: RunOverview) -> list[str]:
     if earlier > 0:
         lines.append(f"… and {pluralise(earlier, 'earlier revision')}")
     for repair in revisions[-MAX_REVISIONS:]:
+        if repair.by == FOR_EACH:
+            lines.append(f"• revision {repair.revision}: {repair.title}")
+            continue
         by = labelled(" by ", repair.by)
         applied = [step.text for step in repair.steps if step.word == "applied"]
         text = "; ".join(applied)
@@ -160,10 +168,7 @@ def _boxes(overview: RunOverview) -> tuple[dict[Hashable, _Box], set[_Edge]]:
     """Return what is drawn as a box, and the dependencies among boxes."""
     live = overview.replayed.live
     rows = {row.id: row for row in overview.tasks}
-    needed = {}
-    for task in live.document().tasks:
-        if task.id in rows:
-            needed[task.id] = task.depends_on
+    needed = _drawn_tasks(overview)
     stages: dict[str, int] = {}
     for task_id in TopologicalSorter(needed).static_order():
         before = [stages[one] for one in needed.get(task_id, ())]
@@ -190,12 +195,44 @@ def _boxes(overview: RunOverview) -> tuple[dict[Hashable, _Box], set[_Edge]]:
             took = format_duration(row.seconds)
         parts = (row.look.word, took, row.tool)
         detail = " · ".join(filter(None, parts))
-        hint = f"{row.name}: {detail}. {row.detail}"
+        hint = f"{row.title}: {detail}. {row.detail}"
+        if row.elements is not None:
+            detail = row.detail
         stage = stages[task_id]
         replaced = former[task_id]
-        boxes[task_id] = _Box(stage, row.look, row.name, detail, hint, replaced)
+        boxes[task_id] = _Box(stage, row.look, row.title, detail, hint, replaced)
         edges.update((one, task_id) for one in befores)
     return boxes, edges
+
+
+def _drawn_tasks(overview: RunOverview) -> dict[str, Sequence[str]]:
+    """Return the tasks that are drawn, each with those that it depends on.
+
+    A list is drawn as its elements, and in a larger plan as one task, beside those of its elements
+    that have a story of their own.
+    """
+    shown: Sequence[TaskRow] = overview.tasks
+    if len(shown) > MAX_TASKS_UNFOLDED:
+        shown = without_plain_elements(shown)
+    drawn = {row.id for row in shown}
+    lists = {row.id: row.element_of for row in overview.tasks}
+
+    def place(task_id: str) -> str:
+        """Return the task as part of which one is drawn."""
+        template = lists.get(TaskId(task_id))
+        if task_id in drawn or template is None:
+            return task_id
+        return place(template)
+
+    needed: dict[str, dict[str, None]] = {}
+    for task in overview.replayed.live.document().tasks:
+        if task.id in lists:
+            befores = needed.setdefault(place(task.id), {})
+            for one in map(place, task.depends_on):
+                # The parts of one element depend on each other.
+                if one != place(task.id):
+                    befores[one] = None
+    return {task_id: tuple(befores) for task_id, befores in needed.items()}
 
 
 def _grouped_boxes(

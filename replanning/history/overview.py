@@ -109,6 +109,13 @@ class TaskRow:
         return STATE_LOOKS[self.state]
 
     @property
+    def title(self) -> str:
+        """Its name, and of an expanded task the number of its elements."""
+        if self.elements is None:
+            return self.name
+        return f"{self.name} ×{sum(self.elements.values())}"
+
+    @property
     def detail(self) -> str:
         """The tasks that it waits for, those that replaced it, or the reason of its state."""
         if self.elements is not None:
@@ -360,7 +367,7 @@ def fold_rows(rows: Sequence[TaskRow], limit: int) -> list[TaskRow | FoldedRows]
     one state do; of those that failed, run or were replaced, the first are kept.
     """
     if len(rows) > limit:
-        rows = _without_plain_elements(rows)
+        rows = without_plain_elements(rows)
     if len(rows) <= limit:
         return list(rows)
 
@@ -395,7 +402,7 @@ def fold_rows(rows: Sequence[TaskRow], limit: int) -> list[TaskRow | FoldedRows]
     return folded
 
 
-def _without_plain_elements(rows: Sequence[TaskRow]) -> list[TaskRow]:
+def without_plain_elements(rows: Sequence[TaskRow]) -> list[TaskRow]:
     """Return rows without the elements that wait or ended well.
 
     Of the others, those of each list are kept that matter most.
@@ -490,10 +497,7 @@ def _task_cells(row: TaskRow) -> tuple[str | Text, ...]:
     took = ""
     if row.seconds is not None:
         took = format_duration(row.seconds)
-    title = row.name
-    if row.elements is not None:
-        title += f" ×{sum(row.elements.values())}"
-    name = _cell(f"{sign} {title}", look.style)
+    name = _cell(f"{sign} {row.title}", look.style)
     state = _cell(look.word, look.style)
     tool = _cell(row.tool, "dim")
     detail = _cell(row.detail)

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import pytest
 
 from replanning import Alternative, ReplanningEngine, ReplanRequest, Task
 from replanning.changes import ReplaceTask
 from replanning.history import markdown_report, run_status, text_report, why_report
+from replanning.history.graph import draw_graph
 from replanning.history.overview import FoldedRows, RunOverview, TaskRow, fold_rows, read_overview
 from replanning.journal import MemoryStore
 from tests.support.runs import alternative, make_engine, perform, plan
@@ -261,4 +263,33 @@ async def test_equal_causes_of_elements_are_one_step():
             "9 of 12 elements of 'convert' ('convert[0]', 'convert[1]', 'convert[2]', …): "
             "ValueError: the disk is full"
         )
+    ]
+
+
+def drawn_texts(overview: RunOverview) -> list[str]:
+    """The texts of the drawing of a run."""
+    root = ET.fromstring(draw_graph(overview))
+    return [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+async def test_graph_of_a_list():
+    """A long list is one box with its counts, beside those elements that were replaced; a short one is its elements."""
+    _, overview = await run_of(tasks(100), "convert[7]", propose=other_tool)
+    texts = drawn_texts(overview)
+    assert [text for text in texts if "convert" in text] == [
+        "✓ convert ×100",
+        "✓ convert[7]~2",
+        "⟳ convert[7]",
+        "• revision 1: convert: 100 elements",
+        "⟳ revision 2 by policy: convert[7] → convert[7]~2",
+    ]
+    assert "100 done" in texts
+
+    _, overview = await run_of(tasks(2))
+    texts = drawn_texts(overview)
+    assert sorted(text for text in texts if text.startswith("✓")) == [
+        "✓ convert[0]",
+        "✓ convert[1]",
+        "✓ done",
+        "✓ report",
     ]
