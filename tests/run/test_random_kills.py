@@ -455,11 +455,11 @@ class Story:
         return found
 
     def remaining(self) -> list[str]:
-        """Return what nobody has left, and is not taken back although nothing more is to do."""
+        """Return what nobody has left, and is not taken back in the end."""
         found: list[str] = []
         for effect in self.effects():
             if not effect.undone and effect.attempt not in self.left:
-                found.append(f"{effect.attempt} stays, and nothing is to do")
+                found.append(f"{effect.attempt} is not taken back in the end")
         return found
 
     def _is_called_off(self) -> bool:
@@ -481,7 +481,6 @@ async def live_through(seed: int) -> list[str]:
             # It is taken back although it was killed, before it goes on.
             await story.die()
         found: list[str] = []
-        reason = ""
         if not is_stopped or not list(story.store.runs()):
             result = await story.live(chance.randrange(4))
             for _ in range(2):
@@ -497,7 +496,6 @@ async def live_through(seed: int) -> list[str]:
             is_whole = is_late or chance.random() < 0.6
             is_anything_to_do = story.undo(whole=is_whole)
             if is_whole and not is_anything_to_do and not is_stopped:
-                found += story.remaining()
                 break
             is_stopped = False
             result = await story.live(chance.randrange(4))
@@ -505,10 +503,7 @@ async def live_through(seed: int) -> list[str]:
                 story.answer()
                 result = await story.live(chance.randrange(3))
             found += story.problems(result)
-            reason = result.reason
-        else:
-            found.append(f"it is not taken back after {ROUNDS} rounds: {reason}")
-        return found
+        return found + story.remaining()
 
 
 @pytest.fixture(autouse=True)
