@@ -132,6 +132,8 @@ def validate(plan: PlanArgument, *, values: SetOption = None, as_json: JsonOptio
         console().print(f"{path} is valid: {counts}")
         for line in _parameter_lines(document):
             console().print(f"parameter: {escape_control(redactor().text(line))}")
+        for line in _list_lines(document):
+            console().print(f"list: {escape_control(redactor().text(line))}")
         for line in _tries_lines(tries):
             console().print(f"retry: {escape_control(redactor().text(line))}")
         for note in notes:
@@ -174,6 +176,25 @@ def _parameter_lines(plan: Plan) -> Iterator[str]:
             line += f": {one_line(as_text(shown[name]), MAX_DESCRIPTION_CHARS)}"
         if parameter.description:
             line += f" ({one_line(parameter.description, MAX_DESCRIPTION_CHARS)})"
+        yield line
+
+
+def _list_lines(plan: Plan) -> Iterator[str]:
+    """Yield a line for each task with `for_each`, about how many tasks it becomes."""
+    for task in plan.tasks:
+        if task.for_each is None:
+            continue
+        if isinstance(task.for_each, list | dict):
+            line = f"task {task.id!r} is carried out {pluralise(len(task.for_each), 'time')}"
+        else:
+            line = (
+                f"task {task.id!r} is carried out for each element of {task.for_each}, at most "
+                f"{pluralise(task.max_items, 'time')}"
+            )
+        if task.max_parallel is not None:
+            line += f", {task.max_parallel} at the same time"
+        if task.on_item_failure == "skip":
+            line += ", and goes on without elements that fail"
         yield line
 
 

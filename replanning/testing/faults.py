@@ -12,12 +12,21 @@ from typing import Any, Final, Literal, TypeVar
 
 import anyio
 
-from replanning import Alternative, Answer, Plan, PlanRun, Question, ReplanRequest, TransientError
+from replanning import (
+    Alternative,
+    Answer,
+    Plan,
+    PlanRun,
+    Question,
+    ReplanRequest,
+    Task,
+    TransientError,
+)
 from replanning.decision import AlternativeProvider, HumanGate
 from replanning.environment import Clock
 from replanning.errors import PlanError, Problem, StoreError
 from replanning.journal import MemoryStore, RunStore, Usage
-from replanning.plan import JsonObject
+from replanning.plan import JsonObject, JsonValue
 from replanning.plan.messages import NameSuggester
 from replanning.testing.scripted import (
     ExecutorCall,
@@ -109,6 +118,10 @@ ANY_TASK: Final = "*"
 """Key for every task that is not named by its id or its tool."""
 
 _OUTPUT_REFERENCE: Final = re.compile(r"\$\{([^{}]+?)\.output((?:\.[^.\[\]{}]+)*)\}")
+_ITEM_REFERENCE: Final = re.compile(r"\$\{item\.([^.\[\]{}]+)")
+
+_SYNTHETIC_ELEMENTS: Final = 3
+"""Elements of a list whose length only a real run knows."""
 
 T = TypeVar("T")
 
@@ -213,7 +226,8 @@ class RunFaults:
         """Return the step of an attempt; the script of a `ScriptedExecutor`."""
         schedule, task = self.schedule, call.task
         call.context.record_checked()  # the commands of `expect` succeed: they are not run either
-        keys = (task.id, task.tool, ANY_TASK)
+        of_list = _list_of(task)
+        keys = (task.id, of_list, task.tool, ANY_TASK)
         after = self._sample(
             _first_match(schedule.durations, keys, 1.0), "duration", task.id, call.number
         )
@@ -225,7 +239,9 @@ class RunFaults:
             return raises(TransientError(f"attempt {call.number} was made to fail"), after=after)
         root = self.root_of(task.id)
         output = _first_match(
-            schedule.outputs, (task.id, root, task.tool, ANY_TASK), self.synthetic_outputs.get(root)
+            schedule.outputs,
+            (task.id, root, of_list, task.tool, ANY_TASK),
+            self.synthetic_outputs.get(root),
         )
         return returns(output, after=after)
 
@@ -293,23 +309,56 @@ class _FaultyProvider:
         return await self._provider.propose(request)
 
 
-def synthetic_outputs(plan: Plan) -> JsonObject:
-    """Return outputs with the fields that references in the arguments of other tasks need; the values are made up.
+def _list_of(task: Task) -> str | None:
+    """Return the task with `for_each` of which this does the work for one element; else None."""
+    if task.scope is None:
+        return None
+    element = f"[{task.scope.get('key')}]"
+    if not task.id.endswith(element):
+        return None  # it stands for an element, and faults of the list are not its own
+    return task.id.removesuffix(element)
 
-    For the argument `${build.output.path}` the output of `build` is `{"path": "build.path"}`.
+
+def synthetic_outputs(plan: Plan) -> JsonObject:
+    """Return outputs with the fields that references in other tasks need; the values are made up.
+
+    For the argument `${build.output.path}` the output of `build` is `{"path": "build.path"}`, and for
+    `for_each: ${build.output}` it is a list of three elements.
     """
     outputs: JsonObject = {}
     for task in plan.tasks:
         for task_id, path in _OUTPUT_REFERENCE.findall(str(task.arguments)):
-            steps = path.split(".")[1:]
-            if not steps:
-                continue
-            inner = outputs.setdefault(task_id, {})
-            for step in steps[:-1]:
-                inner = inner.setdefault(step, {}) if isinstance(inner, dict) else None
-            if isinstance(inner, dict):
-                inner.setdefault(steps[-1], f"{task_id}{path}")
+            _put(outputs, task_id, path, f"{task_id}{path}")
+        if isinstance(task.for_each, str):
+            for task_id, path in _OUTPUT_REFERENCE.findall(task.for_each):
+                _put(outputs, task_id, path, _synthetic_elements(task))
     return outputs
+
+
+def _put(outputs: JsonObject, task_id: str, path: str, value: JsonValue) -> None:
+    """Put a value where a reference to the output of a task finds it."""
+    inner: JsonValue = outputs
+    steps = [task_id, *path.split(".")[1:]]
+    # A reference to the output as a whole is content with null.
+    if len(steps) == 1 and not isinstance(value, list):
+        return
+    for step in steps[:-1]:
+        inner = inner.setdefault(step, {}) if isinstance(inner, dict) else None
+    if isinstance(inner, dict):
+        inner.setdefault(steps[-1], value)
+
+
+def _synthetic_elements(task: Task) -> list[JsonValue]:
+    """Return elements of the list of a task, with the fields that it refers to."""
+    text = f"{task.arguments} {task.key} {task.name} {task.goal}"
+    fields = dict.fromkeys(_ITEM_REFERENCE.findall(text))
+    elements: list[JsonValue] = []
+    for number in range(_SYNTHETIC_ELEMENTS):
+        if fields:
+            elements.append({name: f"{name}-{number}" for name in fields})
+        else:
+            elements.append(f"{task.id}-{number}")
+    return elements
 
 
 def _first_match(mapping: Mapping[str, T], keys: Sequence[str | None], default: T) -> T:

@@ -14,6 +14,7 @@ from replanning import Environment, Plan, PlanRun, ReplanningEngine, journal
 from replanning.decision import HumanGate
 from replanning.engine.engine import run_workers
 from replanning.plan import JsonObject
+from replanning.plan.elements import FOR_EACH
 from replanning.testing.clock import VirtualClock, virtual_environment
 from replanning.testing.faults import FaultSchedule
 from replanning.testing.scripted import ScriptedExecutor
@@ -33,7 +34,7 @@ class SimulatedRun:
         status: the status of the run; `stuck` if it had not ended at the time limit, `crashed` if it raised.
         reason: one sentence about the status.
         makespan: virtual seconds from start to end.
-        revisions: number of revisions of the plan.
+        revisions: number of revisions of the plan, apart from those that expand a list.
         questions: number of questions to people.
         failures: number of failed attempts per task.
     """
@@ -269,6 +270,10 @@ async def _simulate_run(
             abnormal_end = "crashed", f"{type(error).__name__}: {error}"
         records = list(store.read(store.runs()[0].run))
         kinds = Counter(type(record.body) for record in records)
+        expansions = 0
+        for record in records:
+            if isinstance(record.body, journal.PlanRevised) and record.body.by == FOR_EACH:
+                expansions += 1
         failed = Counter(
             r.body.task
             for r in records
@@ -282,7 +287,7 @@ async def _simulate_run(
             status=status,
             reason=reason,
             makespan=round(clock.elapsed, 6),
-            revisions=kinds[journal.PlanRevised],
+            revisions=kinds[journal.PlanRevised] - expansions,
             questions=kinds[journal.QuestionAsked],
             failures=dict(failed.most_common()),
         )

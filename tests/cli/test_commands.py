@@ -193,6 +193,25 @@ tasks:
     assert "five" not in lines
 
 
+def test_validate_tells_of_lists(tmp_path: Path) -> None:
+    """Of a task with `for_each` it is told how often it is carried out at most, or how often, where the plan has the list."""
+    (tmp_path / "plan.yaml").write_text(
+        """\
+goal: {objective: x}
+tasks:
+  - {id: list}
+  - {id: each, depends_on: [list], for_each: "${list.output}", max_items: 50, max_parallel: 4, on_item_failure: skip}
+  - {id: twice, for_each: [a, b]}
+"""
+    )
+    told = cli(tmp_path, "validate", "plan.yaml").stdout
+    assert " ".join(told.split()) == (
+        "plan.yaml is valid: 3 tasks, 0 tools list: task 'each' is carried out for each element of "
+        "${list.output}, at most 50 times, 4 at the same time, and goes on without elements that fail "
+        "list: task 'twice' is carried out 2 times"
+    )
+
+
 def test_validate_tells_everything(tmp_path: Path) -> None:
     """Unknown fields keep nothing else from being told: neither wrong references nor tools that nothing executes."""
     (tmp_path / "plan.yaml").write_text(

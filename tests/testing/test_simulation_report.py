@@ -157,6 +157,24 @@ def test_outputs_suit_references():
     assert simulate(wanting, FaultSchedule(outputs=outputs), runs=1).statuses == {"succeeded": 1}
 
 
+def test_lists_have_three_elements():
+    """A list that only a real run knows has three elements, with the fields that are read; faults of its task are theirs."""
+    each = Task(
+        id="b",
+        depends_on=("a",),
+        for_each="${a.output.rows}",
+        key="${item.id}",
+        arguments={"path": "${item.path}"},
+        on_item_failure="skip",
+    )
+    listed = plan(Task(id="a"), each, Task(id="c", depends_on=("b",)))
+    (run,) = simulate(listed, runs=1).runs
+    assert (run.status, run.makespan, run.revisions) == ("succeeded", 3.0, 0)
+    (run,) = simulate(listed, FaultSchedule(fail={"b": 1.0}), runs=1).runs
+    assert run.status == "succeeded"
+    assert run.failures == {"b[id-0]": 1, "b[id-1]": 1, "b[id-2]": 1}
+
+
 def test_schedules_are_checked():
     """A schedule that names what the plan lacks is refused, and every offender is named with its place."""
     with pytest.raises(PlanError) as refused:
