@@ -525,7 +525,7 @@ class _Edit:
     Attributes:
         changes: the changes so far.
         again: the finished and running tasks that are run again, with the reasons.
-        settled: the tasks that are tried again, taken out or skipped.
+        settled: the tasks that are tried again, taken out or skipped, or made again with their list.
     """
 
     def __init__(self, live: LivePlan, adopted: Plan) -> None:
@@ -623,9 +623,8 @@ class _Edit:
                 queue.append(other_id)
         for task_id in sorted(reasons, key=lambda task_id: live.entry(task_id).order):
             entry = live.entry(task_id)
-            template = entry.parent
-            if template is not None and template.replacement.expanded and template.id in reasons:
-                continue  # it comes back with its list, if it is still in it
+            if entry.id in self.settled:
+                continue  # an element comes back with its list, if it is still in it
             self._run_task_again(entry, corrected.get(task_id), reasons[task_id])
 
     def _run_task_again(self, entry: TaskEntry, corrected: Task | None, reason: str) -> None:
@@ -657,6 +656,7 @@ class _Edit:
         """Have a list made again; the elements that are the same as before, and done, are kept."""
         self.again[template.id] = reason
         for part in self._live.parts_of(template):
+            self.settled.add(part.id)
             if part.state is TaskState.RUNNING:
                 self.again[template.id] = f"{reason}, and what runs now is cut off"
                 self.add(CancelTask(task_id=part.id, reason="its list is made again"))

@@ -869,11 +869,15 @@ class Draft:
         def is_active(other: TaskId) -> bool:
             return self.exists(other) and self.state(other) is not _REPLACED
 
+        def is_replaced(other: TaskId) -> bool:
+            # A list that is made again removes its elements together with what replaced them.
+            return self.exists(other) and self.state(other) is _REPLACED
+
         for other, task in self.tasks.items():
             if task_id in task.depends_on and is_active(other):
                 yield other
         for original, sinks in self.sinks.items():
-            if task_id in sinks and self.state(original) is _REPLACED:
+            if task_id in sinks and is_replaced(original):
                 yield original
         if task_id in self._graph:
             entry = self._graph.entry(task_id)
@@ -881,7 +885,7 @@ class Draft:
                 # The changed documents of others were looked at above.
                 if dependent.id not in self.tasks and is_active(dependent.id):
                     yield dependent.id
-            if entry.sink_of is not None and self.state(entry.sink_of.id) is _REPLACED:
+            if entry.sink_of is not None and is_replaced(entry.sink_of.id):
                 yield entry.sink_of.id
 
     def _is_satisfied(self, task_id: TaskId) -> bool:

@@ -379,3 +379,42 @@ async def test_corrected_template_is_expanded_again():
         ran = await perform(run, returning(None))
     assert ran == ["convert[0]~2", "convert[1]~2", "report"]
     assert run.result.outputs["convert"] == [{"item": 1, "more": True}, {"item": 2, "more": True}]
+
+
+def other_tool(request):
+    """Replace what failed by a task that does not fail."""
+    (task_id,) = request.triggers[0].tasks
+    instead = Task(id=f"{task_id}-b", arguments={"instead": "${item}"})
+    return [alternative(ReplaceTask(task_id=task_id, tasks=(instead,)))]
+
+
+async def test_list_with_a_repaired_element_is_made_again():
+    """A list with an element that was repaired is made again, and an element that was repaired and is the same is kept."""
+    store = MemoryStore()
+    document = plan(LISTED, template(key="${item}"), REPORT)
+    engine = make_engine(other_tool, store=store)
+    async with engine.open(document, run_id=RunId("r")) as run:
+        await perform(run, returning(["a", "b"], broken=("convert[b]",)))
+    assert run.result.outputs["convert"] == [{"item": "a"}, {"instead": "b"}]
+
+    ran, run = await rerun(store, "r", ["a", "b", "c"])
+    assert ran == ["list~2", "convert[c]", "report~2"]
+    assert run.result.outputs["convert"] == [{"item": "a"}, {"instead": "b"}, {"item": "c"}]
+
+
+async def test_corrected_template_leaves_out_what_failed_before():
+    """A corrected plan that changes a list is not held up by what failed in place of its elements."""
+    store = MemoryStore()
+    document = plan(LISTED, template(), REPORT)
+    engine = make_engine(other_tool, store=store)
+    broken = ("convert[1]", "convert[1]-b", "convert[1]~2")
+    async with engine.open(document, run_id=RunId("r")) as run:
+        await perform(run, returning([1, 2], broken=broken))
+    assert run.result.status == "failed"
+    engine = make_engine(store=store)
+    corrected = plan(LISTED, template(on_item_failure="skip"), REPORT)
+    engine.adopt(RunId("r"), corrected, rerun="changed", by="ada")
+    async with engine.resume(RunId("r")) as run:
+        ran = await perform(run, returning(None, broken=broken))
+    assert ran == ["convert[1]~2", "report"]
+    assert run.result.outputs["report"] == {"all": [{"item": 1}, None]}
