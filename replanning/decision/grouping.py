@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from replanning.journal.records import QuestionAsked, Trigger, normalised_cause
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
+from replanning.live.states import TaskState
 from replanning.live.strips import find_root, join_groups
 from replanning.plan.types import QuestionId, TaskId
+
+_ElementCause = tuple[TaskId, str, str]
+"""A list, and the type and the message of a failure of its elements."""
 
 MAX_FOLLOWED_TASKS: Final = 10_000
 """Limit of tasks followed to find overlapping footprints; tasks beyond it count as overlapping."""
@@ -22,7 +26,8 @@ def group_triggers(
 
     Triggers belong together if they have a common cause or overlapping footprints. Tasks that need
     the same unavailable tool have a common cause, whether they failed or wait. The footprint of a
-    trigger is its tasks with everything that depends on them.
+    trigger is its tasks with everything that depends on them. An element of a list that failed as
+    those have that a person is asked about waits for that answer, as it would be the same question.
     """
     # Union-find: `groups` links each trigger to another one of its group, or to itself at the root.
     groups = list(range(len(triggers)))
@@ -33,14 +38,27 @@ def group_triggers(
 
     _join_common_causes(triggers, starts, live, groups)
     held = {}
+    asked_about: dict[_ElementCause, QuestionId] = {}
     for question in asked:
         for task_id in question.holds:
             held[task_id] = question.question
-    waiting = {}
+            if task_id in live:
+                for cause in _element_causes([live.entry(task_id)]):
+                    asked_about[cause] = question.question
+    alike = {}
+    if asked_about:
+        for index, entries in enumerate(starts):
+            if triggers[index].kind not in ("task-failed", "timeout"):
+                continue
+            for cause in _element_causes(entries):
+                if cause in asked_about:
+                    alike[index] = asked_about[cause]
+    waiting: dict[int, QuestionId] = {}
     # Following dependents can only join two groups or find a held task.
     roots = {find_root(groups, index) for index in groups}
     if held or len(roots) > 1:
         waiting = _join_overlapping(triggers, starts, held, groups)
+    waiting |= alike
 
     together: dict[int, list[Trigger]] = {}
     for index, trigger in enumerate(triggers):
@@ -48,6 +66,16 @@ def group_triggers(
             together.setdefault(find_root(groups, index), []).append(trigger)
     blocked = [(triggers[index], question) for index, question in waiting.items()]
     return list(together.values()), blocked
+
+
+def _element_causes(entries: Iterable[TaskEntry]) -> Iterator[_ElementCause]:
+    """Yield the list of each task that is an element and has failed, with how it failed."""
+    for entry in entries:
+        failure = entry.log.failure
+        template = entry.template
+        if template is None or failure is None or entry.state is not TaskState.FAILED:
+            continue
+        yield template.id, failure.type, normalised_cause(failure.message)
 
 
 def _join_common_causes(

@@ -1,7 +1,12 @@
 """Elements of a list that fail: those with one cause are one request and one question, whose text says so."""
 
+from functools import partial
+
+import anyio
+
 from replanning import Answer, Task
 from replanning.changes import ReplaceTask
+from replanning.engine.engine import run_workers
 from replanning.testing import ScriptedGate, returns
 from tests.support.questions import asking
 from tests.support.runs import alternative, make_engine, perform, plan
@@ -53,6 +58,25 @@ async def test_equal_causes_are_one_question(clock):
     first = "12 of 40 elements of 'convert' ('convert[0]', 'convert[3]', 'convert[6]', …) failed"
     assert question.text.startswith(f"{first}: RuntimeError: no license for 12 hours; ")
     assert question.text.count("convert") == 4
+
+
+async def test_later_elements_wait_for_the_same_answer(clock):
+    """Elements that fail later of the cause that a person is asked about are one further question, once that is answered."""
+    answer = Answer("approve", by="ada")
+    gate = ScriptedGate([returns(answer, after=60), returns(answer)], clock=clock)
+    engine = asking(clock, elsewhere, gate=gate)
+
+    async def one_by_one(task, context):
+        if task.id in BROKEN:
+            await clock.sleep(float(task.scope["item"]))
+            raise RuntimeError(f"no license for {task.scope['item']} hours")
+
+    async with engine.open(plan(LIST, REPORT)) as run, anyio.create_task_group() as workers:
+        work = partial(run_workers, run, one_by_one, 40)
+        workers.start_soon(work)
+    assert run.result.status == "succeeded"
+    assert [len(question.triggers) for question in gate.questions] == [1, 11]
+    assert gate.questions[1].text.startswith("11 of 40 elements of 'convert' (")
 
 
 async def test_end_of_a_run_counts_elements():
