@@ -73,7 +73,8 @@ def _lacking(
     need = f"{len(lacking)} waiting tasks need"
     if len(lacking) == 1:
         need = "1 waiting task needs"
-    names = join_names([repr(task.id) for task in lacking], 5)
+    groups = view.group_elements(task.id for task in lacking)
+    names = join_names([group.name for group in groups], 5)
     yield ResourceChanged(
         tasks=tuple(task.id for task in lacking),
         cause=cause,

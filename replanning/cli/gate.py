@@ -17,11 +17,15 @@ from replanning.changes import PlanChange, ReplaceTask, dump_change, parse_chang
 from replanning.cli.app import DIFF_STYLES, RunDisplay, console, escape_control, is_phase_task
 from replanning.environment import SystemClock
 from replanning.history.reports import candidate_lines
-from replanning.history.wording import printable_line, trigger_line
+from replanning.history.wording import pluralise, printable_line, trigger_line
+from replanning.journal.records import TaskFailed, Trigger
 from replanning.plan.messages import spoken_id
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+_MAX_DIFF_LINES: Final = 60
+"""Lines about the difference that a candidate would make."""
 
 
 def print_question(out: Console, question: Question) -> None:
@@ -31,10 +35,7 @@ def print_question(out: Console, question: Question) -> None:
     if question.effects:
         out.print(f"  {question.effects}")
     for trigger in question.triggers:
-        if (
-            question.text.partition("\n")[0] not in trigger.reason
-            and trigger.reason not in question.text
-        ):
+        if not _tells_cause(question, trigger):
             out.print(f"  because   {trigger_line(trigger)}")
     for number, (candidate, diff) in enumerate(
         zip(question.candidates, question.diffs, strict=True), 1
@@ -46,11 +47,25 @@ def print_question(out: Console, question: Question) -> None:
         ):
             for line in candidate_lines(number, candidate):
                 out.print(f"  {line}")
-            for line in diff.splitlines():
+            lines = diff.splitlines()
+            for line in lines[:_MAX_DIFF_LINES]:
                 out.print(
                     f"       {line[:2]}{printable_line(line[2:])}",
                     style=DIFF_STYLES.get(line[:1], ""),
                 )
+            if len(lines) > _MAX_DIFF_LINES:
+                more = pluralise(len(lines) - _MAX_DIFF_LINES, "more line")
+                out.print(f"       … and {more}; pending --json has them all")
+
+
+def _tells_cause(question: Question, trigger: Trigger) -> bool:
+    """Return whether the text of a question tells the cause of one of its triggers."""
+    if question.text.partition("\n")[0] in trigger.reason or trigger.reason in question.text:
+        return True
+    # Elements of a list that failed alike are told together.
+    if not isinstance(trigger, TaskFailed) or not trigger.message:
+        return False
+    return trigger.message in question.text
 
 
 class ConsoleGate:

@@ -254,7 +254,12 @@ class Draft:
             # What depends on a list goes on doing so.
             if task_id not in self._graph or task_id in expanded:
                 continue
-            waiting = self._graph.entry(task_id).dependent_ids()
+            entry = self._graph.entry(task_id)
+            waiting = entry.dependent_ids()
+            # Nor does it matter to them what stands for one of its elements.
+            if entry.template is not None:
+                of_list = set(entry.template.dependent_ids())
+                waiting = tuple(one for one in waiting if one not in of_list)
             if waiting:
                 names = ", ".join(waiting[:_MAX_WAITING_IN_DIFF])
                 more = len(waiting) - _MAX_WAITING_IN_DIFF

@@ -201,6 +201,15 @@ async def test_reports_name_the_revisions_of_a_list():
     assert "for_each" not in text_report(history)
 
 
+async def test_difference_of_one_element():
+    """What replaces an element is shown, and not that what follows the list waits for it."""
+    engine, _ = await run_of(tasks(3), "convert[1]", propose=other_tool)
+    (info,) = engine.store.runs()
+    history = engine.history(info.run)
+    (event,) = history.events
+    assert "report" not in why_report(history, event)
+
+
 async def test_difference_of_plans_with_a_list():
     """The difference of two revisions has one line for a list, and one for each element that was replaced."""
     engine, _ = await run_of(tasks(40), "convert[7]", propose=other_tool)
