@@ -129,6 +129,8 @@ class Narrator:
                 )
             case journal.ConditionEvaluated(value=False):
                 view = self._view()
+                if view.list_of(event.task) is not None:
+                    return None  # as many of them may have none as the list is long
                 when = brief_repr(view.task(event.task).task.when)
                 text = f"{event.task} skipped: its condition {when} does not hold"
                 branch = view.left_out_with(event.task)

@@ -18,17 +18,20 @@ from replanning.journal import (
     AttemptFailed,
     AttemptInterrupted,
     AttemptStarted,
+    AttemptSucceeded,
     AttemptTimedOut,
     PlanRevised,
     QuestionAsked,
     QuestionReminded,
     Record,
+    RecordBody,
     RunEnded,
     RunResumed,
     TriggerFired,
 )
 from replanning.journal.store import mean_durations
 from replanning.live import PlanView, TaskState
+from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING
 from replanning.plan.types import RunId
 from replanning.telemetry import Exporter, ExporterContext
@@ -52,6 +55,14 @@ MAX_TASKS_LISTED: Final = 1_000
 """Tasks of a plan that is drawn as a whole; of larger ones, only the running and the failed tasks are."""
 
 _MAY_STRAIN: Final = (AttemptFailed, AttemptTimedOut, AttemptInterrupted, PlanRevised)
+
+
+def _is_in_picture(body: RecordBody, live: LivePlan) -> bool:
+    """Return whether the picture of a run shows an event, so that it needs no line."""
+    if isinstance(body, AttemptStarted):
+        return True
+    # A list may have a thousand elements, which its row counts.
+    return isinstance(body, AttemptSucceeded) and live.entry(body.task).template is not None
 
 
 class _ShownRun:
@@ -137,8 +148,8 @@ class LiveExporter(Exporter):
         shown.seq = record.seq
         events: list[object] = [body.trigger if isinstance(body, TriggerFired) else body]
         events += [shown.evaluate()] if isinstance(body, _MAY_STRAIN) else []
-        if self.draws and isinstance(body, AttemptStarted):
-            events.clear()  # the picture shows it
+        if self.draws and _is_in_picture(body, shown.replayed.live):
+            events.clear()
         if self.questions_on_terminal and isinstance(body, QuestionAsked | QuestionReminded):
             events.clear()
         for line in filter(None, map(shown.narrator.line_for, events)):

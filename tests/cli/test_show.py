@@ -179,6 +179,37 @@ def test_two_thousand_tasks():
     assert len(call("show").splitlines()) > 2000
 
 
+def test_list_on_the_command_line():
+    """A list is one line on a terminal of 80 columns, and its elements are listed by `--all`, in a pipe and as JSON."""
+    convert = Task(
+        id="convert", tool="load-small", for_each=list(range(60)), on_item_failure="skip"
+    )
+    report = Task(id="report", tool="load-small", depends_on=("convert",))
+    make_run("listed", [convert, report], "convert[7]", propose=lambda request: [], stop_after=50)
+    text = shown()
+    assert [line for line in text.splitlines() if "convert" in line or "report" in line][:3] == [
+        "○ convert ×60  ready   load-small            49 done, 10 ready, 1 failed and le…",
+        "↷ ↳ convert[7] skipped load-small        1 s ValueError: convert[7] is \\x1b[2Jb…",
+        "· report       waiting load-small            waits for convert",
+    ]
+    assert max(map(len, text.splitlines())) <= 80
+    assert sum("↳ convert[" in line for line in call("show").splitlines()) == 60
+    assert sum("↳ convert[" in line for line in shown("--all").splitlines()) == 60
+
+    found = json.loads(call("show", "--json"))
+    rows = {task["id"]: task for task in found["tasks"]}
+    counts = {"ready": 10, "done": 49, "failed and left out": 1}
+    assert rows["convert"]["elements"] == found["elements"]["convert"] == counts
+    assert rows["convert"]["state"] == "READY"
+    assert rows["convert[3]"]["element_of"] == "convert"
+
+    status = call("status", "listed")
+    assert "  list      convert ×60: 49 done, 10 ready, 1 failed and left out" in status
+    assert "  left out  1 of 60 elements of convert failed and was left out" in status
+    assert "0 of 2 tasks and 50 of 60 elements done (42%)" in status
+    assert "0 of 2 and 50 of 60 elements done" in call("status")
+
+
 def test_repair_that_waits_for_a_person():
     """A repair that waits for a person says so, with the command that answers; `status` counts what is done and failed."""
     doubtful = lambda request: [again(request)[0].model_copy(update={"confidence": 0.4})]  # noqa: E731 - short

@@ -67,6 +67,32 @@ async def test_lines_and_pictures_take_turns(monkeypatch):
     assert screen.drawn_meanwhile == [False]
 
 
+async def test_lists_are_told_as_what_they_are(monkeypatch):
+    """A line tells how many elements a list has, and others which of them were left out of it."""
+    screen = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", screen)
+    document = Plan.parse(
+        """
+        goal: {objective: Convert}
+        tasks:
+          - {id: convert, for_each: [a, b, c], when: index < 2, on_item_failure: skip}
+        """
+    )
+
+    async def work(task, context):
+        if task.id == "convert[1]":
+            raise ValueError("it is broken")
+
+    engine = ReplanningEngine([], exporters=[LiveExporter()])
+    await engine.execute(document, work)
+    await engine.aclose()
+    lines = [line.partition("s ")[2] for line in screen.getvalue().splitlines()]
+    assert "• convert: 3 elements" in lines
+    assert "• left out of its list: convert[1]" in lines
+    assert "✓ convert[0] done in 0.0 s" in lines
+    assert not any("for_each" in line or "edit" in line or "convert[2]" in line for line in lines)
+
+
 async def test_branch_that_is_left_out_is_told_with_its_condition(monkeypatch):
     """One line tells which tasks a condition leaves out, and another which task runs in any case."""
     screen = io.StringIO()
