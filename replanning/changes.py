@@ -111,7 +111,7 @@ class IncludePlan(_Change):
 class ModifyTask(_Change):
     """Change fields of a task; a finished task takes only `name`, `goal` and `metadata`.
 
-    Those of a task that has been expanded are changed in its elements that have not begun.
+    Those of a task that has been expanded are changed in its elements that are waiting.
     """
 
     kind: Literal["modify"] = "modify"

@@ -438,13 +438,14 @@ class Draft:
             self._stage_edit(old, new)
 
     def _stage_modify_elements(self, template: TaskEntry, change: ModifyTask) -> None:
-        """Stage a change of all elements of a task that have not begun."""
+        """Stage a change of all elements of a task that are waiting."""
         waiting: list[TaskId] = []
         for element in template.replacement.sinks:
-            if element.state in (TaskState.PENDING, TaskState.READY):
+            # Not told apart by whether they were tried: a backoff ends without a record.
+            if element.state in WAITING:
                 waiting.append(element.id)
         if not waiting:
-            self._add_problem(f"task {template.id!r}: all of its elements have begun")
+            self._add_problem(f"task {template.id!r}: none of its elements is waiting")
         for task_id in waiting:
             self._stage_modify(ModifyTask(task_id=task_id, fields=change.fields))
 

@@ -775,7 +775,7 @@ class Lifecycle:
     def when_idle(self, root: TaskEntry | None) -> Idle:
         """Look for the end of the run, or of a lineage, when nothing can be handed out."""
         # The puller does not wait yet, so that nothing would wake it.
-        if self._run_without_dependencies():
+        if self._skip_elements() or self._run_without_dependencies():
             self.dispatcher.wake()
             return "again"
         # The end of an attempt that still runs is followed by another look.

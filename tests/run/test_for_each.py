@@ -234,8 +234,8 @@ async def test_max_parallel_limits_the_elements_that_run():
         run.pause()
 
 
-async def test_another_tool_for_elements_that_have_not_begun():
-    """A change of an expanded task changes its elements that have not begun, and no others."""
+async def test_another_tool_for_elements_that_wait():
+    """A change of an expanded task changes its elements that are waiting, and no others."""
     async with open_run(plan(LISTED, template())) as run:
         ready = run.ready()
         run.succeeded(run.started((await anext(ready)).id), [1, 2, 3])
