@@ -6,7 +6,7 @@ import sys
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -44,13 +44,20 @@ from replanning.journal import (
     RunStore,
 )
 from replanning.live import Correction, Rerun
+from replanning.plan.messages import join_names
 from replanning.plan.reading import locate_problems
-from replanning.plan.types import JsonObject, JsonValue, RunId
+from replanning.plan.types import JsonObject, JsonValue, RunId, TaskId
 from replanning.run.opening import adoption_place, undo_place
 from replanning.run.undo import UndoPlan
 from replanning.tools import check_tools
 
 commands = Program()
+
+_MAX_DIFF_LINES: Final = 60
+"""Lines about what a correction changes."""
+
+_MAX_ALIKE: Final = 8
+"""Tasks that are run again for one reason of which each has a line."""
 
 YesOption = Annotated[
     bool, typer.Option("--yes", "-y", help="Do not ask: agree to what would be asked about.")
@@ -418,19 +425,31 @@ def _send_correction(
 def _print_correction(correction: Correction) -> None:
     """Print what changes as alternatives are shown, and what would be run again."""
     out = console(error=True)
-    for line in correction.diff.splitlines():
+    lines = correction.diff.splitlines()
+    for line in lines[:_MAX_DIFF_LINES]:
         out.print(f"  {escape_control(line)}", style=DIFF_STYLES.get(line[:1], ""), markup=False)
+    if len(lines) > _MAX_DIFF_LINES:
+        out.print(f"  … and {pluralise(len(lines) - _MAX_DIFF_LINES, 'more line')}")
     _print_again(correction)
 
 
 def _print_again(correction: Correction) -> None:
     out = console(error=True)
+    alike: dict[str, list[TaskId]] = {}
     for task_id, why in correction.again.items():
-        told = f"  {task_id} is run again: {why}"
+        told = why
         if task_id in correction.effects:
             effect = correction.effects[task_id] or "not stated"
             told += f"; this repeats its effect ({effect})"
-        out.print(escape_control(told), style="yellow", markup=False)
+        alike.setdefault(told, []).append(task_id)
+    for told, task_ids in alike.items():
+        lines = [f"  {task_id} is run again: {told}" for task_id in task_ids]
+        # The elements of a list have one reason.
+        if len(lines) > _MAX_ALIKE:
+            names = join_names(task_ids, _MAX_ALIKE)
+            lines = [f"  each of {len(task_ids)} tasks ({names}) is run again: {told}"]
+        for line in lines:
+            out.print(escape_control(line), style="yellow", markup=False)
 
 
 def _ask_about_finished(correction: Correction, options: RunOptions, *, yes: bool) -> bool:

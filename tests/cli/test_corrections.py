@@ -240,3 +240,23 @@ def test_a_run_that_has_succeeded(failed: Path) -> None:
     assert answer(failed, "resume", "s", *PLAN)["status"] == "succeeded"
     correct(failed, send="true")
     assert "over for good" in cli(failed, "resume", "s", *PLAN, "-y", code=2).stderr
+
+
+def test_rerun_of_a_list(tmp_path: Path) -> None:
+    """Of a long list, one line tells which elements are run again and why, and the suggested command names those that failed."""
+    (tmp_path / "plan.yaml").write_text(
+        """
+goal: {objective: x}
+tools: [{name: look, kind: shell, command: "test {n} -gt 1 -o -e go"}]
+tasks:
+  - {id: each, tool: look, for_each: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], arguments: {n: "${item}"}}
+"""
+    )
+    failed = cli(tmp_path, *RUN, code=1)
+    assert "replanning rerun r 'each[0]' 'each[1]'" in failed.stdout
+    (tmp_path / "go").touch()
+    done = cli(tmp_path, "rerun", "r", "each", "--yes")
+    assert "  each of 10 tasks (each[2], each[3], " in done.stderr
+    assert done.stderr.count("is run again") == 3
+    assert "each ×12" in done.stdout
+    assert "12 done" in done.stdout
