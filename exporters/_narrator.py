@@ -20,7 +20,7 @@ from replanning.history.wording import (
     trigger_name,
 )
 from replanning.live import PlanView
-from replanning.plan.elements import FOR_EACH
+from replanning.plan.elements import FORESEEN
 from replanning.plan.json_values import as_object
 from replanning.plan.messages import brief_repr, join_names, one_line, spoken_id
 from replanning.plan.tasks import program_note, tool_name
@@ -198,7 +198,7 @@ class Narrator:
                 return Line(
                     "·", f"the plan is kept ({event.rule}): {_one_line(event.reason)}", "yellow"
                 )
-            case journal.PlanRevised() if event.by == FOR_EACH:
+            case journal.PlanRevised() if event.by in FORESEEN:
                 return Line("•", list_title(event.by, event.changes), "cyan")
             case journal.PlanRevised():
                 by = edit_author(event.by)

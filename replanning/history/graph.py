@@ -21,7 +21,7 @@ from replanning.history.wording import (
     printable_line,
 )
 from replanning.live.states import TaskState
-from replanning.plan.elements import FOR_EACH
+from replanning.plan.elements import FORESEEN
 from replanning.plan.types import TaskId
 
 MAX_TASKS_DRAWN: Final = 200
@@ -154,7 +154,7 @@ def _revision_lines(overview: RunOverview) -> list[str]:
     if earlier > 0:
         lines.append(f"… and {pluralise(earlier, 'earlier revision')}")
     for repair in revisions[-MAX_REVISIONS:]:
-        if repair.by == FOR_EACH:
+        if repair.by in FORESEEN:
             lines.append(f"• revision {repair.revision}: {repair.title}")
             continue
         by = labelled(" by ", repair.by)

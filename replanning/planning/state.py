@@ -29,7 +29,7 @@ from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from replanning.llm.quoting import truncate_text, truncate_value
 from replanning.plan.document import Plan
-from replanning.plan.elements import FOR_EACH
+from replanning.plan.elements import FORESEEN
 from replanning.plan.json_values import as_object
 from replanning.plan.tasks import Goal, Task, tool_name
 from replanning.plan.types import JsonObject, JsonValue, TaskId
@@ -572,7 +572,7 @@ class PlanningProgress:
             self._created_at[task] = record.at
         if isinstance(body, UsageCharged):
             self.spent += body.usage
-        if isinstance(body, PlanRevised) and body.by != FOR_EACH:
+        if isinstance(body, PlanRevised) and body.by not in FORESEEN:
             self.revisions += 1
         self.state.fold(record)
 

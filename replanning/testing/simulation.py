@@ -14,7 +14,7 @@ from replanning import Environment, Plan, PlanRun, ReplanningEngine, journal
 from replanning.decision import HumanGate
 from replanning.engine.engine import run_workers
 from replanning.plan import JsonObject
-from replanning.plan.elements import FOR_EACH
+from replanning.plan.elements import FORESEEN
 from replanning.testing.clock import VirtualClock, virtual_environment
 from replanning.testing.faults import FaultSchedule
 from replanning.testing.scripted import ScriptedExecutor
@@ -272,7 +272,7 @@ async def _simulate_run(
         kinds = Counter(type(record.body) for record in records)
         expansions = 0
         for record in records:
-            if isinstance(record.body, journal.PlanRevised) and record.body.by == FOR_EACH:
+            if isinstance(record.body, journal.PlanRevised) and record.body.by in FORESEEN:
                 expansions += 1
         failed = Counter(
             r.body.task
