@@ -97,6 +97,9 @@ MASK_CURE: Final = (
 )
 """What helps where a journal has a mask in the place of a secret."""
 
+ELEMENT_CURE: Final = "its list must be made again: `replanning rerun RUN TASK`"
+"""What helps where the secret is in an element of a list, or was handed to an included plan."""
+
 PARAMETER_CURE: Final = (
     "give it again: `replanning resume RUN --set NAME=…`, or `engine.resume(run, parameters={…})`"
     " in Python"
@@ -155,8 +158,11 @@ class MaskedParts:
             places.append("its arguments")
         if is_masked and is_redacted(list(task.commands)):
             places.append("its commands")
-        if is_masked and is_redacted([task.scope, task.with_, task.for_each]):
-            places.append("its element or its parameters")
+        if is_masked and is_redacted([task.with_, task.for_each]):
+            places.append("what it gives to others")
+        if is_masked and is_redacted(task.scope):
+            # It came from the output of another task, which no plan has.
+            return f"the journal has {MASK} for a secret in its element; {ELEMENT_CURE}"
         if task.tool in self.tools:
             places.append(f"its tool {task.tool!r}")
         if self.context:

@@ -418,3 +418,27 @@ async def test_corrected_template_leaves_out_what_failed_before():
         ran = await perform(run, returning(None, broken=broken))
     assert ran == ["convert[1]~2", "report"]
     assert run.result.outputs["report"] == {"all": [{"item": 1}, None]}
+
+
+async def test_secret_in_an_element():
+    """A secret in an element reaches the work and no journal; after a resume, its task fails with the reason and no mask is used."""
+    store = MemoryStore()
+    document = plan(LISTED, template())
+    used: list[object] = []
+
+    async def work(task: Task, context: TaskContext) -> object:
+        used.append(dict(context.arguments))
+        return None
+
+    async with make_engine(store=store).open(document, run_id=RunId("r")) as run:
+        ready = run.ready()
+        run.succeeded(run.started((await anext(ready)).id), [{"token": "tok-abcdef"}, "b"])
+        assert (await anext(ready)).arguments == {"item": {"token": "tok-abcdef"}}
+        run.pause()
+    assert "tok-abcdef" not in str([record.body for record in store.read(RunId("r"))])
+    async with make_engine(store=store).resume(RunId("r")) as run:
+        await perform(run, work)
+        failure = run.view.task("convert[0]").failure
+    assert used == [{"item": "b"}]
+    assert failure is not None
+    assert "its list must be made again" in failure.message
