@@ -463,7 +463,7 @@ async def test_tools_of_a_server_that_is_not_there():
             "{command: x, tools: [a], safe: [b]}",
             "{web}['b'] under `safe` are not among its `tools`",
         ),
-        ("{command: x, tols: [a]}", "there is no field 'tols' here"),
+        ("{command: x, tols: [a]}", "there is no field 'tols' here; did you mean 'tools'?"),
     ],
 )
 def test_a_section_that_is_wrong(section, problem):
