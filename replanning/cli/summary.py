@@ -371,8 +371,9 @@ class RunSummary:
         template = failed[0].template
         if template is None:
             return [failed[0].root]
-        of_list = [entry.root for entry in failed if entry.template is template]
-        return of_list[:_MAX_RERUN]
+        of_list = [entry for entry in failed if entry.template is template]
+        of_list.sort(key=lambda entry: self.live.entry(entry.root).order)
+        return [entry.root for entry in of_list[:_MAX_RERUN]]
 
     def _command(self, *words: str) -> str:
         return command_line(self._store, *words)

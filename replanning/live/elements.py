@@ -46,6 +46,8 @@ def group_elements(graph: TaskGraph, task_ids: Iterable[TaskId]) -> list[TaskGro
     for key, ids in groups.items():
         name = repr(ids[0])
         if len(ids) > 1:
+            # In the order of the list, and not in which they failed.
+            ids.sort(key=lambda task_id: graph.entry(graph.entry(task_id).root).order)
             total = len(graph.entry(key).replacement.sinks)
             names = join_names([repr(task_id) for task_id in ids], _MAX_NAMED)
             name = f"{len(ids)} of {total} elements of {key!r} ({names})"
