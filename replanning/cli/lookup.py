@@ -46,6 +46,7 @@ from replanning.history.status import open_questions, replay_records
 from replanning.journal import store as stores
 from replanning.journal.records import Record, RunOpened
 from replanning.plan.checks import secret_name_problems
+from replanning.plan.inclusion import used_tools
 from replanning.plan.messages import did_you_mean, join_names, spoken_id
 from replanning.plan.parameters import secret_values
 from replanning.plan.reading import format_of, locate_problems, read_document, read_text_file
@@ -313,7 +314,7 @@ def belongs_to_program(opened: RunOpened) -> bool:
     """Return whether only the program that began a run can go on with it: a session, or a plan that functions execute."""
     from replanning.tools.check import TOOL_KINDS  # most commands need no tools
 
-    used = {task.tool for task in opened.plan.tasks}
+    used = used_tools(opened.plan.tasks)
     kinds = {tool.kind for tool in opened.plan.tools if tool.name in used}
     executed_here = any(map(is_phase_task, opened.plan.tasks)) or (
         bool(kinds) and kinds <= TOOL_KINDS

@@ -235,12 +235,14 @@ def is_same_element(task: Task, earlier: Task) -> bool:
 
     What it reads of the results of other tasks may have changed, so one that does is another.
     """
-    for name in ("tool", "arguments", "goal", "expect", "acceptance"):
+    asked = ("tool", "arguments", "goal", "expect", "acceptance", "include", "with_", "outputs")
+    for name in asked:
         if getattr(task, name) != getattr(earlier, name):
             return False
     new = dict(task.scope or {})
     old = dict(earlier.scope or {})
-    reads = find_references(task.arguments)
+    read: list[JsonValue] = [task.arguments, task.with_]
+    reads = find_references(read)
     if any(reference.task is not None for reference in reads):
         return False
     # Another place in the list matters to a task that reads it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -48,6 +48,17 @@ def included_plan(task: Task) -> SubPlan:
     raise ExpressionError(
         f"the plan {task.include!r} was not read: load the plan that includes it from a file"
     )
+
+
+def used_tools(tasks: Iterable[Task]) -> set[str | None]:
+    """Return the tools of tasks and of the plans that they include; None for tasks without one."""
+    used: set[str | None] = set()
+    for task in tasks:
+        if isinstance(task.include, SubPlan):
+            used |= used_tools(task.include.tasks)
+        else:
+            used.add(task.tool)
+    return used
 
 
 def declared_parameters(included: SubPlan) -> dict[str, Parameter]:

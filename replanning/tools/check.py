@@ -23,6 +23,7 @@ from replanning.plan.commands import (
 )
 from replanning.plan.conditions import Condition
 from replanning.plan.document import Plan
+from replanning.plan.inclusion import used_tools
 from replanning.plan.json_values import iter_strings
 from replanning.plan.messages import brief_repr, did_you_mean, first_problems, format_path
 from replanning.plan.references import (
@@ -120,7 +121,7 @@ def check_tools(plan: Plan, *, kinds: frozenset[str] = frozenset()) -> list[Prob
 
 
 def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
-    used = {task.tool for task in plan.tasks}
+    used = used_tools(plan.tasks)
     for index, tool in enumerate(plan.tools):
         at, name = f"tools[{index}]", f"tool {tool.name!r}"
         if tool.kind is None or tool.kind not in known:

@@ -260,3 +260,18 @@ tasks:
     assert done.stderr.count("is run again") == 1
     assert "each ×12" in done.stdout
     assert "12 done" in done.stdout
+
+
+def test_run_whose_tasks_are_all_included(tmp_path: Path) -> None:
+    """A run that only carries out included plans is resumed with a corrected one, like any other."""
+    included = """
+    tools: [{name: say, kind: shell, command: "echo WORD"}]
+    tasks: [{id: a, tool: say, expect: {where: ['text == "right"']}}]
+    """
+    (tmp_path / "plan.yaml").write_text(
+        "goal: {objective: x}\ntasks: [{id: one, include: one.yaml}]"
+    )
+    (tmp_path / "one.yaml").write_text(included.replace("WORD", "wrong"))
+    cli(tmp_path, *RUN, code=1)
+    (tmp_path / "one.yaml").write_text(included.replace("WORD", "right"))
+    cli(tmp_path, "resume", "r", *PLAN, "-y", "-q")

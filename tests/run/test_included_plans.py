@@ -282,3 +282,21 @@ def test_text_of_a_plan_includes_no_file():
     """A plan that is no file cannot include one."""
     with pytest.raises(PlanError, match="is read only where the plan that includes it is a file"):
         Plan.parse(MAIN)
+
+
+async def test_corrected_included_plan_is_carried_out_again_for_each_element():
+    """Where an included plan is corrected, it is carried out anew for all elements, also for those that were done."""
+    store = MemoryStore()
+    each = including(for_each="${list.output}", **{"with": {"name": "${item}"}})
+    async with make_engine(store=store).open(plan(LISTED, each), run_id=RunId("r")) as run:
+        await perform(run, returning(["a", "b"], broken=("one[1]/say",)))
+    corrected = {
+        **ONE,
+        "parameters": {"name": "string", "times": {"type": "integer", "default": 3}},
+    }
+    each = including(for_each="${list.output}", include=corrected, **{"with": {"name": "${item}"}})
+    engine = make_engine(store=store)
+    engine.adopt(RunId("r"), plan(LISTED, each), rerun="changed", by="ada")
+    async with engine.resume(RunId("r")) as run:
+        await perform(run, returning(None))
+    assert run.result.outputs["one"] == [{"n": "a", "times": 3}, {"n": "b", "times": 3}]
