@@ -540,7 +540,7 @@ class OTelRunTracer(RunTracer):
             tool = entry.log.doubt.confirm.tool
         if tool is not None:
             attributes[names.TASK_TOOL] = tool
-        if entry.parent is not None:
+        if entry.root != entry.id:
             attributes[names.TASK_ROOT] = entry.root
         if self._writer.capture_content and entry.task.arguments:
             attributes[names.TASK_ARGUMENTS] = self._writer.redact_json(entry.task.arguments)

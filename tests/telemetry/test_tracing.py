@@ -95,6 +95,30 @@ def proposed(name: str = "scripted", count: int = 1) -> dict[str, object]:
     return {"provider.name": name, "provider.proposed": count}
 
 
+async def test_spans_of_a_list(spans, clock):
+    """A list is expanded without a replan, its elements are attempts like others, and progress does not fall."""
+    each = Task(id="b", for_each=[1, 2], depends_on=("a",))
+    engine = make_engine("repair", clock=clock, tracer_provider=spans.provider)
+    script = {"b[0]": returns(after=1), "b[1]": returns(after=2)}
+    work = ScriptedExecutor(script, clock=clock, default=returns(after=1))
+    await engine.execute(plan(Task(id="a"), each, Task(id="c", depends_on=("b",))), work)
+    (root,) = spans.tree()
+    assert [outline(node) for node in root.children] == [
+        "a#1",
+        "replanning.apply",
+        "b[0]#1",
+        "b[1]#1",
+        "c#1",
+    ]
+    progress = [
+        node.attributes["progress"] for node in root.children if "task.id" in node.attributes
+    ]
+    assert progress == pytest.approx([0, 1 / 3, 1 / 3, 2 / 3])
+    assert not any("task.root" in node.attributes for node in root.children)
+    applied = root.children[1].attributes
+    assert (applied["changes"], applied["changes.by"]) == (("expand",), "for_each")
+
+
 async def test_span_tree(spans, clock):
     """A run is one tree: its attempts, and its replans with what they consist of; a replacement links back."""
     provider = ScriptedProvider(lambda request: returns(again(request), after=3), clock=clock)
