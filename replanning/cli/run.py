@@ -50,6 +50,7 @@ from replanning.judging import JudgedWork, LLMJudge
 from replanning.live.states import FINISHED
 from replanning.llm import LLMProvider, create_llm_provider
 from replanning.plan.checks import parameters_of_work
+from replanning.plan.json_values import is_redacted
 from replanning.plan.messages import join_names
 from replanning.plan.parameters import current_values, missing_values
 from replanning.plan.reading import locate_problems
@@ -224,7 +225,11 @@ def _parameters_again(
     for entry in live:
         if entry.state in FINISHED or entry.removed:
             continue
-        for name in parameters_of_work(entry.task, live.tool_of(entry.task)):
+        used = parameters_of_work(entry.task, live.tool_of(entry.task))
+        # An included plan has its values from those of this one.
+        if is_redacted([entry.task.scope]):
+            used = dict.fromkeys(live.plan.parameters)
+        for name in used:
             parameter = live.plan.parameters.get(name)
             if parameter is not None and parameter.secret and name not in known:
                 needed[name] = None

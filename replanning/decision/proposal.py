@@ -404,8 +404,8 @@ def _misplaced_secret(proposal: Proposal) -> str:
     if not secrets:
         return ""
     receivers: dict[str, list[str | None]] = {}
-    for task in live.plan.tasks:
-        for tool, name in _given_parameters(task):
+    for entry in live:
+        for tool, name in _given_parameters(entry.task):
             receivers.setdefault(name, []).append(tool)
     for task in proposal.tasks_to_run:
         for tool, name in _given_parameters(task):

@@ -580,6 +580,9 @@ def _parameters_stated(part: ToolSpec | TaskBody) -> Iterator[tuple[JsonPath, st
 def parameters_of_work(task: TaskBody, tool: ToolSpec | None) -> dict[str, None]:
     """Return the parameters that the result of a task depends on, or whether it runs."""
     names: dict[str, None] = {}
+    # In an included plan, the names are those of its own parameters.
+    if isinstance(task, Task) and PARAMETERS in (task.scope or {}):
+        return names
     for _, parsed in _parsed_expressions(task, (), ("",)):
         for name, _ in _parameters_in(parsed):
             names[name] = None

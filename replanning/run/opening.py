@@ -27,12 +27,13 @@ from typing import Final, get_args
 import anyio
 import anyio.abc
 
-from replanning.changes import change_arguments
+from replanning.changes import IncludePlan, PlanChange, change_arguments
 from replanning.decision.ledger import Ledger
 from replanning.decision.masks import MaskRestorer
 from replanning.environment import Clock, Environment, SystemClock, lease_time, owner_id
 from replanning.errors import (
     ChangeRejected,
+    ExpressionError,
     JournalCorrupt,
     LeaseLost,
     NotRunning,
@@ -895,11 +896,28 @@ def _with_secrets(record: Record, live: LivePlan, redactor: Redactor) -> Record:
     changes = revised.changes
     if revised.adopted is not None:
         changes = restore_changes(changes, revised.adopted, live, redactor)
+    if any(isinstance(change, IncludePlan) for change in changes):
+        changes = tuple(_with_values_again(change, live, redactor) for change in changes)
     if any(is_redacted(arguments) for _, arguments in change_arguments(changes)):
         changes = MaskRestorer(changes, live, redactor).restore()
     if changes is revised.changes:
         return record
     return record._replace(body=replace(revised, changes=changes))
+
+
+def _with_values_again(change: PlanChange, live: LivePlan, redactor: Redactor) -> PlanChange:
+    """Return the values of an included plan with the secret parameters that its task gives it."""
+    if not isinstance(change, IncludePlan) or not is_redacted(change.values):
+        return change
+    task = live.entry(change.task_id).task
+    values = dict(change.values)
+    for name, stated in (task.with_ or {}).items():
+        # An output that was not stored is missing only where it is referred to.
+        with suppress(ExpressionError):
+            resolved = live.resolve(task, {name: stated})
+            if redactor.value(resolved) == {name: values[name]}:
+                values |= resolved
+    return change.model_copy(update={"values": values})
 
 
 def _rewrite_for_fork(record: Record, run: RunId) -> Record:

@@ -164,6 +164,37 @@ async def test_secret_is_given_again(durable, tmp_path):
             assert SECRET.encode() not in file.read_bytes()
 
 
+async def test_secret_of_an_included_plan(tmp_path: Path):
+    """A secret that is passed on to an included plan is not journaled either, and is there again after a resume."""
+    (tmp_path / "inner.yaml").write_text(
+        """
+        goal: {objective: inner}
+        parameters: {token: {secret: true}, copies: integer}
+        tasks: [{id: use, arguments: {key: "${parameters.token}", copies: "${parameters.copies}"}}]
+        """
+    )
+    (tmp_path / "outer.yaml").write_text(
+        """
+        goal: {objective: outer}
+        parameters: {key: {secret: true}}
+        tasks: [{id: part, include: inner.yaml, with: {token: "${parameters.key}", copies: 3}}]
+        """
+    )
+    stated = Plan.load(tmp_path / "outer.yaml", parameters={"key": SECRET})
+    with closing(SqliteStore(tmp_path / "history.db")) as store:
+        engine = make_engine(store=store)
+        async with engine.open(stated, run_id=RUN) as run:
+            async for _ in run.ready():
+                break
+        for file in tmp_path.iterdir():
+            assert SECRET.encode() not in file.read_bytes()
+        work = Arguments()
+        async with engine.resume(RUN, parameters={"key": SECRET}) as run:
+            await perform(run, work)
+    assert run.result.status == "succeeded"
+    assert list(work.of.values()) == [{"key": SECRET, "copies": 3}]
+
+
 async def test_secret_of_a_plan():
     """The plan of a run that is given again has its secrets, and so has one that is opened with the same words."""
     engine = make_engine()
