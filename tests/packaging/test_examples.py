@@ -101,6 +101,42 @@ hotel was taken back by undo-hotel
     assert said == expected
 
 
+def test_pages_of_an_api():
+    """Each page after the first is a task, and the one that was busy is asked for again, alone."""
+    *asked, last = run("-W", "error", EXAMPLES / "paged_api.py").splitlines()
+    assert sorted(asked) == [f"asked for page {page}" for page in (1, 2, 3, 3, 4)]
+    assert last == "succeeded ['cup', 'plate', 'fork', 'spoon', 'knife', 'ladle', 'whisk']"
+
+
+def test_subtasks_of_a_model():
+    """Each subtask that a model asks for is done by a tool, and none of them where it asks for too many."""
+    said = run("-W", "error", EXAMPLES / "subtasks.py").splitlines()
+    assert said == [
+        "succeeded History (300 words), Temples (500 words), Food (200 words)",
+        (
+            "failed 'write' failed (the list has 100 elements, and `max_items` allows 5; "
+            "it begins with {'title': 'Street 0', 'words': 10})"
+        ),
+    ]
+
+
+async def test_logs_of_a_folder(tmp_path, monkeypatch):
+    """Each log is unpacked, and what can be read of the one that is cut off is saved by another tool."""
+    monkeypatch.chdir(tmp_path)
+    plan = Plan.load(EXAMPLES / "logs.yaml")
+    async with ToolExecutor(plan) as work:
+        result = await ReplanningEngine(["repair"]).execute(plan, work)
+    assert result.status == "succeeded", result.reason
+    assert [revision.reason for revision in result.revisions] == [
+        "its list has 3 elements",
+        "do 'unpack[db.log.gz]' with 'salvage', of the same capability 'unpack'",
+    ]
+    app, db, web = (int(output["stdout"]) for output in result.outputs["unpack"])
+    assert app == web == 1000
+    assert 0 < db < 1000
+    assert result.outputs["total"]["stdout"] == f"{app + db + web} lines"
+
+
 BROKEN = """
 goal: {objective: say hello}
 tools: [{name: first, kind: shell, command: "exit 3"}, {name: second, kind: shell, command: "echo hello"}]
