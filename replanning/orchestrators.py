@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from replanning import Plan, ReplanningEngine, RunResult, Settings, open_run
 from replanning.engine.engine import run_workers
 from replanning.errors import NotRunning
+from replanning.plan.types import JsonValue
 from replanning.run.attempt import Work, validate_work
 
 __all__ = ["SequentialOrchestrator", "SwarmOrchestrator"]
@@ -43,15 +46,21 @@ class _Orchestrator:
             await run_workers(run, self.work, self.max_concurrency)
         return run.result
 
-    async def resume(self, run_id: str) -> RunResult:
+    async def resume(
+        self, run_id: str, *, parameters: Mapping[str, JsonValue] | None = None
+    ) -> RunResult:
         """Resume a run that was paused, was left, or whose process died.
+
+        Args:
+            run_id: the run.
+            parameters: values of secret parameters, as for `ReplanningEngine.resume`.
 
         Raises:
             NotRunning: no engine is attached, so there is no store that has the run.
         """
         if self.engine is None:
             raise NotRunning("attach an engine with a durable store to resume runs")
-        async with self.engine.resume(run_id) as run:
+        async with self.engine.resume(run_id, parameters=parameters) as run:
             await run_workers(run, self.work, self.max_concurrency)
         return run.result
 

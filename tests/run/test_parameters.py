@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from replanning import Plan, ReplanningEngine, Task, TaskContext
+from replanning import Plan, ReplanningEngine, SwarmOrchestrator, Task, TaskContext
 from replanning.changes import AddTask, ReplaceTask
 from replanning.errors import ChangeRejected, PlanError, StoreError
 from replanning.journal import MemoryStore, RunOpened, SqliteStore
@@ -162,6 +162,18 @@ async def test_secret_is_given_again(durable, tmp_path):
     if durable:
         for file in tmp_path.iterdir():
             assert SECRET.encode() not in file.read_bytes()
+
+
+async def test_secret_for_an_orchestrator():
+    """An orchestrator resumes a run with its secret."""
+    engine = make_engine()
+    async with engine.open(using(token=SECRET), run_id=RUN):
+        pass
+    work = Arguments()
+    orchestrator = engine.attach(SwarmOrchestrator(work))
+    result = await orchestrator.resume(RUN, parameters={"token": SECRET})
+    assert result.status == "succeeded"
+    assert work.of["b"] == {"key": SECRET}
 
 
 async def test_secret_of_an_included_plan(tmp_path: Path):
