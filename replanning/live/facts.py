@@ -92,6 +92,7 @@ class DependencyIndex:
     context_references: dict[str, dict[TaskId, None]] = field(default_factory=dict)
     resource_users: dict[str, dict[TaskId, None]] = field(default_factory=dict)
     _actions: dict[TaskId, tuple[Task, ToolSpec, GroundAction]] = field(default_factory=dict)
+    _last_read: tuple[tuple[object, ...], tuple[str, ...]] = ((None,) * 4, ())
 
     def __repr__(self) -> str:
         return f"<DependencyIndex of {list(self.resource_users)}>"
@@ -142,12 +143,27 @@ class DependencyIndex:
             for name in self.pool.demand(task):
                 self.resource_users.setdefault(name, {})[task.id] = None
         if any((task.arguments, task.when, task.for_each, task.with_)):
-            for key in context_keys(task):
+            for key in self._context_keys(task):
                 self.context_references.setdefault(key, {})[task.id] = None
         if self.fact_index is not None:
             action, _ = self.ground(task)
             if action.facts or action.unresolved:
                 self.fact_index.add(task.id, action, resolved=task.id in self._actions)
+
+    def _context_keys(self, task: Task) -> Iterable[str]:
+        """Return the keys of the context that a task refers to.
+
+        The tasks of a list come one after another and share what they read, so that it is looked
+        through once for all of them, as the expansion in the benchmark `lists` shows.
+        """
+        read = (task.arguments, task.when, task.for_each, task.with_)
+        last, keys = self._last_read
+        for value, earlier in zip(read, last, strict=True):
+            if value is not earlier:
+                keys = tuple(context_keys(task))
+                self._last_read = read, keys
+                break
+        return keys
 
     def discard(self, task: Task) -> None:
         """Remove a task that is about to change."""

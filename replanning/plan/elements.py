@@ -13,7 +13,7 @@ from replanning.plan.conditions import Condition
 from replanning.plan.json_values import as_text, json_type_name
 from replanning.plan.messages import brief_repr, join_names
 from replanning.plan.references import find_references, has_references, resolve_root_references
-from replanning.plan.tasks import Task
+from replanning.plan.tasks import Task, with_fields
 from replanning.plan.types import MAX_NAME_CHARS, JsonObject, TaskId
 
 FOR_EACH: Final = "for_each"
@@ -186,6 +186,13 @@ def element_tasks(template: Task, elements: Elements) -> list[Task]:
         common["when"] = None
     if template.max_parallel is not None:
         common["resources"] = {**template.resources, slot_resource(template.id): 1.0}
+    texts: dict[str, str] = {}
+    for name in ("name", "goal"):
+        text = getattr(template, name)
+        if has_references(text):
+            texts[name] = text
+    # All of them share what is the same, and the names of what is stated.
+    stated = {*template.model_fields_set, *common, "id", "scope"}
     tasks: list[Task] = []
     for index, task_id in enumerate(element_ids(template.id, elements)):
         key: str | int = index
@@ -198,11 +205,9 @@ def element_tasks(template: Task, elements: Elements) -> list[Task]:
             "key": key,
         }
         fields: dict[str, Any] = {**common, "id": task_id, "scope": scope}
-        for name in ("name", "goal"):
-            text = getattr(template, name)
-            if has_references(text):
-                fields[name] = _filled_text(text, scope)
-        tasks.append(template.model_copy(update=fields))
+        for name, text in texts.items():
+            fields[name] = _filled_text(text, scope)
+        tasks.append(with_fields(template, fields, stated))
     return tasks
 
 
