@@ -10,6 +10,7 @@ effects    what becomes of a lost answer and of a half-done booking in other fra
 calls      what the engine adds to a call of a tool, for each agent framework that is installed
 planning   our own time in each phase of planning mode, beside the model's; with --llm also the model's
 capacity   what one host and one PostgreSQL server can carry, for the sizing page; on a quiet machine, in three minutes
+lists      lists of 10,000 elements, each a task, beside the same plans written out; in four minutes
 fanout     plans of 10,000 and 50,000 tasks on Temporal; on a quiet machine
 all        everything; without the published data only what needs none
 fetch      gets the published data from where it is published, by its checksums, into benchmarks/data
@@ -32,6 +33,7 @@ from benchmarks import (
     capacity,
     fanout,
     fetch,
+    lists,
     outages,
     planbench,
     planning,
@@ -76,7 +78,7 @@ def main() -> int:
         "--rounds",
         type=int,
         metavar="N",
-        help="how often speed and calls are measured (by default 3 and 10 times in the short form, else 7 and 50)",
+        help="how often speed, calls and lists are measured (by default 3, 10 and 1 times in the short form, else 7, 50 and 3)",
     )
     parser.add_argument(
         "--seed",
@@ -192,6 +194,14 @@ def _capacity(arguments: argparse.Namespace) -> Part:
     return found.table(), found.to_json()
 
 
+def _lists(arguments: argparse.Namespace) -> Part:
+    if arguments.short:
+        report = lists.measure(sizes=(250, 500, 1_000), rounds=arguments.rounds or 1, report=_say)
+    else:
+        report = lists.measure(rounds=arguments.rounds or 3, report=_say)
+    return report.table(), report.to_json()
+
+
 def _fanout(arguments: argparse.Namespace) -> Part | None:
     if find_spec("temporalio") is None:
         _say('fanout is left out: it needs pip install "replanning[temporal,temporal-server]"')
@@ -225,6 +235,7 @@ _BENCHMARKS: dict[str, Callable[[argparse.Namespace], Part | None]] = {
     "effects": _effects,
     "planning": _planning,
     "capacity": _capacity,
+    "lists": _lists,
     "fanout": _fanout,
 }
 

@@ -154,9 +154,9 @@ def stalls(rounds: int, tasks: int) -> list[Figure]:
     for _ in range(rounds):
         # Nothing is frozen, as in most programs: what is made while a run opens counts as old then.
         gc.collect()
-        opening.append(1000 * anyio.run(_longest, lambda beat: _open(plan)))
-        running.append(1000 * anyio.run(_longest, lambda beat: _run(plan, beat)))
-        floor.append(1000 * anyio.run(_longest, lambda beat: _bare(tasks)))
+        opening.append(1000 * anyio.run(longest_stall, lambda beat: _open(plan)))
+        running.append(1000 * anyio.run(longest_stall, lambda beat: _run(plan, beat)))
+        floor.append(1000 * anyio.run(longest_stall, lambda beat: _bare(tasks)))
     without = statistics.median(floor)
     name = f"longest stall of the loop, {tasks:,} tasks (without the engine {without:.1f} ms)"
     return [
@@ -165,7 +165,7 @@ def stalls(rounds: int, tasks: int) -> list[Figure]:
     ]
 
 
-class _Heartbeat:
+class Heartbeat:
     """Measures how long the loop's thread computes between two of its turns; what other processes take is no stall.
 
     Attributes:
@@ -176,17 +176,20 @@ class _Heartbeat:
         self.reset()
 
     def reset(self) -> None:
+        """Begin anew."""
         self.longest = 0.0
         self._last = time.thread_time()
 
     def tick(self) -> None:
+        """Note that the loop has had a turn."""
         now = time.thread_time()
         self.longest = max(self.longest, now - self._last)
         self._last = now
 
 
-async def _longest(work: Callable[[_Heartbeat], Awaitable[None]]) -> float:
-    heart = _Heartbeat()
+async def longest_stall(work: Callable[[Heartbeat], Awaitable[None]]) -> float:
+    """Return the seconds of the longest time for which work keeps the event loop from others."""
+    heart = Heartbeat()
 
     async def beat() -> None:
         while True:
@@ -222,7 +225,7 @@ async def _open(plan: Plan) -> None:
         run.pause()
 
 
-async def _run(plan: Plan, heart: _Heartbeat) -> None:
+async def _run(plan: Plan, heart: Heartbeat) -> None:
     opened = False
 
     async def work(task: Task, context: TaskContext) -> None:

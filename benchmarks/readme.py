@@ -282,5 +282,6 @@ _TABLES: dict[str, Callable[[object], str]] = {
     "speed": _report,
     "planning": _report,
     "capacity": _capacity,
+    "lists": _report,
     "fanout": _fanout,
 }

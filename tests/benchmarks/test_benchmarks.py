@@ -14,6 +14,7 @@ from benchmarks import (
     calls,
     figures,
     instances,
+    lists,
     outages,
     peers,
     planbench,
@@ -224,7 +225,15 @@ def test_the_pages_show_the_results():
     """The tables and plots of the pages are those of the committed results."""
     shown = [
         (name, "benchmarks/README.md")
-        for name in ("planbench", "tools", "tools_that_fail", "workflows", "speed", "planning")
+        for name in (
+            "planbench",
+            "tools",
+            "tools_that_fail",
+            "workflows",
+            "speed",
+            "planning",
+            "lists",
+        )
     ]
     shown.append(("effects", "docs/comparison.md"))
     on_sizing = [(name, "docs/how-to/sizing.md") for name in ("capacity", "sizes")]
@@ -276,6 +285,17 @@ def test_sizes_are_calculated_from_what_was_measured():
         sizing.Capacity("a host", "", (), ()).sizes()
         == "This table needs figures of a PostgreSQL server."
     )
+
+
+def test_lists_are_measured_beside_plans_written_out():
+    """Every figure of a list has its place, and the ratios to a plan that is written out have their bar."""
+    report = lists.measure(sizes=(10, 20), rounds=1)
+    beside = [figure for figure in report.figures if figure.floor is not None]
+    assert len(beside) == len(lists.STORES) * len(("run", "resume")) * 2
+    assert {figure.bar for figure in beside} == {"≤ 1.3 ×"}
+    twice = [figure for figure in report.figures if "twice as many" in figure.name]
+    assert {figure.bar for figure in twice} == {"≤ 2.2 ×"}
+    assert all(figure.value > 0 for figure in report.figures)
 
 
 def test_what_planning_mode_costs_is_measured():
