@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from replanning import Plan, ReplanningEngine, SwarmOrchestrator, Task, TaskContext
+from replanning import Plan, ReplanningEngine, Task, TaskContext
 from replanning.changes import AddTask, ReplaceTask
 from replanning.errors import ChangeRejected, PlanError, StoreError
 from replanning.journal import MemoryStore, RunOpened, SqliteStore
+from replanning.orchestrators import SwarmOrchestrator
 from replanning.plan import JsonObject
 from tests.support.runs import alternative, bodies, make_engine, perform, plan
 
