@@ -42,6 +42,7 @@ from replanning.plan.elements import (
     in_place_of_element,
     is_same_element,
     slot_resource,
+    template_of,
 )
 from replanning.plan.inclusion import included_tasks, last_tasks
 from replanning.plan.messages import join_names
@@ -863,7 +864,11 @@ class Draft:
         for task_id, path in self._changed_references.items():
             if task_id in self.removed:
                 continue
-            for _, name, text in result_references(self.task(task_id), self):
+            for _, stated, text in result_references(self.task(task_id), self):
+                name = stated
+                # The elements of a list are not there before the list is.
+                if name not in self:
+                    name = template_of(stated)
                 why = self._reference_error(task_id, name)
                 if why:
                     message = f"task {task_id!r} refers to {text}, {why}"

@@ -704,7 +704,10 @@ class TaskGraph:
             ids.update(dict.fromkeys(sorted(Condition.parse(task.when).names("results"))))
         read: list[TaskEntry] = []
         for task_id in ids:
-            leaves = self.leaves(self.entries[TaskId(task_id)])
+            source = self.entries.get(TaskId(task_id))
+            if source is None:  # an element that the list does not have
+                continue
+            leaves = self.leaves(source)
             read += [each for each in leaves if each.state is TaskState.DONE]
         return read
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel, JsonValue
 
 from replanning.errors import ExpressionError, Problem
 from replanning.plan.conditions import OUTPUT_ROOTS, Condition
+from replanning.plan.elements import template_of
 from replanning.plan.inclusion import declared_parameters, with_problems
 from replanning.plan.json_values import iter_strings, json_type_name
 from replanning.plan.messages import (
@@ -50,7 +51,7 @@ from replanning.plan.tasks import (
     asking_problem,
     confirmation_problem,
 )
-from replanning.plan.types import JsonPath
+from replanning.plan.types import JsonPath, TaskId
 from replanning.secrets import MASK, Redactor, name_fields
 
 Finding = tuple[JsonPath, str]
@@ -292,6 +293,7 @@ def _check_graph(
             uses.append((number, path, name, text))
         for path, name, text in _results_compared(task, uses_of_tools):
             uses.append((number, path, name, text))
+    uses = [(number, path, _known_task(name, number_of), text) for number, path, name, text in uses]
     for number, path, name, text in uses:
         if name not in number_of:
             sound = False
@@ -314,6 +316,14 @@ def _check_graph(
             missing = f"does not depend on {name!r}: add {name!r} to its depends_on"
             why = f"refers to {text} and {missing}"
         yield ("tasks", number, *path), f"task {task_id!r} {why}"
+
+
+def _known_task(name: str, known: Container[str]) -> str:
+    """Return the task that a reference is about: an element is known by the task that has the list."""
+    if name in known:
+        return name
+    template = template_of(TaskId(name))
+    return template if template in known else name
 
 
 def _check_dependencies(

@@ -148,6 +148,14 @@ def element_id(task_id: TaskId, key: str | int) -> TaskId:
     return TaskId(f"{task_id}[{key}]")
 
 
+def template_of(element: TaskId) -> TaskId:
+    """Return the task of whose list an id names an element; the id itself if it has no such form."""
+    name, bracket, _ = element.partition("[")
+    if bracket and element.endswith("]"):
+        return TaskId(name)
+    return element
+
+
 def element_ids(task_id: TaskId, elements: Elements) -> list[TaskId]:
     """Return the ids of the tasks of elements, in order."""
     names: Iterable[str | int] = range(len(elements.items))

@@ -24,6 +24,7 @@ from replanning.plan.commands import (
 from replanning.plan.conditions import Condition
 from replanning.plan.document import Plan
 from replanning.plan.inclusion import used_tools
+from replanning.plan.elements import has_condition_of_its_own
 from replanning.plan.json_values import iter_strings
 from replanning.plan.messages import brief_repr, did_you_mean, first_problems, format_path
 from replanning.plan.references import (
@@ -219,6 +220,9 @@ def _condition_problems(plan: Plan) -> Iterator[Problem]:
             results[task.id] = known[task.tool].output
             if task.expect is not None and task.expect.json_schema is not None:
                 results[task.id] = [*results[task.id], task.expect.json_schema]
+            if task.for_each is not None:
+                # Its result is the list of those of its elements, of which any may be missing.
+                results[task.id] = [{"type": "array"}]
     for index, tool in enumerate(plan.tools):
         found = _stated_problems(tool, tool.name, None, known=known, own=own, results=results)
         if tool.undo is not None:
@@ -544,6 +548,8 @@ class _Branches:
         """Return whether a task may run without the output of one that it depends on."""
         if reader.run_if == "always":
             return True
+        if source not in self.tasks:  # an element of a list
+            return False
         skipped = self._least_skipped(source)
         return bool(skipped) and reader.id not in self._left_out(skipped)
 
@@ -554,7 +560,8 @@ class _Branches:
         stack = [self.tasks[task_id]]
         while stack:
             task = stack.pop()
-            if task.when is not None:
+            # One about the element leaves out elements, and never the list.
+            if task.when is not None and not has_condition_of_its_own(task):
                 skipped.add(task.id)
                 continue
             if task.run_if == "always" or not task.depends_on or self._sequential:

@@ -442,3 +442,20 @@ async def test_secret_in_an_element():
     assert used == [{"item": "b"}]
     assert failure is not None
     assert "its list must be made again" in failure.message
+
+
+async def test_others_refer_to_one_element():
+    """Tasks that depend on a list refer to one of its elements by its id, in arguments and conditions."""
+    first = Task(
+        id="first",
+        depends_on=("convert",),
+        arguments={"of": "${convert[1].output.item}"},
+        when='results["convert[0]"].item == "a" and status["convert[1]"] == "DONE"',
+    )
+    none = Task(id="none", depends_on=("convert",), when='"convert[9]" in results')
+    async with open_run(plan(LISTED, template(), first, none)) as run:
+        await perform(run, returning(["a", "b"]))
+    assert run.result.outputs["first"] == {"of": "b"}
+    assert states(run)["none"] == "SKIPPED"
+    with pytest.raises(PlanError, match="does not depend on 'convert': add 'convert' to its dep"):
+        plan(LISTED, template(), Task(id="x", arguments={"of": "${convert[1].output}"}))
