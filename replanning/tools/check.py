@@ -23,8 +23,8 @@ from replanning.plan.commands import (
 )
 from replanning.plan.conditions import Condition
 from replanning.plan.document import Plan
-from replanning.plan.inclusion import used_tools
 from replanning.plan.elements import has_condition_of_its_own
+from replanning.plan.inclusion import used_tools
 from replanning.plan.json_values import iter_strings
 from replanning.plan.messages import brief_repr, did_you_mean, first_problems, format_path
 from replanning.plan.references import (
