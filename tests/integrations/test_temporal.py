@@ -166,6 +166,51 @@ async def test_the_same_as_here(address, cached, caplog):
     )  # this one, and what is replayed last
 
 
+LISTS = Plan.parse(
+    """
+    goal: {objective: load whatever there is}
+    tools:
+      - {name: main, capability: load}
+      - {name: spare, capability: load}
+    tasks:
+      - {id: list, tool: main}
+      - id: each
+        depends_on: [list]
+        for_each: "${list.output}"
+        key: "${item.name}"
+        include:
+          parameters: {name: string}
+          tasks:
+            - {id: load, tool: main, arguments: {of: "${parameters.name}"}}
+            - {id: sum, tool: main, depends_on: [load], arguments: {of: "${load.output}"}}
+        with: {name: "${item.name}"}
+      - {id: all, tool: main, depends_on: [each], arguments: {of: "${each.output}"}}
+    """
+)
+
+
+async def load(task, context):
+    """Lists two names; fails with the main tool at one task of the second."""
+    if task.id == "list":
+        return [{"name": "a"}, {"name": "b"}]
+    if (task.id, task.tool) == ("each[b]/load", "main"):
+        raise ValueError("the file is broken")
+    return f"{task.tool} of {context.arguments}"
+
+
+@pytest.mark.parametrize("cached", [1000, 0], ids=["cached", "evicted"])
+async def test_lists_that_only_the_run_knows(address, cached):
+    """A list of included plans is carried out on Temporal as it is here, and is replayed alike."""
+    here = await ReplanningEngine().execute(LISTS, load)
+    assert here.status == "succeeded"
+    plugin = ReplanningPlugin(load)
+    async with runs(address, plugin, max_cached_workflows=cached) as start:
+        run = await start(LISTS)
+        result = await run.result()
+        await replay(run, plugin)
+    assert (result["status"], result["outputs"]) == (here.status, dict(here.outputs))
+
+
 async def test_functions(address):
     """Functions are the tools of a plan; a failure that may pass is tried again, after the time that the policy states."""
     tries: list[int] = []
