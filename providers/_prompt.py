@@ -100,7 +100,9 @@ The changes of a candidate are applied together. Each is one of:
 {{"kind": "abort", "reason": "...", "undo": false}} (with true, what was done is taken back first; it must then be the only change)
 New tasks need ids that no task has or had (`free_id` is one). The tasks of a replacement inherit what the old one depended
 on, and what depended on it waits for them: `depends_on` is for the order among them. An argument may be
-"${{task.output}}" of a task that comes before it, "${{context.name}}" or "${{parameters.name}}". Your confidence is that the goal is reached."""
+"${{task.output}}" of a task that comes before it, "${{context.name}}" or "${{parameters.name}}".
+Instead of many alike tasks, propose one with "for_each": "${{task.output}}", or a list, and "${{item}}" in its arguments; it may
+have "key", "max_items", "max_parallel" and "on_item_failure": "skip". Your confidence is that the goal is reached."""
 
 _RETRY_PROMPT: Final = """\
 You have answered before. What is rejected above is what you proposed, with why none of it can be used. Propose something else."""

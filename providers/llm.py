@@ -59,6 +59,9 @@ MAX_CANDIDATES: Final = 20
 MAX_CHANGES: Final = 200
 """Most changes and new tasks of a candidate."""
 
+MAX_ELEMENTS: Final = 1_000
+"""Most elements of a list that a new task may be done for."""
+
 _MAX_JSON_DEPTH: Final = 30
 _MAX_REASON_CHARS: Final = 1000
 _INHERITED: Final = (
@@ -190,6 +193,22 @@ class NewTask(ReplyModel):
     goal: str | None = Field(default=None, description="What it is for.")
     timeout: float | None = Field(
         default=None, gt=0, description="Seconds; left out, as is usual here."
+    )
+    for_each: list[JsonValue] | JsonObject | str | None = Field(
+        default=None,
+        description="A list, or a reference to one: the task is done for each element, ${item}.",
+    )
+    key: str | None = Field(
+        default=None, description="What names the elements, such as ${item.id}."
+    )
+    max_items: int | None = Field(
+        default=None, ge=1, le=MAX_ELEMENTS, description="With more elements, the task fails."
+    )
+    max_parallel: int | None = Field(
+        default=None, ge=1, description="How many elements are done at the same time."
+    )
+    on_item_failure: Literal["fail", "skip"] | None = Field(
+        default=None, description="skip: go on without elements that fail."
     )
 
 

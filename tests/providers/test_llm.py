@@ -61,6 +61,42 @@ async def test_a_replacement_inherits_what_a_model_has_no_say_in():
     assert [fallback.arguments for fallback in new.fallbacks] == [{"out": "other"}]
 
 
+async def test_a_task_for_each_element_can_be_proposed():
+    """Instead of many tasks a model proposes one for each element of a list, which is carried out as in a plan file."""
+    task = replaced("build", "cmake", arguments={"out": "${item.to}"})
+    task["tasks"][0].update(
+        for_each=[{"to": "a"}, {"to": "b"}, {"to": "c"}],
+        key="${item.to}",
+        max_items=3,
+        max_parallel=2,
+        on_item_failure="skip",
+    )
+    found = await played([reply(candidate(task))], broken={"build": 1, "new[b]": 9})
+    assert found.result.status == "succeeded"
+    assert found.executed[:5] == ["fetch", "build", "new[a]", "new[b]", "new[c]"]
+    assert '"for_each"' in found.prompts[0]
+    new = found.result.revisions[0].changes[0].tasks[0]
+    assert (new.max_items, new.max_parallel, new.on_item_failure) == (3, 2, "skip")
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"for_each": "${ghost.output}"}, "ghost"),
+        ({"for_each": "all of them"}, "expected a list, a mapping, or a reference"),
+        ({"for_each": [1], "max_items": 1001}, "less than or equal to 1000"),
+    ],
+)
+async def test_a_task_for_each_element_of_nothing_is_refused(fields, why):
+    """What is no list of elements is refused, and the model is told why."""
+    task = replaced("build", "cmake")
+    task["tasks"][0].update(fields)
+    found = await played([reply(candidate(task)), reply(candidate(replaced("build", "cmake")))])
+    (considered, *_) = found.bodies(AlternativesConsidered)
+    told = " ".join([*considered.notes, *(one.rejected for one in considered.candidates)])
+    assert why in told
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
