@@ -520,7 +520,7 @@ class Expectation(StrictModel):
     )
     where: Items[Annotated[str, AfterValidator(_checked_condition)]] = Field(
         default=(),
-        description="Conditions over output, text, arguments.*, context.*, parameters.*, results.* and run.started.",
+        description="Conditions over output, text, arguments.*, context.*, parameters.*, results.*, run.started, and in a task with `for_each` item, index and key.",
     )
     errors: Items[Annotated[str, Field(min_length=1)]] = Field(
         default=(),
@@ -788,13 +788,17 @@ OnStale = Literal["ignore", "warn", "redo"]
 class TaskBody(StrictModel):
     """Fields of tasks and fallbacks."""
 
-    name: Text | None = Field(default=None, description="How people call it.")
+    name: Text | None = Field(
+        default=None, description="How people call it; with `for_each`, may hold ${item}."
+    )
     tool: Name | None = Field(default=None, description="The tool that executes it.")
     arguments: JsonObject = Field(
         default_factory=dict,
-        description="Given to the tool; may hold ${task.output}, ${context.name} and ${parameters.name}.",
+        description="Given to the tool; may hold ${task.output}, ${context.name}, ${parameters.name}, and with `for_each` ${item}, ${index} and ${key}.",
     )
-    goal: Text | None = Field(default=None, description="What the task is for.")
+    goal: Text | None = Field(
+        default=None, description="What the task is for; with `for_each`, may hold ${item}."
+    )
     priority: StrictInt = Field(
         default=0,
         description="Ready tasks of a lower number run earlier; ties in the plan's order.",
@@ -810,7 +814,7 @@ class TaskBody(StrictModel):
     )
     when: str | None = Field(
         default=None,
-        description="A condition over context.*, parameters.* and results.*; skipped when false.",
+        description="A condition over context.*, parameters.*, results.* and status.*; skipped when false. With `for_each`, one over item, index or key leaves out elements.",
     )
     effect: Effect | None = Field(
         default=None, description="What it changes, where the tool does not say so."
@@ -1111,6 +1115,16 @@ def tool_name(task: TaskBody) -> str:
     return task.tool or str(program_note(task).get("tool") or "")
 
 
+_ELEMENTS_SCHEMA: Final[dict[str, Any]] = {
+    "anyOf": [
+        {"type": "array"},
+        {"type": "object"},
+        {"type": "string", "pattern": r"^\$\{.+\}$"},
+        {"type": "null"},
+    ]
+}
+
+
 def _check_elements(value: JsonValue) -> JsonValue:
     if isinstance(value, list | dict | None):
         return value
@@ -1145,7 +1159,9 @@ class Task(TaskBody):
         default=None,
         description="The attempt whose effect it takes back, such as pay#1; `replanning undo` sets it.",
     )
-    for_each: Annotated[JsonValue, AfterValidator(_check_elements)] = Field(
+    for_each: Annotated[
+        JsonValue, AfterValidator(_check_elements), WithJsonSchema(_ELEMENTS_SCHEMA)
+    ] = Field(
         default=None,
         description="A list or mapping, or a reference to one: once it is known, the task becomes one task for each element.",
     )

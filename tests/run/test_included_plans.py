@@ -4,12 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from replanning import Plan, PlanRun, Task, TaskContext, open_run
 from replanning.changes import ReplaceTask
 from replanning.errors import PlanError
 from replanning.journal import MemoryStore, PlanRevised
-from replanning.plan import JsonObject, RunId
+from replanning.plan import JsonObject, JsonValue, RunId
+from replanning.plan.document import plan_schema
 from tests.support.runs import alternative, make_engine, perform, plan
 
 ONE: JsonObject = {
@@ -300,3 +302,28 @@ async def test_corrected_included_plan_is_carried_out_again_for_each_element():
     async with engine.resume(RunId("r")) as run:
         await perform(run, returning(None))
     assert run.result.outputs["one"] == [{"n": "a", "times": 3}, {"n": "b", "times": 3}]
+
+
+def test_schema_for_editors():
+    """The JSON Schema of plan files takes a list, a mapping or a reference under `for_each`, and a file under `include`."""
+    validator = Draft202012Validator(plan_schema())
+    task: JsonObject = {
+        "id": "each",
+        "for_each": "${list.output}",
+        "key": "${item.id}",
+        "max_items": 5,
+        "max_parallel": 2,
+        "on_item_failure": "skip",
+        "include": "one.yaml",
+        "with": {"name": "${item}"},
+        "outputs": {"all": "${a.output}"},
+    }
+    document: JsonObject = {"goal": {"objective": "x"}, "tasks": [task]}
+    assert validator.is_valid(document)
+    rights: list[JsonValue] = [[1], {"a": 1}]
+    for right in rights:
+        task["for_each"] = right
+        assert validator.is_valid(document)
+    for wrong in (3, "all", True):
+        task["for_each"] = wrong
+        assert not validator.is_valid(document)
