@@ -6,7 +6,7 @@ import builtins
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import chain
 from typing import Final
@@ -24,7 +24,7 @@ from replanning.plan.commands import (
 from replanning.plan.conditions import Condition
 from replanning.plan.document import Plan
 from replanning.plan.elements import has_condition_of_its_own
-from replanning.plan.inclusion import used_tools
+from replanning.plan.inclusion import declared_parameters, used_tools
 from replanning.plan.json_values import iter_strings
 from replanning.plan.messages import brief_repr, did_you_mean, first_problems, format_path
 from replanning.plan.references import (
@@ -39,6 +39,7 @@ from replanning.plan.tasks import (
     EXIT_CODES,
     TIMEOUT,
     Retry,
+    SubPlan,
     Task,
     TaskBody,
     ToolSpec,
@@ -118,7 +119,32 @@ def check_tools(plan: Plan, *, kinds: frozenset[str] = frozenset()) -> list[Prob
         The problems in the order of the plan, each with its place; none if the tools can be run.
     """
     known = sorted(kinds | _DEFINITION_CHECKS.keys())
-    return first_problems(chain(_tool_problems(plan, known), _condition_problems(plan)))
+    included = _included_problems(plan, partial(check_tools, kinds=kinds))
+    return first_problems(chain(_tool_problems(plan, known), _condition_problems(plan), included))
+
+
+def _included_problems(plan: Plan, check: Callable[[Plan], Sequence[Problem]]) -> Iterator[Problem]:
+    """Yield what a check finds about the tasks of the plans that tasks include.
+
+    The check is that of a whole plan, and so it looks into what these include in turn. One that is
+    included by several tasks is looked at once.
+    """
+    seen: set[str] = set()
+    for index, task in enumerate(plan.tasks):
+        included = task.include
+        if not isinstance(included, SubPlan):
+            continue
+        text = included.model_dump_json()
+        if text in seen:
+            continue
+        seen.add(text)
+        fields = {"tasks": included.tasks, "parameters": declared_parameters(included)}
+        place = format_path(("tasks", index, "include"))
+        for problem in check(plan.model_copy(update=fields)):
+            # The tools are those of the whole plan, which is checked by itself.
+            if problem.place.startswith("tasks"):
+                message = f"{included.source}: {problem.message}"
+                yield Problem(f"{place}.{problem.place}", message)
 
 
 def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
@@ -418,7 +444,7 @@ def check_danger(plan: Plan) -> list[Problem]:
     Args:
         plan: the plan.
     """
-    return first_problems(_dangerous_uses(plan))
+    return first_problems(chain(_dangerous_uses(plan), _included_problems(plan, check_danger)))
 
 
 def _dangerous_uses(plan: Plan) -> Iterator[Problem]:
@@ -480,7 +506,7 @@ def check_missing_outputs(plan: Plan) -> list[Problem]:
             )
             place = format_path(("tasks", index, "arguments", *path))
             found.append(Problem(place, text))
-    return found
+    return [*found, *_included_problems(plan, check_missing_outputs)]
 
 
 def _typed_texts(tool: ToolSpec, arguments: JsonObject) -> Iterator[tuple[JsonPath, str, str]]:
@@ -623,7 +649,8 @@ def check_unused_arguments(plan: Plan) -> list[Problem]:
                             where, f"task {task.id!r}: tool {body.tool!r} makes no use of {name!r}"
                         )
 
-    return first_problems(unused_arguments())
+    included = _included_problems(plan, check_unused_arguments)
+    return first_problems(chain(unused_arguments(), included))
 
 
 def check_env_arguments(plan: Plan) -> list[Problem]:
@@ -648,7 +675,8 @@ def check_env_arguments(plan: Plan) -> list[Problem]:
                                 "`headers`, `url` or `body`",
                             )
 
-    return first_problems(plain_references())
+    included = _included_problems(plan, check_env_arguments)
+    return first_problems(chain(plain_references(), included))
 
 
 def _accepted_arguments(tool: ToolSpec) -> set[str]:

@@ -12,6 +12,8 @@ from replanning.errors import PlanError
 from replanning.journal import MemoryStore, PlanRevised
 from replanning.plan import JsonObject, JsonValue, RunId
 from replanning.plan.document import plan_schema
+from replanning.tools import check_tools
+from replanning.tools.check import check_danger, check_unused_arguments
 from tests.support.runs import alternative, make_engine, perform, plan
 
 ONE: JsonObject = {
@@ -327,3 +329,26 @@ def test_schema_for_editors():
     for wrong in (3, "all", True):
         task["for_each"] = wrong
         assert not validator.is_valid(document)
+
+
+def test_tasks_of_an_included_plan_are_checked_with_their_tools(tmp_path):
+    """What is bound to fail in an included plan, or looks dangerous, is found as in a plan, with its file."""
+    included = """
+tools:
+  - {name: sh, kind: shell, command: "sh -c {text}"}
+  - {name: post, kind: http, method: POST, url: "http://localhost:1/x", body: {a: "{a}"}}
+tasks:
+  - {id: a, tool: sh, arguments: {text: "rm -rf /"}, expect: {where: ["output.nothing == 1"]}}
+  - {id: b, tool: post, arguments: {c: 1}}
+"""
+    main = MAIN.replace(", with: {name: x}", "") + "  - {id: again, include: sub/one.yaml}\n"
+    loaded = Plan.load(write(tmp_path, main=main, one=included))
+    assert [problem.place for problem in check_tools(loaded)] == [
+        "tasks[1].include.tasks[1].arguments",
+        "tasks[1].include.tasks[0].expect.where[0]",
+    ]
+    assert check_tools(loaded)[0].message.startswith("sub/one.yaml: task 'b': the body of tool")
+    (danger,) = check_danger(loaded)
+    assert danger.message.startswith("sub/one.yaml: task 'a': tool 'sh' may do harm")
+    (unused,) = check_unused_arguments(loaded)
+    assert unused.message == "sub/one.yaml: task 'b': tool 'post' makes no use of 'c'"
