@@ -1038,6 +1038,8 @@ class Draft:
         if original.replacement.expanded:
             for part in graph.parts_of(original):
                 part.removed = False
+                # An element that is kept is what the list, as it is now, asks for.
+                part.reads.started = graph.statistics.ended_attempts
             # A list without elements, or with those that were done before, is done at once.
             if not unsatisfied:
                 graph.satisfy_dependents(original)

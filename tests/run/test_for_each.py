@@ -459,3 +459,15 @@ async def test_others_refer_to_one_element():
     assert states(run)["none"] == "SKIPPED"
     with pytest.raises(PlanError, match="does not depend on 'convert': add 'convert' to its dep"):
         plan(LISTED, template(), Task(id="x", arguments={"of": "${convert[1].output}"}))
+
+
+async def test_kept_elements_are_not_stale():
+    """Elements that are kept where a list is made again are results of the new list, and are not done again."""
+    store = MemoryStore()
+    document = plan(LISTED, template(key="${item}"), REPORT, on_stale="redo")
+    async with make_engine(store=store).open(document, run_id=RunId("r")) as run:
+        await perform(run, returning(["a", "b"]))
+    ran, run = await rerun(store, "r", ["a", "b", "c"])
+    assert ran == ["list~2", "convert[c]", "report~2"]
+    assert run.result.status == "succeeded"
+    assert run.view.stale_results() == {}
