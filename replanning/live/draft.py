@@ -44,7 +44,7 @@ from replanning.plan.elements import (
     slot_resource,
     template_of,
 )
-from replanning.plan.inclusion import included_tasks, last_tasks
+from replanning.plan.inclusion import included_ids, included_tasks, last_tasks
 from replanning.plan.messages import join_names
 from replanning.plan.tasks import Task, for_another_tool, is_same_call, program_note
 from replanning.plan.types import JsonObject, TaskId
@@ -370,14 +370,11 @@ class Draft:
             return
         task = self.task(task_id)
         try:
-            parts = included_tasks(task, change.values)
+            parts = included_tasks(task, included_ids(task, self), change.values)
         except ExpressionError as error:
             self._add_problem(f"task {task_id!r}: {error}")
             return
         for part in parts:
-            if part.id in self:
-                self._add_problem(f"the id {part.id!r} is already used; ids are never used again")
-                return
             self._stage_part(part, task_id)
         sinks = tuple(last_tasks(parts))
         self.sinks[task_id] = sinks

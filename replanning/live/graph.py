@@ -26,7 +26,7 @@ from replanning.live.states import (
 from replanning.plan.checks import TaskScope
 from replanning.plan.conditions import Condition
 from replanning.plan.document import Plan
-from replanning.plan.inclusion import included_id, included_output, last_tasks
+from replanning.plan.inclusion import included_output, last_tasks
 from replanning.plan.json_form import NO_OUTPUT
 from replanning.plan.messages import join_names
 from replanning.plan.parameters import current_values
@@ -189,8 +189,8 @@ class TaskResults(Mapping[str, Any]):
 
     def _output_of_plan(self, template: TaskEntry, included: SubPlan) -> Any:
         outputs: dict[TaskId, Any] = {}
-        for part in included.tasks:
-            entry = self._entries[included_id(template.id, part.id)]
+        for part, part_id in zip(included.tasks, template.replacement.tasks, strict=True):
+            entry = self._entries[part_id]
             if template.task.on_item_failure == "skip" and entry.state is TaskState.SKIPPED:
                 # The element failed in one of its tasks, so that it has no result.
                 if entry.condition_revision is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from replanning.errors import PlanError, Problem
-from replanning.plan.messages import brief_repr, format_path, parse_path
+from replanning.plan.messages import brief_repr, did_you_mean, format_path, parse_path
 from replanning.plan.reading import (
     MAX_PLAN_TASKS,
     Format,
@@ -25,8 +25,8 @@ _MERGED: Final = ("tools", "mcp", "resources", "objects")
 _IGNORED: Final = ("id", "name", "goal")
 """Parts that say what an included plan is for, and change nothing where it is included."""
 
-_OWN: Final = ("parameters", "tasks", "sequential")
-"""Parts that are of an included plan alone."""
+_FIELDS: Final = (*_MERGED, *_IGNORED, "parameters", "tasks", "sequential")
+"""Parts that an included plan may have."""
 
 
 class _File(NamedTuple):
@@ -150,10 +150,13 @@ class IncludedFiles:
     def _take(self, task: JsonObject, included: JsonObject, file: _File, place: JsonPath) -> None:
         """Put an included plan into the document: its tasks into the task, its tools into the plan."""
         for name in included:
-            if name not in (*_MERGED, *_IGNORED, *_OWN):
+            if name not in _FIELDS:
                 text = f"an included plan has no `{name}`: state it in the plan that includes it"
+                hint = did_you_mean(name, _FIELDS)
                 if name == "context":
                     text = "an included plan has no `context`: state `parameters` with a default"
+                elif hint:
+                    text = f"there is no field {name!r} here; {hint}"
                 self._reject((name,), text, file)
         own: JsonObject = {"source": str(task["include"])}
         for name in ("parameters", "tasks"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,14 +27,28 @@ NewIds = Mapping[TaskId, TaskId]
 """Ids of tasks in a run, by those that their own plan file gives them."""
 
 
-def included_id(task_id: TaskId, own_id: TaskId) -> TaskId:
-    """Return the id of a task of an included plan.
+def included_ids(task: Task, taken: Container[TaskId]) -> NewIds:
+    """Return the ids that a run gives to the tasks of the plan that a task includes.
+
+    They are unused: where the plan is carried out again, they end in the number of times.
 
     Args:
-        task_id: the task that includes the plan.
-        own_id: what the included plan calls it.
+        task: the task that includes the plan.
+        taken: the ids that tasks have or had.
+
+    Raises:
+        ExpressionError: the included plan was never read from its file.
     """
-    return TaskId(f"{task_id}/{own_id}")
+    suffix = ""
+    number = 1
+    while True:
+        ids = {}
+        for part in included_plan(task).tasks:
+            ids[part.id] = TaskId(f"{task.id}/{part.id}{suffix}")
+        if not any(new_id in taken for new_id in ids.values()):
+            return ids
+        number += 1
+        suffix = f"~{number}"
 
 
 def included_plan(task: Task) -> SubPlan:
@@ -119,7 +133,7 @@ def included_values(task: Task, stated: Mapping[str, JsonValue]) -> JsonObject:
     return values
 
 
-def included_tasks(task: Task, values: JsonObject) -> list[Task]:
+def included_tasks(task: Task, ids: NewIds, values: JsonObject) -> list[Task]:
     """Return the tasks of the plan that a task includes, as the run has them, in order.
 
     They refer to one another by their new ids, and to the values as their parameters. Those that
@@ -127,16 +141,15 @@ def included_tasks(task: Task, values: JsonObject) -> list[Task]:
 
     Args:
         task: the task, which is carried out by them.
+        ids: their ids in the run.
         values: the values of the parameters of the included plan.
 
     Raises:
         ExpressionError: the included plan was never read from its file.
     """
-    parts = included_plan(task).tasks
-    ids = {part.id: included_id(task.id, part.id) for part in parts}
     scope: JsonObject = {"parameters": values}
     tasks: list[Task] = []
-    for part in parts:
+    for part in included_plan(task).tasks:
         fields = _renamed_fields(part, ids)
         depends_on = [ids.get(needed, needed) for needed in part.depends_on]
         if not depends_on:

@@ -279,11 +279,15 @@ def _showing(value: object, message: str) -> str:
     return f"{message}, got {shown}"
 
 
+_STEPS_OF_PYDANTIC: Final = ("[key]", "[file]", "[plan]")
+"""Steps into a key, and into one of the forms of `include`, which no document has."""
+
+
 def _without_union_tags(location: tuple[int | str, ...]) -> JsonPath:
     """Return the path in the document, without pydantic's own steps into JSON values."""
     start = next((i for i, step in enumerate(location) if step in _JSON_FIELDS), None)
     if start is None:
-        return tuple(step for step in location if step != "[key]")
+        return tuple(step for step in location if step not in _STEPS_OF_PYDANTIC)
     first = start + (1 if location[start] == "body" else 2)
     inner = location[first:]
     return location[:first] + tuple(

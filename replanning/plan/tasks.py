@@ -15,12 +15,14 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     JsonValue,
     SerializerFunctionWrapHandler,
     StringConstraints,
+    Tag,
     ValidationError,
     WithJsonSchema,
     field_validator,
@@ -1179,7 +1181,7 @@ class Task(TaskBody):
         default="fail",
         description="skip: an element that fails for good has the output null, and the rest goes on.",
     )
-    include: str | SubPlan | None = Field(
+    include: _Included | None = Field(
         default=None,
         description="A plan file, from the folder of this one: its tasks are carried out in the place of this task.",
     )
@@ -1198,6 +1200,10 @@ class Task(TaskBody):
     )
 
 
+def _kind_of_inclusion(value: object) -> str:
+    return "[file]" if isinstance(value, str) else "[plan]"
+
+
 class SubPlan(StrictModel):
     """Tasks of a plan that is carried out in the place of one task, with values of its own."""
 
@@ -1208,6 +1214,10 @@ class SubPlan(StrictModel):
     tasks: Items[Task] = Field(description="As `tasks` of a plan; they refer to one another.")
 
 
+_Included = Annotated[
+    Annotated[str, Tag("[file]")] | Annotated[SubPlan, Tag("[plan]")],
+    Discriminator(_kind_of_inclusion),
+]
 Task.model_rebuild()
 
 _set: Final = object.__setattr__  # a task is immutable

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from replanning import Plan, PlanRun, Task, TaskContext, open_run
-from replanning.changes import ModifyTask, ReplaceTask, RetryTask
+from replanning.changes import ExpandTask, ModifyTask, ReplaceTask, RetryTask
 from replanning.errors import ChangeRejected, PlanError
 from replanning.journal import MemoryStore, PlanRevised
 from replanning.plan import JsonValue, RunId
@@ -471,3 +471,98 @@ async def test_kept_elements_are_not_stale():
     assert ran == ["list~2", "convert[c]", "report~2"]
     assert run.result.status == "succeeded"
     assert run.view.stale_results() == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (ExpandTask(task_id="done", items=(1,)), "task 'done' is DONE: it cannot be expanded"),
+        (
+            ExpandTask(task_id="convert", items=(1, 2), keys=("a",)),
+            "task 'convert': 2 elements have 1 keys",
+        ),
+        (
+            ExpandTask(task_id="named", items=({},)),
+            "task 'named': ${item.name}: 'name' does not exist; there is nothing yet",
+        ),
+        (RetryTask(task_id="open"), "task 'open': its part 'open[0]' is running: cancel it first"),
+        (ModifyTask(task_id="over", fields={"tool": "x"}), "none of its elements is waiting"),
+        (
+            RetryTask(task_id="over"),
+            "task 'over' is done and ['after'] have started since: it cannot be retried",
+        ),
+    ],
+)
+async def test_changes_of_lists_that_are_refused(change, problem):
+    """A change of a list that cannot be made is refused with the reason, and nothing has changed."""
+    tasks = (
+        Task(id="done"),
+        Task(id="open", for_each=[1]),
+        Task(id="over", for_each=[]),
+        Task(id="after", depends_on=("over",)),
+        template(depends_on=("never",), for_each="${never.output}"),
+        template(
+            id="named", depends_on=("never",), for_each="${never.output}", name="${item.name}"
+        ),
+        Task(id="never", depends_on=("after",)),
+    )
+    async with open_run(plan(*tasks)) as run:
+        ready = run.ready()
+        run.succeeded(run.started((await anext(ready)).id))
+        for _ in range(2):
+            run.started((await anext(ready)).id)
+        before = run.view.revision
+        with pytest.raises(ChangeRejected) as caught:
+            run.apply([change])
+        assert problem in str(caught.value)
+        assert run.view.revision == before
+        run.pause()
+
+
+async def test_waiting_elements_are_taken_out_when_a_list_is_made_again():
+    """A person has a list made again whose elements wait or have failed; what was done and is the same is kept."""
+    async with open_run(plan(LISTED, template(max_parallel=1))) as run:
+        ready = run.ready()
+        run.succeeded(run.started((await anext(ready)).id), ["a", "b", "c"])
+        run.succeeded(run.started((await anext(ready)).id), "A")
+        run.failed(run.started((await anext(ready)).id), "broken")
+        run.apply([RetryTask(task_id="convert")], reason="it was a bad day")
+        assert await perform(run, returning(None)) == ["convert[1]~2", "convert[2]~2"]
+    assert run.result.outputs["convert"] == ["A", {"item": "b"}, {"item": "c"}]
+
+
+async def test_elements_that_read_other_results_are_done_again():
+    """An element that reads the result of another task, or its place in the list, is no longer the same when these change."""
+    store = MemoryStore()
+    reads = template(arguments={"item": "${item}", "all": "${list.output}"}, key="${item}")
+    places = template(id="places", arguments={"at": "${index}"}, key="${item}")
+    async with make_engine(store=store).open(plan(LISTED, reads, places), run_id=RunId("r")) as run:
+        await perform(run, returning(["a", "b"]))
+    ran, run = await rerun(store, "r", ["b", "a"])
+    assert sorted(ran) == [
+        "convert[a]~2",
+        "convert[b]~2",
+        "list~2",
+        "places[a]~2",
+        "places[b]~2",
+    ]
+
+
+async def test_many_keys_that_are_none():
+    """Of many elements without a key, the first are named, and the number of the others."""
+    async with open_run(plan(LISTED, template(key="${item.id}"))) as run:
+        await perform(run, returning([None] * 9))
+        failure = run.view.task("convert").failure
+    assert failure is not None
+    assert failure.message.endswith("; and 4 more")
+
+
+async def test_secret_as_a_key():
+    """A key that looks like a secret names no task: the list fails, and says so without it."""
+    key = "ghp_" + "a1B2" * 9
+    async with open_run(plan(LISTED, template(key="${item}"))) as run:
+        await perform(run, returning([key]))
+        failure = run.view.task("convert").failure
+    assert failure is not None
+    assert "keys name tasks" in failure.message
+    assert key not in failure.message

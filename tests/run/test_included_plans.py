@@ -7,8 +7,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from replanning import Plan, PlanRun, Task, TaskContext, open_run
-from replanning.changes import ReplaceTask
-from replanning.errors import PlanError
+from replanning.changes import IncludePlan, ReplaceTask
+from replanning.errors import ChangeRejected, PlanError
 from replanning.journal import MemoryStore, PlanRevised
 from replanning.plan import JsonObject, JsonValue, RunId
 from replanning.plan.document import plan_schema
@@ -352,3 +352,197 @@ tasks:
     assert danger.message.startswith("sub/one.yaml: task 'a': tool 'sh' may do harm")
     (unused,) = check_unused_arguments(loaded)
     assert unused.message == "sub/one.yaml: task 'b': tool 'post' makes no use of 'c'"
+
+
+def test_what_is_no_included_plan(tmp_path):
+    """What an included file says wrongly is told there: text that cannot be read, no mapping, no list of tasks."""
+    cases = {
+        "tasks: [": "sub/one.yaml:2:1: this is not YAML",
+        "taks: []": "sub/one.yaml:1:1 taks: there is no field 'taks' here; did you mean 'tasks'?",
+        "facts: []": "sub/one.yaml:1:1 facts: an included plan has no `facts`: state it in the plan",
+        "tasks: [{id: a, toool: x}]": "sub/one.yaml:1:17 tasks[0].toool: there is no field 'toool'",
+        "- a": "main.yaml:7:15 tasks[1].include: sub/one.yaml is no plan: expected a mapping with tasks",
+        "tasks: x": "sub/one.yaml:1:1 tasks: expected a list, got 'x'",
+        "tools: x\ntasks: []": "",
+        "mcp: [x]\ntasks: []": "",
+        "sequential: true\ntasks: x": "sub/one.yaml:2:1 tasks: expected a list, got 'x'",
+        "sequential: true\ntasks: [x]": "sub/one.yaml:2:9 tasks[0]: expected",
+        "tools: [x]\ntasks: []": "sub/one.yaml:1:9 tools[0]: expected",
+    }
+    for text, expected in cases.items():
+        path = write(tmp_path, main=MAIN.replace("with: {name: x}, ", ""), one=text)
+        if expected:
+            assert problems(path)[0].startswith(expected), text
+        else:
+            # What is no list of tools, or no mapping of servers, adds none.
+            assert Plan.load(path).tools[0].name == "list"
+
+
+def test_parts_of_included_files_are_merged(tmp_path):
+    """Servers and objects of included files are taken once; the same with another description is an error, and the capacity of the outer plan counts."""
+    main = MAIN + "mcp: {files: {command: serve}}\nresources: {cpu: 8}\nobjects: {desk: table}\n"
+    one = (
+        "mcp: {files: {command: other}, web: {command: browse}}\nresources: {cpu: 2, disk: 1}\n"
+        "objects: {desk: chair, lamp: light}\ntasks: []\n"
+    )
+    path = write(tmp_path, main=main.replace("with: {name: x}, ", ""), one=one)
+    text = "is stated in another way in a plan that is included with this one"
+    assert problems(path) == [
+        f"sub/one.yaml:1:7 mcp.files: 'files' {text}",
+        f"sub/one.yaml:3:11 objects.desk: 'desk' {text}",
+    ]
+    one = one.replace("files: {command: other}, ", "").replace("desk: chair, ", "")
+    loaded = Plan.load(write(tmp_path, main=main.replace("with: {name: x}, ", ""), one=one))
+    assert loaded.resources == {"cpu": 8, "disk": 1}
+    assert loaded.objects == {"desk": "table", "lamp": "light"}
+    assert loaded.mcp["web"].cwd == str(tmp_path / "sub")
+
+
+def test_file_that_is_included_twice(tmp_path):
+    """A file may be included by several tasks, from any folder; its tools are those of the whole once."""
+    again = "  - {id: two, include: sub/one.yaml, with: {name: y}}\n"
+    nested = "  - {id: three, include: sub/two.yaml}\n"
+    two = "tasks:\n  - {id: deep, include: one.yaml, with: {name: z}}\n"
+    path = write(tmp_path, main=MAIN + again + nested, one=INCLUDED, two=two)
+    assert [tool.name for tool in Plan.load(path).tools] == ["list", "say"]
+    # In the folder of the plan itself, programs work where the run does.
+    (tmp_path / "beside.yaml").write_text(INCLUDED)
+    beside = MAIN.replace("sub/one.yaml", "beside.yaml")
+    assert Plan.load(write(tmp_path, main=beside)).tools[1].cwd is None
+
+
+def test_too_many_included_tasks(tmp_path):
+    """Plans that include more tasks than a plan may have are refused."""
+    tasks = "".join(f"  - {{id: t{number}}}\n" for number in range(60_000))
+    again = "  - {id: two, include: sub/one.yaml}\n  - {id: three, include: sub/one.yaml}\n"
+    main = MAIN.replace("with: {name: x}, ", "") + again
+    path = write(tmp_path, main=main, one=f"tasks:\n{tasks}")
+    assert problems(path) == [
+        "main.yaml:9:17 tasks[3].include: with the included plans there are over 100000 tasks"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"include": None}, "tasks[0].with: task 'one': `with` is about the plan under `include`"),
+        (
+            {"tool": "list"},
+            "tasks[0].tool: task 'one': a task with `include` has no `tool`: state it in the",
+        ),
+        (
+            {"with": {"name": 3}},
+            "tasks[0].with: task 'one': parameter 'name' of the included plan: expected string",
+        ),
+        (
+            {"outputs": {"x": "${list.output}"}},
+            "tasks[0].outputs: task 'one': ${list.output} is no output of a task of the included",
+        ),
+        ({"outputs": {"x": "${"}}, "tasks[0].outputs: task 'one': '${': a ${ is not closed"),
+    ],
+)
+def test_what_a_task_cannot_say_of_an_included_plan(fields, problem):
+    """What a task states of an included plan, and that plan does not have, is refused with the place."""
+    with pytest.raises(PlanError) as caught:
+        plan(including(**{"depends_on": [], "with": {"name": "x"}, **fields}))
+    assert str(caught.value.problems[0]).startswith(problem)
+
+
+async def test_included_plan_that_was_never_read():
+    """A task whose included plan was never read from its file cannot be added to a run."""
+    async with open_run(plan(LISTED)) as run:
+        with pytest.raises(ChangeRejected, match="is read only where the plan that includes it"):
+            run.add_task(Task(id="one", include="one.yaml"))
+        run.add_task(including())
+        with pytest.raises(ChangeRejected, match="task 'list': the plan None was not read"):
+            run.apply([IncludePlan(task_id="list")])
+        with pytest.raises(ChangeRejected, match=r"task 'nothing' .*unknown|there is no task"):
+            run.apply([IncludePlan(task_id="nothing")])
+        run.pause()
+
+
+async def test_several_last_tasks_and_missing_outputs():
+    """Without `outputs`, several last tasks give a mapping by their ids; what a task did not return is no result."""
+    both: JsonObject = {"tasks": [{"id": "a"}, {"id": "b", "when": "context.go"}]}
+    task = Task.model_validate({"id": "one", "include": both})
+    async with open_run(plan(task, context={"go": False})) as run:
+        await perform(run, returning(None))
+    assert run.result.outputs["one"] == {"a": {}, "b": None}
+
+    wrong = including(outputs={"x": "${say.output.nothing}"})
+    async with open_run(plan(LISTED, wrong, REPORT)) as run:
+        await perform(run, returning("x"))
+        failure = run.view.task("report").failure
+    assert failure is not None
+    assert "'nothing' does not exist" in failure.message
+
+
+async def test_everything_that_names_a_task_has_its_new_id():
+    """Fallbacks, confirmations, lists, inner plans and undo tasks of an included plan refer to its own tasks."""
+    inner: JsonObject = {"parameters": {"n": "array"}, "tasks": [{"id": "z"}]}
+    included: JsonObject = {
+        "tasks": [
+            {"id": "a", "undo": {"tool": "back", "arguments": {"id": "${a.output.id}"}}},
+            {
+                "id": "b",
+                "depends_on": ["a"],
+                "when": "len(results.a) > 0 and not ('x' in ['y'])",
+                "arguments": {"x": "${a.output.missing}"},
+                "fallbacks": [{"arguments": {"y": "${a.output.id}"}}],
+                "confirm": {
+                    "tool": "look",
+                    "arguments": {"of": "${results.a.id}", "as": "$${x}", "in": "${context.go}"},
+                    "when": "output == results.a.id",
+                    "output": ["${results.a}", "${output}"],
+                },
+            },
+            {"id": "c", "depends_on": ["a"], "for_each": "${a.output.list}"},
+            {
+                "id": "d",
+                "depends_on": ["a"],
+                "include": inner,
+                "with": {"n": "${a.output.list}"},
+            },
+        ]
+    }
+    tools: list[JsonObject] = [{"name": "look", "effect": "none"}, {"name": "back"}]
+    document = plan(
+        Task.model_validate({"id": "one", "include": included}), tools=tools, context={"go": 1}
+    )
+
+    async def work(task: Task, context: TaskContext) -> object:
+        return {"id": 7, "list": [1]} if task.id == "one/a" else dict(context.arguments)
+
+    async with make_engine("repair").open(document) as run:
+        ran = await perform(run, work)
+        parts = {each.id: each.task for each in run.view.tasks()}
+    assert run.result.status == "succeeded"
+    assert set(ran) == {"one/a", "one/c[0]", "one/d/z", "one/b~2"}
+    confirm = parts["one/b"].confirm
+    assert confirm is not None
+    assert confirm.arguments == {
+        "of": '${results["one/a"]["id"]}',
+        "as": "$${x}",
+        "in": "${context.go}",
+    }
+    assert confirm.when == "output == results['one/a'].id"
+    assert confirm.output == ['${results["one/a"]}', "${output}"]
+    undo = parts["one/a"].undo
+    assert undo is not None
+    assert undo.arguments == {"id": "${one/a.output.id}"}
+
+
+async def test_included_plan_is_carried_out_again():
+    """Where what it depends on is done again, an included plan is carried out again, by tasks with ids of their own."""
+    store = MemoryStore()
+    engine = make_engine(store=store)
+    async with engine.open(plan(LISTED, including(), REPORT), run_id=RunId("r")) as run:
+        await perform(run, returning("x"))
+    async with engine.resume(engine.rerun("r", "list")) as run:
+        ran = []
+        async for task in run.ready():
+            async with run.attempt(task) as attempt:
+                ran.append(task.id)
+                attempt.output = "y" if task.id == "list~2" else dict(attempt.context.arguments)
+    assert ran == ["list~2", "one/count~2", "one/say~2", "report~2"]
+    assert run.result.outputs["one"] == {"n": "y", "times": 2}
