@@ -115,10 +115,14 @@ class IncludedFiles:
             return
         self._number_of_tasks += len(tasks)
         for index, task in enumerate(tasks):
-            if not isinstance(task, dict) or not isinstance(task.get("include"), str):
+            if not isinstance(task, dict):
                 continue
             where = (*place, "tasks", index, "include")
-            name = str(task["include"])
+            name = task.get("include")
+            if isinstance(name, dict):
+                self._include(name, where, chain)
+            if not isinstance(name, str):
+                continue
             path = chain[-1].parent / name
             if self._number_of_tasks > MAX_PLAN_TASKS:
                 self._reject(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from replanning import Plan, PlanRun, Task, TaskContext, open_run
-from replanning.changes import ExpandTask, ModifyTask, ReplaceTask, RetryTask
+from replanning.changes import AddTask, ExpandTask, ModifyTask, ReplaceTask, RetryTask
 from replanning.errors import ChangeRejected, PlanError
 from replanning.journal import MemoryStore, PlanRevised
 from replanning.plan import JsonValue, RunId
@@ -25,6 +25,7 @@ def template(**fields: object) -> Task:
     return Task.model_validate(document | fields)
 
 
+REPORT_EACH = Task(id="report", depends_on=("each",))
 REPORT = Task(id="report", depends_on=("convert",), arguments={"all": "${convert.output}"})
 
 
@@ -151,9 +152,9 @@ async def test_condition_about_something_else_decides_about_the_list():
             ),
         ),
         (
-            [" a", "b\n"],
+            [" a", "b\n", ""],
             {"key": "${item}"},
-            "a key has up to 191 printable characters, and no blank at an end, unlike ' a', 'b\\n'",
+            "a key has up to 191 printable characters, and no blank at an end, unlike ' a', 'b\\n', ''",
         ),
     ],
 )
@@ -315,6 +316,20 @@ async def test_text_of_an_element_is_text():
             ),
         ),
         (
+            [{"id": "b", "for_each": "${list}"}],
+            (
+                "tasks[0].for_each: expected a list, a mapping, or a reference such as "
+                "${list.output}, got '${list}'"
+            ),
+        ),
+        (
+            [{"id": "b", "for_each": "list"}],
+            (
+                "tasks[0].for_each: expected a list, a mapping, or a reference such as "
+                "${list.output}, got 'list'"
+            ),
+        ),
+        (
             [{"id": "b", "for_each": 3}],
             (
                 "tasks[0].for_each: expected a list, a mapping, or a reference such as "
@@ -453,8 +468,13 @@ async def test_others_refer_to_one_element():
         when='results["convert[0]"].item == "a" and status["convert[1]"] == "DONE"',
     )
     none = Task(id="none", depends_on=("convert",), when='"convert[9]" in results')
-    async with open_run(plan(LISTED, template(), first, none)) as run:
-        await perform(run, returning(["a", "b"]))
+    store = MemoryStore()
+    document = plan(LISTED, template(), first, none)
+    async with make_engine(store=store).open(document, run_id=RunId("r")) as run:
+        run.succeeded(run.started((await anext(run.ready())).id), ["a", "b"])
+        run.pause()
+    async with make_engine(store=store).resume(RunId("r")) as run:
+        await perform(run, returning(None))
     assert run.result.outputs["first"] == {"of": "b"}
     assert states(run)["none"] == "SKIPPED"
     with pytest.raises(PlanError, match="does not depend on 'convert': add 'convert' to its dep"):
@@ -566,3 +586,22 @@ async def test_secret_as_a_key():
     assert failure is not None
     assert "keys name tasks" in failure.message
     assert key not in failure.message
+
+
+async def test_id_of_an_element_that_is_taken():
+    """An element whose id another task has gets the next one, and keeps its place."""
+    async with open_run(plan(Task(id="each", for_each=["a"]), Task(id="wait"))) as run:
+        run.apply([AddTask(task=Task(id="each[0]")), ExpandTask(task_id="each", items=("a", "b"))])
+        await perform(run, returning(None))
+        assert [each.id for each in run.view.tasks()][2:] == ["each[0]", "each[0]~2", "each[1]"]
+    assert run.result.status == "succeeded"
+
+
+async def test_list_that_is_done_is_made_again():
+    """A list that is done can be made again while nothing that depends on it has started."""
+    async with open_run(plan(Task(id="each", for_each=["a"]), REPORT_EACH)) as run:
+        ready = run.ready()
+        run.succeeded(run.started((await anext(ready)).id), "A")
+        run.apply([RetryTask(task_id="each")])
+        assert await perform(run, returning(None)) == ["report"]
+    assert run.result.outputs["each"] == ["A"]

@@ -546,3 +546,58 @@ async def test_included_plan_is_carried_out_again():
                 attempt.output = "y" if task.id == "list~2" else dict(attempt.context.arguments)
     assert ran == ["list~2", "one/count~2", "one/say~2", "report~2"]
     assert run.result.outputs["one"] == {"n": "y", "times": 2}
+
+
+def test_files_within_a_plan_that_is_written_in_place(tmp_path):
+    """A plan that is written in the place of a file may include files as well."""
+    inline = "  - {id: two, include: {tasks: [{id: in, include: sub/one.yaml, with: {name: y}}]}}\n"
+    loaded = Plan.load(write(tmp_path, main=MAIN + inline, one=INCLUDED))
+    two = loaded.tasks[2].include
+    assert not isinstance(two, str)
+    assert two is not None
+    inner = two.tasks[0].include
+    assert not isinstance(inner, str)
+    assert inner is not None
+    assert inner.tasks[0].id == "a"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("- {id: list, tool: list}", "- x", "main.yaml:6:5 tasks[0]: expected a mapping"),
+        ("goal:", "resources: [x]\ngoal:", "main.yaml:2:1 resources: expected a mapping"),
+        ("tools:\n  - {name: list, kind: shell, command: ls}", "tools: x", "main.yaml:3:1 tools"),
+        ("name: x", "zzz: x", "main.yaml:7:38 tasks[1].with: task 'one': the included plan has no"),
+    ],
+)
+def test_mistakes_in_a_plan_that_includes_a_file(tmp_path, old, new, problem):
+    """What is wrong with the plan that includes a file is told as in any other plan."""
+    path = write(tmp_path, main=MAIN.replace(old, new), one=INCLUDED)
+    assert any(each.startswith(problem) for each in problems(path)), problems(path)
+
+
+def test_plan_whose_tasks_are_no_list(tmp_path):
+    """A plan without a list of tasks includes nothing."""
+    assert problems(write(tmp_path, main="goal: {objective: x}\ntasks: x\n")) == [
+        "main.yaml:2:1 tasks: expected a list, got 'x'"
+    ]
+
+
+async def test_optional_plan_and_branches_in_elements():
+    """The tasks of an optional included plan are optional; a branch that is left out is no failure of its element."""
+    both: JsonObject = {
+        "parameters": {"n": "integer"},
+        "tasks": [{"id": "a"}, {"id": "b", "when": "parameters.n > 1"}],
+    }
+    document: JsonObject = {
+        "id": "one",
+        "include": both,
+        "for_each": [1, 2],
+        "with": {"n": "${item}"},
+        "optional": True,
+        "on_item_failure": "skip",
+    }
+    async with open_run(plan(Task.model_validate(document))) as run:
+        await perform(run, returning(None))
+        assert run.view.task("one[0]/a").task.optional
+    assert run.result.outputs["one"] == [{"a": {}, "b": None}, {"a": {}, "b": {}}]
