@@ -65,8 +65,9 @@ format: $(VENV)/.dev ## let the formatter have its way
 bench: $(VENV)/.runtime ## measure recovery and speed, both in a short form, in under five minutes
 	@$(BIN)/python -m benchmarks --short $(ARGS)
 
-effects: .venv-effects/.effects ## compare what becomes of a lost answer and of a half-done booking in other frameworks: eight minutes
+effects: .venv-effects/.effects ## compare what becomes of a lost answer, a half-done booking and a list in other frameworks: a quarter of an hour
 	@.venv-effects/bin/python -m benchmarks effects $(ARGS)
+	@.venv-effects/bin/python -m benchmarks mapping $(ARGS)
 
 test-all: ## run the tests on Python 3.11, 3.12 and 3.13, where they are installed
 	@failed=; for version in 3.11 3.12 3.13; do \

@@ -7,6 +7,7 @@ tools      agent-shaped plans in which tools are down
 tools_that_fail
            real conversations of a shop's service desk, in which tools fail or answer wrongly
 effects    what becomes of a lost answer and of a half-done booking in other frameworks: `make effects` has them
+mapping    a list of which some elements fail, here and in other frameworks: `make effects` has them
 calls      what the engine adds to a call of a tool, for each agent framework that is installed
 planning   our own time in each phase of planning mode, beside the model's; with --llm also the model's
 capacity   what one host and one PostgreSQL server can carry, for the sizing page; on a quiet machine, in three minutes
@@ -42,6 +43,7 @@ from benchmarks import (
     workflows,
 )
 from benchmarks.effects import measure as effects
+from benchmarks.mapping import measure as mapping
 from benchmarks.tools_that_fail import measure as tools_that_fail
 from benchmarks.tools_that_fail.shop import FILE as SHOP
 
@@ -172,14 +174,29 @@ def _tools_that_fail(arguments: argparse.Namespace) -> Part | None:
 
 
 def _effects(arguments: argparse.Namespace) -> Part | None:
-    absent = [name for framework in effects.FRAMEWORKS for name in effects.missing(framework)]
-    if absent and not arguments.short:
-        _say(
-            f"effects is left out: {', '.join(absent)} not installed; `make effects` installs them"
-        )
+    if not arguments.short and not _installed("effects", list(effects.FRAMEWORKS)):
         return None
     report = effects.measure(short=arguments.short, report=_say)
     return report.table(), report.to_json()
+
+
+def _mapping(arguments: argparse.Namespace) -> Part | None:
+    frameworks = list(dict.fromkeys(framework for framework, _ in mapping.COLUMNS.values()))
+    if arguments.short:
+        report = mapping.measure(ours=True, rounds=1, report=_say)
+    elif _installed("mapping", frameworks):
+        report = mapping.measure(report=_say)
+    else:
+        return None
+    return report.table(), report.to_json()
+
+
+def _installed(name: str, frameworks: list[str]) -> bool:
+    """Whether frameworks are installed; if some are not, say so."""
+    absent = [each for framework in frameworks for each in effects.missing(framework)]
+    if absent:
+        _say(f"{name} is left out: {', '.join(absent)} not installed; `make effects` installs them")
+    return not absent
 
 
 def _planning(arguments: argparse.Namespace) -> Part:
@@ -233,6 +250,7 @@ _BENCHMARKS: dict[str, Callable[[argparse.Namespace], Part | None]] = {
     "tools": _tools,
     "tools_that_fail": _tools_that_fail,
     "effects": _effects,
+    "mapping": _mapping,
     "planning": _planning,
     "capacity": _capacity,
     "lists": _lists,

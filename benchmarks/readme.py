@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from benchmarks import fanout, outages, planbench, plots, workflows
 from benchmarks.effects.measure import Report as Effects
 from benchmarks.figures import Report, code_hash
+from benchmarks.mapping.measure import Report as Mapping
 from benchmarks.sizing import Capacity
 from benchmarks.tools_that_fail.measure import Report as ToolsThatFail
 from replanning.plan import JsonObject
@@ -261,6 +262,10 @@ def _effects(data: object) -> str:
     return Effects.from_json(data).table()
 
 
+def _mapping(data: object) -> str:
+    return Mapping.from_json(data).table()
+
+
 def _report(data: object) -> str:
     return Report.from_json(data).table()
 
@@ -279,6 +284,7 @@ _TABLES: dict[str, Callable[[object], str]] = {
     "tools": _tools,
     "tools_that_fail": _tools_that_fail,
     "effects": _effects,
+    "mapping": _mapping,
     "speed": _report,
     "planning": _report,
     "capacity": _capacity,

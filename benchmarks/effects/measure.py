@@ -247,9 +247,9 @@ def play(
             "SHOP": shop.url,
             "VARIANT": variant,
         }
-        done = _run([str(program)], folder, environment)
+        done = run_program([str(program)], folder, environment)
         if done.returncode == -signal.SIGKILL:
-            done = _run(resume, folder, environment)
+            done = run_program(resume, folder, environment)
         made = shop.open_bookings
         if situation.work == "payment":
             made = len(shop.charges)
@@ -261,7 +261,7 @@ def play(
             made,
             shop.requests,
             shop.lookups,
-            _told(done),
+            told(done),
         )
 
 
@@ -283,9 +283,10 @@ def lines_of_code(program: Path) -> int:
     return len(lines)
 
 
-def _run(
+def run_program(
     command: list[str], folder: str, environment: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
+    """Run a program of this environment in a folder, until it ends by itself or is killed."""
     return subprocess.run(  # noqa: S603 - the programs beside this module
         [sys.executable, *command],
         cwd=folder,
@@ -297,7 +298,7 @@ def _run(
     )
 
 
-def _told(done: subprocess.CompletedProcess[str]) -> str:
+def told(done: subprocess.CompletedProcess[str]) -> str:
     """The last line that a program has printed, or the exception that ended it.
 
     A program that has printed its result has told it, even if its interpreter crashes at the exit,

@@ -235,7 +235,7 @@ def test_the_pages_show_the_results():
             "lists",
         )
     ]
-    shown.append(("effects", "docs/comparison.md"))
+    shown += [(name, "docs/comparison.md") for name in ("effects", "mapping")]
     on_sizing = [(name, "docs/how-to/sizing.md") for name in ("capacity", "sizes")]
     for name, page in [("summary", "README.md"), *shown, *on_sizing]:
         text = (ROOT / page).read_text(encoding="utf-8")

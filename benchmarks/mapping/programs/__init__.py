@@ -1,0 +1,1 @@
+"""Programs that convert a list of documents, one for each framework."""
