@@ -42,9 +42,8 @@ def group_triggers(
     for question in asked:
         for task_id in question.holds:
             held[task_id] = question.question
-            if task_id in live:
-                for cause in _element_causes([live.entry(task_id)]):
-                    asked_about[cause] = question.question
+            for cause in _element_causes([live.entry(task_id)]):
+                asked_about[cause] = question.question
     alike = {}
     if asked_about:
         for index, entries in enumerate(starts):
