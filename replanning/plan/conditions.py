@@ -254,7 +254,7 @@ class Condition:
                 if name in roots:
                     return roots[name]
                 if name in ELEMENT_ROOTS:
-                    reason = f"only the task of an element has an {name}"
+                    reason = f"only the task of an element knows its {name}"
                     raise ExpressionError(f"{_name(self.text)}: {reason}")
                 return _NAMED_CONSTANTS[name]
             case ast.BoolOp(op=op, values=values):

@@ -583,7 +583,7 @@ def _referenced_root(
         if reference.task is None:
             if reference.root in roots:
                 return reference, roots[reference.root]
-            missing = missing or f"only the task of an element has an {reference.root}"
+            missing = missing or f"only the task of an element knows its {reference.root}"
             continue
         try:
             return reference, result_of(reference.task)
