@@ -131,6 +131,27 @@ def test_tools_that_get_no_secret(change):
     assert check_content(proposed(build_plan(), change)) == ""
 
 
+@pytest.mark.parametrize(
+    ("tool", "reason"),
+    [
+        ("uv", ""),
+        ("curl", "the secret parameter 'token' does not go to 'curl' in 'c'"),
+    ],
+)
+def test_secret_parameters(tool, reason):
+    """A secret parameter goes to the tools alone that have it, or can stand in for them; what else a task reads is free."""
+    run = journaled(
+        task("a", tool="pip", arguments={"key": "${parameters.token}"}),
+        parameters={"token": {"secret": True}, "region": "string"},
+        context={"name": "x"},
+        tools=[{"name": name, "capability": "install"} for name in ("pip", "uv")]
+        + [{"name": "curl"}],
+    )
+    values = {"key": "${parameters.token}", "in": "${parameters.region}", "of": "${context.name}"}
+    new = task("c", tool=tool, arguments=values)
+    assert check_fits_plan(proposed(run, replace("a", new))) == reason
+
+
 # Checks
 
 

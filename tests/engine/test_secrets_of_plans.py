@@ -240,6 +240,20 @@ async def test_a_task_that_lacked_a_secret_runs_once_the_plan_is_given(place: st
     ]
 
 
+async def test_a_list_with_a_secret_is_not_expanded_without_it() -> None:
+    """A list whose element the journal has masked fails as one task, and is expanded once its plan is given again."""
+    plan = Plan.parse(f"{{goal: {{objective: x}}, tasks: [{{id: a, for_each: [{TOKEN}]}}]}}")
+    store = MemoryStore()
+    async with open_run(plan, store=store, run_id="run"):
+        pass
+    async with quick_engine(store).resume("run") as run:
+        assert await perform(run) == []
+    problem = "the journal has [redacted] for a secret in what it gives to others"
+    assert problem in run.result.failures["a"].message
+    async with quick_engine(store).run_or_resume(plan, run_id="run") as run:
+        assert await perform(run) == ["a[0]"]
+
+
 async def test_a_value_of_the_context_that_is_given_again_repairs_a_task() -> None:
     """A task whose secret in the context was missing runs once the context has the value again."""
     _, store = await left_run("context")

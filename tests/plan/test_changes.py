@@ -9,6 +9,8 @@ from replanning.changes import (
     AbortRun,
     AddTask,
     CancelTask,
+    ExpandTask,
+    IncludePlan,
     ModifyTask,
     PlanChange,
     RemoveTask,
@@ -32,13 +34,15 @@ ONE_OF_EACH: tuple[PlanChange, ...] = (
     RetryTask(task_id="g", delay=1.5),
     SkipTask(task_id="h", reason="why"),
     CancelTask(task_id="i"),
+    ExpandTask(task_id="j", items=(1, {"b": 2}), keys=("x", "y")),
+    IncludePlan(task_id="k", values={"region": "eu"}),
     AbortRun(),
 )
 
 
 def test_touched():
     """A set touches the existing tasks that its changes are about, each once, in order."""
-    assert target_task_ids(ONE_OF_EACH) == ("b", "c", "d", "e", "f", "g", "h", "i")
+    assert target_task_ids(ONE_OF_EACH) == tuple("bcdefghijk")
 
 
 def split(*names: str, way: str = "dist") -> tuple[PlanChange, ...]:
@@ -91,6 +95,16 @@ def test_duplicates():
         changes=split("a~2", 'quoted "id"'), reason="other", unreachable="not-found-within-bound"
     )
     assert one.fingerprint() == other.fingerprint()
+
+
+def test_elements_are_new_tasks():
+    """The elements of a list are new tasks, so that what is done with them has one hash whatever the list is called."""
+    hashes = set()
+    for name in ("x", "y"):
+        new = AddTask(task=Task(id=name))
+        listed = ExpandTask(task_id=name, items=(1,))
+        hashes.add(changes_hash((new, listed, SkipTask(task_id=f"{name}[0]"))))
+    assert len(hashes) == 1
 
 
 def test_written_and_read():

@@ -6,6 +6,7 @@ from jsonschema import Draft202012Validator
 from replanning.errors import PlanError
 from replanning.plan.conditions import Condition
 from replanning.plan.document import Plan, plan_schema
+from replanning.plan.parameters import shown_values
 from replanning.plan.references import find_references, resolve_references
 from replanning.plan.types import JsonObject
 
@@ -54,6 +55,25 @@ def test_wrong_values():
         f"plan.yaml:4:3 parameters.count: {missing('count', 'integer')}",
         f"plan.yaml:5:3 parameters.token: {missing('token', 'secret')}",
     ]
+
+
+@pytest.mark.parametrize(
+    ("stated", "values", "problem"),
+    [
+        ("{}", {"x": 1}, "the plan has no parameter 'x' and declares none; `--set context.x=…` is"),
+        ("{region: string, n: integer}", {"x": 1}, "no parameter 'x'; it has 'region', 'n'"),
+        ("{all: array}", {"all": [{1, 2}]}, "parameter 'all': "),
+        ("{key: {secret: true}}", {"key": 4711}, "parameter 'key': expected string, not a number"),
+        ("{n: {type: integer, description: how many}, m: string}", {"m": 1}, "(integer: how many)"),
+    ],
+)
+def test_what_is_said_of_values(stated, values, problem):
+    """It is said which parameters there are, why a value cannot be one, and what a missing one is for; no secret is shown."""
+    plan = Plan.parse(f"goal: {{objective: x}}\nparameters: {stated}")
+    with pytest.raises(PlanError) as refused:
+        plan.with_parameters(values)
+    assert problem in str(refused.value)
+    assert "4711" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +137,30 @@ def test_undeclared(part):
         text += "tools: [{name: t}]\n"
     told = " ".join(problems_of(text))
     assert "the plan has no parameter 'regoin'; did you mean 'region'?" in told
+
+
+def test_declared():
+    """Tools and tasks can check, ask and take back with parameters that the plan declares."""
+    text = """
+        goal: {objective: x}
+        parameters: {region: string}
+        tools:
+        - {name: look, effect: none}
+        - name: t
+          expect: {where: ["output.region == parameters.region"]}
+          confirm: {tool: look, arguments: {x: "${parameters.region}"}, when: "output == parameters.region"}
+          undo: {tool: t, arguments: {x: "${parameters.region}"}}
+    """
+    assert Plan.parse(text).tools[1].confirm is not None
+
+
+@pytest.mark.parametrize("path", [".", "[x", ".a..b"])
+def test_references_that_are_none(path):
+    """A reference with a path that is none is refused, and it is said how references are written."""
+    problem = f"'${{parameters{path}}}' is no reference: write ${{TASK.output}}"
+    text = f"tasks: [{{id: a, arguments: {{x: '${{parameters{path}}}'}}}}]"
+    told = problems_of(f"goal: {{objective: x}}\nparameters: {{region: string}}\n{text}")
+    assert problem in told[0]
 
 
 def test_argument_of_another_type():
@@ -185,6 +229,12 @@ def test_secrets():
     assert read.parameters["token"].current is None
     # So a journal that lacks it is known to be that of the same plan.
     assert read.content_hash() == plan.content_hash()
+
+
+def test_shown_values():
+    """People and models are shown the values of parameters, with a mask for each secret."""
+    plan = Plan.parse(TEXT, parameters={"count": 3, "token": "hunter22"})
+    assert shown_values(plan.parameters) == {"region": "eu", "count": 3, "token": "[redacted]"}
 
 
 def test_short_secret():

@@ -55,6 +55,16 @@ def test_lookup():
         copy.task("build")
 
 
+def test_lists_and_included_plans():
+    """A task that includes no plan passes nothing on, and the key of an element is about the element."""
+    assert problems_of({"id": "a", "with": {"x": 1}, "outputs": {"y": "${b.output}"}}) == [
+        "tasks[0].with: task 'a': `with` is about the plan under `include`, which is missing",
+        "tasks[0].outputs: task 'a': `outputs` is about the plan under `include`, which is missing",
+    ]
+    (problem,) = problems_of({"id": "a", "for_each": [1], "key": "${context.name}"})
+    assert problem.startswith("tasks[0].key: '${context.name}' is no reference here")
+
+
 def test_sequential():
     """In a sequential plan each task depends on the one before it, stated once."""
     plan = plan_of({"id": "a"}, {"id": "b"}, {"id": "c", "depends_on": ["b"]}, sequential=True)

@@ -667,6 +667,23 @@ async def test_new_secret_in_a_message(tmp_path: Path):
         assert "{env:NAME}" in problem.error
 
 
+async def test_list_whose_element_runs():
+    """A corrected list is made again, which cuts off the element that runs."""
+
+    def listed(more: bool) -> Plan:
+        each = {"id": "each", "for_each": [1, 2], "arguments": {"n": "${item}", "more": more}}
+        return plan(Task.model_validate(each))
+
+    async with make_engine().open(listed(False), run_id=RUN) as run:
+        first = await anext(run.ready())
+        run.started(first.id)
+        correction = run.compare(listed(True))
+        assert correction.again["each"].endswith(", and what runs now is cut off")
+        run.adopt(listed(True), rerun="changed")
+        assert await perform(run) == ["each[0]~2", "each[1]~2"]
+    assert run.result.status == "succeeded"
+
+
 # Tasks that are run again
 
 

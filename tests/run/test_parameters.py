@@ -12,7 +12,7 @@ from replanning.errors import ChangeRejected, PlanError, StoreError
 from replanning.journal import MemoryStore, RunOpened, SqliteStore
 from replanning.orchestrators import SwarmOrchestrator
 from replanning.plan import JsonObject
-from tests.support.runs import alternative, bodies, make_engine, perform, plan
+from tests.support.runs import alternative, bodies, failing, make_engine, perform, plan
 
 RUN = "run-1"
 SECRET = "correct horse battery"
@@ -208,6 +208,58 @@ async def test_secret_of_an_included_plan(tmp_path: Path):
     assert list(work.of.values()) == [{"key": SECRET, "copies": 3}]
 
 
+async def test_names_in_an_included_plan(tmp_path: Path):
+    """The parameters of an included plan are its own: another value of one with the same name changes nothing there."""
+    (tmp_path / "inner.yaml").write_text(
+        """
+        goal: {objective: inner}
+        parameters: {region: string}
+        tasks: [{id: use, arguments: {to: "${parameters.region}"}}]
+        """
+    )
+    (tmp_path / "outer.yaml").write_text(
+        """
+        goal: {objective: outer}
+        parameters: {region: string}
+        tasks:
+        - {id: part, include: inner.yaml, with: {region: eu}}
+        - {id: own, arguments: {to: "${parameters.region}"}}
+        - {id: last, depends_on: [part, own]}
+        """
+    )
+    stated = [
+        Plan.load(tmp_path / "outer.yaml", parameters={"region": region}) for region in ("eu", "us")
+    ]
+    engine = make_engine()
+    async with engine.open(stated[0], run_id=RUN) as run:
+        await perform(run, failing("last"))
+    assert list(engine.compare(RUN, stated[1]).again) == ["own"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"arguments": {"x": "${item}"}}, "${item}: only the task of an element knows its item"),
+        (
+            {"when": "index > 1"},
+            "condition 'index > 1': only the task of an element knows its index",
+        ),
+    ],
+)
+async def test_element_in_an_included_plan(tmp_path: Path, fields, problem):
+    """A task that takes the place of one in an included plan, and refers to an element, fails and says why."""
+    (tmp_path / "inner.yaml").write_text("{goal: {objective: inner}, tasks: [{id: use}]}")
+    (tmp_path / "outer.yaml").write_text(
+        "{goal: {objective: outer}, tasks: [{id: part, include: inner.yaml}]}"
+    )
+    new = Task.model_validate({"id": "new", **fields})
+    async with make_engine().open(Plan.load(tmp_path / "outer.yaml")) as run:
+        await anext(run.ready())
+        run.replace_task("part/use", new)
+        await perform(run)
+    assert run.result.failures["new"].message == problem
+
+
 async def test_secret_of_a_plan():
     """The plan of a run that is given again has its secrets, and so has one that is opened with the same words."""
     engine = make_engine()
@@ -298,6 +350,64 @@ async def test_kept_values():
         with pytest.raises(ChangeRejected, match="parameter 'size' has no value"):
             run.compare(more)
         assert run.compare(more.with_parameters({"size": 2})).parts == ("parameters.size",)
+
+
+async def test_corrected_declarations():
+    """What a corrected plan declares otherwise is told, without the value of a secret; a value of another type is not kept."""
+    engine = make_engine()
+    first = plan(Task(id="a"), parameters={"region": {"default": "eu"}, "size": "integer"})
+    async with engine.open(first.with_parameters({"size": 2}), run_id=RUN) as run:
+        declared = {"size": "integer", "token": {"secret": True}}
+        corrected = plan(Task(id="a"), parameters=declared).with_parameters({"token": SECRET})
+        correction = run.compare(corrected)
+        assert correction.parts == ("parameters.region", "parameters.token")
+        assert correction.diff.splitlines() == [
+            '- parameters.region: "eu"',
+            "+ parameters.token: secret",
+        ]
+        with pytest.raises(ChangeRejected, match="parameter 'size' has no value"):
+            run.compare(plan(Task(id="a"), parameters={"size": "string"}))
+
+
+async def test_corrected_value_in_a_check():
+    """A task whose check, or that of its tool, reads a corrected value is run again, and no other."""
+    check = {"where": ["output == parameters.region or true"]}
+
+    def sized(region: str) -> Plan:
+        return plan(
+            Task(id="a", tool="t"),
+            Task.model_validate({"id": "b", "tool": "u", "expect": check}),
+            Task.model_validate({"id": "c", "tool": "u", "expect": {"where": ["output != 1"]}}),
+            Task(id="last", depends_on=("a", "b", "c")),
+            parameters={"region": "string"},
+            tools=[
+                {"name": "t", "effect": "none", "expect": check},
+                {"name": "u", "effect": "none"},
+            ],
+        ).with_parameters({"region": region})
+
+    engine = make_engine()
+    async with engine.open(sized("eu"), run_id=RUN) as run:
+        await perform(run, failing("last"))
+    why = "it depends on what is changed: parameters.region"
+    assert engine.compare(RUN, sized("us")).again == {"a": why, "b": why}
+
+
+async def test_value_that_looks_like_a_mask():
+    """A value that is written like a mask is taken for one on a resume, unless the plan is given again."""
+    stated = plan(
+        Task(id="a", arguments={"text": "${parameters.text}"}), parameters={"text": "string"}
+    ).with_parameters({"text": "[redacted]"})
+    engine = make_engine()
+    async with engine.open(stated, run_id=RUN):
+        pass
+    async with engine.resume(RUN) as run:
+        await perform(run)
+    assert "does not have the parameter 'text'" in run.result.reason
+    work = Arguments()
+    async with engine.resume(RUN, plan=stated) as run:
+        await perform(run, work)
+    assert work.of == {"a": {"text": "[redacted]"}}
 
 
 async def test_fork_and_rerun_keep_values():

@@ -1,0 +1,129 @@
+# Ids are written as plain text here.
+# mypy: disable-error-code="arg-type"
+"""Expanded tasks in a live plan: their results, their progress, and how they are told."""
+
+import pytest
+
+from replanning.changes import ExpandTask
+from replanning.live import PlanView, TaskState
+from tests.support.live import JournaledPlan, cancel, chain, journaled, retry, task
+
+
+def expand(task_id: str, count: int) -> ExpandTask:
+    """Carry a task out for this many elements."""
+    return ExpandTask(task_id=task_id, items=tuple(range(count)))
+
+
+def expanded(count: int) -> JournaledPlan:
+    """A plan whose first task was expanded, and has a dependent."""
+    items = list(range(count))
+    run = journaled(task("convert", for_each=items), task("report", "convert"))
+    run.apply(expand("convert", count))
+    return run
+
+
+def progress(run: JournaledPlan) -> tuple[object, ...]:
+    """Tasks that are done and all, elements that are done and all, and the share of both."""
+    found = PlanView(run.live).progress
+    return found.done, found.total, found.elements_done, found.elements, found.share
+
+
+def test_results():
+    """A list has a result once all of its elements have, which are not listed themselves."""
+    run = expanded(2)
+    assert list(run.live.results) == []
+    run.run("convert[1]", output="b")
+    assert list(run.live.results) == []
+    run.run("convert[0]", output="a")
+    assert list(run.live.results) == ["convert"]
+    assert run.live.results["convert"] == ["a", "b"]
+
+
+def test_progress():
+    """A list counts as one task, whose elements that are done count in part."""
+    run = expanded(2)
+    assert progress(run) == (0, 2, 0, 2, 0.0)
+    run.run("convert[0]")
+    assert progress(run) == (0, 2, 1, 2, 0.25)
+    run.run("convert[1]")
+    assert progress(run) == (1, 2, 2, 2, 0.5)
+    run.run("report")
+    assert progress(run) == (2, 2, 2, 2, 1.0)
+
+
+def test_progress_of_a_list_in_a_list():
+    """An element that is a list itself counts as one element of the outer list."""
+    run = expanded(2)
+    run.apply(expand("convert[1]", 2))
+    run.run("convert[0]", "convert[1][0]")
+    assert progress(run) == (0, 2, 2, 4, 0.25)
+
+
+def test_progress_with_a_cancelled_element():
+    """A list whose element was cancelled still counts as one task."""
+    run = expanded(2)
+    run.apply(cancel("convert[1]"))
+    run.run("convert[0]")
+    assert progress(run) == (0, 2, 1, 2, 0.25)
+
+
+def test_progress_of_a_list_that_is_made_again():
+    """A list that is about to be made again has no elements yet."""
+    run = expanded(2)
+    run.run("convert[0]", "convert[1]")
+    run.apply(retry("convert"))
+    found = PlanView(run.live).progress
+    assert (found.elements_done, found.elements) == (0, 0)
+
+
+def test_progress_without_tasks():
+    """A plan without tasks is done."""
+    assert progress(journaled()) == (0, 0, 0, 0, 1.0)
+
+
+def test_elements_that_are_read():
+    """A condition may ask for an element that the list does not have, which then is no result that the task reads."""
+    report = task("report", "convert", when='"convert[9]" not in results')
+    run = journaled(task("convert", for_each=[0, 1]), report)
+    run.apply(expand("convert", 2))
+    run.run("convert[0]", "convert[1]")
+    read = run.live.read_results(run.live.entry("report"))
+    assert [entry.id for entry in read] == ["convert[0]", "convert[1]"]
+
+
+def test_view():
+    """A view tells the list of an element, and how many elements of a list are in each state."""
+    run = expanded(3)
+    run.run("convert[0]")
+    view = PlanView(run.live)
+    lists = [view.list_of(name) for name in ("convert", "convert[1]", "report")]
+    assert lists == [None, "convert", None]
+    assert view.element_states("convert") == {TaskState.DONE: 1, TaskState.READY: 2}
+    assert view.element_states("convert[1]") is None
+
+
+def test_names_in_sentences():
+    """Elements of one list are one phrase; any other task, also a call that the run has forgotten, is named itself."""
+    run = journaled(task("convert", for_each=[0, 1, 2]), "read-1")
+    run.apply(expand("convert", 3))
+    run.run("read-1")
+    run.live.forget("read-1")
+    named = PlanView(run.live).group_elements(["convert[2]", "read-1", "convert[1]"])
+    assert [(group.name, group.verb) for group in named] == [
+        ("2 of 3 elements of 'convert' ('convert[1]', 'convert[2]')", "are"),
+        ("'read-1'", "is"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "line"),
+    [
+        (0, "~ convert: no elements"),
+        (1, "~ convert: 1 element, convert[0]"),
+        (3, "~ convert: 3 elements, convert[0] … convert[2]"),
+    ],
+)
+def test_diff(count, line):
+    """The difference that an expansion makes is one line."""
+    run = chain("convert", "report")
+    assert run.live.diff([expand("convert", count)]) == line
