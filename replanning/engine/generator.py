@@ -294,6 +294,10 @@ class AlternativeVetter:
         proposed = given
         if not given.source:
             proposed = given.model_copy(update={"source": source})
+        question = situation.question_about_replaced(proposed.changes)
+        if question:
+            asks = [reason for reason in (proposed.ask, question) if reason]
+            proposed = proposed.model_copy(update={"ask": "; ".join(asks)})
         proposal = analyse(proposed, situation.live, situation.redactor, asked_at=self._asked_at)
         rejected = ""
         for check in self._checks:

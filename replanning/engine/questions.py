@@ -255,7 +255,14 @@ class Questions:
         if changes and not applied:
             try:
                 life.revise(
-                    changes, why, by, triggers=asked.triggers, replan=asked.replan, chosen=chosen
+                    changes,
+                    why,
+                    by,
+                    triggers=asked.triggers,
+                    replan=asked.replan,
+                    chosen=chosen,
+                    # Whoever approves of a candidate was told what becomes of the effects.
+                    leaves_effects=rule == "person-approve",
                 )
             except ChangeRejected as error:
                 # The plan was edited before it could be carried out.

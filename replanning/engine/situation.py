@@ -68,6 +68,8 @@ class Situation:
         is_running: whether tasks may begin while providers are asked.
         elapsed: seconds of the budget's wall clock that were used up, where nothing is running.
         undo_problem: returns why the run cannot be taken back as changes ask for; empty if it can.
+        question_about_replaced: returns why a person must agree to what changes do to the effects of the
+            tasks that they replace; empty if nobody must.
     """
 
     live: LivePlan
@@ -78,6 +80,7 @@ class Situation:
     is_running: bool = True
     elapsed: float = 0.0
     undo_problem: Callable[[Sequence[PlanChange]], str] = lambda changes: ""
+    question_about_replaced: Callable[[Sequence[PlanChange]], str] = lambda changes: ""
 
     @classmethod
     def of_run(cls, life: Lifecycle) -> Self:
@@ -89,6 +92,7 @@ class Situation:
             life.redactor,
             life.evaluation,
             undo_problem=life.undo_problem,
+            question_about_replaced=life.question_about_replaced,
         )
 
     @classmethod

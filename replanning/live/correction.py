@@ -57,10 +57,10 @@ _PROSE_FIELDS: Final = {*_WORK_FIELDS, "name", "goal", "metadata"}
 _START_FIELDS: Final = {"when", "run_if", "depends_on"}
 """Fields of a task that decide whether it runs at all."""
 
-_ANNOTATIONS: Final = ("name", "goal", "metadata")
+_ANNOTATIONS: Final = ("name", "goal", "metadata", "undo_on_replace")
 """Fields that can change in a finished task."""
 
-_TOOL_SAYINGS: Final = ("effect", "idempotent", "retry", "undo", "confirm")
+_TOOL_SAYINGS: Final = ("effect", "idempotent", "retry", "undo", "undo_on_replace", "confirm")
 """Fields of a task that are lost with its tool, unless they are stated again."""
 
 _CALL_FIELDS: Final = (

@@ -49,7 +49,7 @@ from replanning.plan.messages import join_names
 from replanning.plan.tasks import Task, for_another_tool, is_same_call, program_note
 from replanning.plan.types import JsonObject, TaskId
 
-_ANNOTATION_FIELDS = frozenset({"name", "goal", "metadata"})
+_ANNOTATION_FIELDS = frozenset({"name", "goal", "metadata", "undo_on_replace"})
 
 _REPLACED: Final = TaskState.REPLACED_BY_REPLAN
 

@@ -209,7 +209,7 @@ def _check_inclusion(task: Task) -> Iterator[Finding]:
         text = f"the plan {task.include!r} is read only where the plan that includes it is a file"
         yield ("include",), text
         return
-    for name in ("tool", "confirm", "undo", "expect", "timeout", "retry"):
+    for name in ("tool", "confirm", "undo", "undo_on_replace", "expect", "timeout", "retry"):
         if getattr(task, name) is not None:
             text = f"a task with `include` has no `{name}`: state it in the included plan"
             yield (name,), text
@@ -375,7 +375,7 @@ def _is_simple_call(task: TaskBody, scope: TaskScope) -> bool:
 
     A quick look: most tasks are like that, and they need no further check.
     """
-    if task.resources or task.fallbacks or task.undo or task.when:
+    if task.resources or task.fallbacks or task.undo or task.undo_on_replace or task.when:
         return False
     if task.expect is not None or task.acceptance or task.confirm is not None:
         return False
@@ -768,13 +768,21 @@ def _check_tool(tool: ToolSpec, scope: TaskScope) -> Iterator[Finding]:
     for resource in tool.resources:
         for path, text in _check_resource_declared(resource, scope):
             yield path, f": {text}"
+    for path, text in _check_undo(tool, scope):
+        yield path, f": {text}"
+
+
+def _check_undo(tool: ToolSpec, scope: TaskScope) -> Iterator[Finding]:
+    """Yield the problems of what a tool states about taking back its effect."""
     if tool.undo is not None:
-        for path, text in _check_undo(tool, tool.undo, scope):
-            yield ("undo", *path), f": its undo: {text}"
+        for path, text in _check_undo_call(tool, tool.undo, scope):
+            yield ("undo", *path), f"its undo: {text}"
+    elif tool.undo_on_replace:
+        yield ("undo_on_replace",), "`undo_on_replace` needs an `undo`, which it does not state"
 
 
-def _check_undo(tool: ToolSpec, undo: Undo, scope: TaskScope) -> Iterator[Finding]:
-    """Yield the problems of what takes back the effect of a tool."""
+def _check_undo_call(tool: ToolSpec, undo: Undo, scope: TaskScope) -> Iterator[Finding]:
+    """Yield the problems of the call that takes back the effect of a tool."""
     body = TaskBody(tool=undo.tool, arguments=undo.arguments)
     yield from _check_bodies([((), body, [])], scope)
     try:
@@ -875,6 +883,9 @@ def _check_bodies(bodies: Sequence[_ParsedBody], scope: TaskScope) -> Iterator[F
                 yield (*path, "tool"), text
         for inner, text in _check_resources(body, tool, scope):
             yield (*path, *inner), text
+        if body.undo_on_replace and body.undo is None and (tool is None or tool.undo is None):
+            text = "`undo_on_replace` needs an `undo`, which neither the task nor its tool states"
+            yield (*path, "undo_on_replace"), text
         if body.confirm is not None:
             for inner, text in _check_confirmation(body.confirm, scope):
                 yield (*path, "confirm", *inner), text

@@ -681,6 +681,10 @@ class ToolSpec(StrictModel):
     undo: Undo | None = Field(
         default=None, description="What takes back an effect that can be taken back."
     )
+    undo_on_replace: StrictBool = Field(
+        default=False,
+        description="Whether its effect is taken back before another call takes its place.",
+    )
     idempotent: StrictBool | None = Field(
         default=None, description="Whether running it twice does no more than running it once."
     )
@@ -835,6 +839,10 @@ class TaskBody(StrictModel):
     undo: Fallback | None = Field(
         default=None, description="What takes its effect back; by default as its tool says."
     )
+    undo_on_replace: StrictBool | None = Field(
+        default=None,
+        description="Whether its effect is taken back before another call takes its place; by default as its tool says.",
+    )
     acceptance: Items[Text] = Field(
         default=(),
         description="How a person or a model sees that it was done well, in words.",
@@ -894,6 +902,13 @@ def effect_of(task: TaskBody, tool: ToolSpec | None) -> Effect | None:
 def has_no_effect(task: TaskBody, tool: ToolSpec | None) -> bool:
     """Return whether a task only reads; what the task states beats what its tool states."""
     return effect_of(task, tool) == "none"
+
+
+def is_undone_on_replace(task: TaskBody, tool: ToolSpec | None) -> bool:
+    """Return whether the effect of a task is taken back before another call takes its place."""
+    if task.undo_on_replace is not None:
+        return task.undo_on_replace
+    return tool is not None and tool.undo_on_replace
 
 
 def is_repeatable(task: TaskBody, tool: ToolSpec | None) -> bool:
@@ -1003,6 +1018,8 @@ def for_another_tool(task: TaskBody) -> dict[str, object]:
         fields["idempotent"] = None
     if task.undo is not None:
         fields["undo"] = None
+    if task.undo_on_replace is not None:
+        fields["undo_on_replace"] = None
     if task.confirm is not None:
         fields["confirm"] = None
     if task.retry is not None:

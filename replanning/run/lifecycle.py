@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from replanning.changes import (
     AbortRun,
+    AddTask,
     Alternative,
     CancelTask,
     ExpandTask,
@@ -87,7 +88,17 @@ from replanning.run.outputs import Codec, OutputKeeper
 from replanning.run.retries import FailureKeeper, IsTransient, warn_of_error
 from replanning.run.running import RunningAttempts
 from replanning.run.triggers import RunTriggers
-from replanning.run.undo import UNDO_REASON, plan_undo, undecided_problems, undo_obstacle
+from replanning.run.undo import (
+    UNDO_REASON,
+    ReplacementUndo,
+    plan_undo,
+    plan_undo_of_replaced,
+    replaced_tasks,
+    undecided_problems,
+    undecided_replacements,
+    undo_obstacle,
+    with_dependencies,
+)
 from replanning.secrets import Redactor
 from replanning.settings import Settings
 from replanning.telemetry.tracer import RunTracer
@@ -398,6 +409,7 @@ class Lifecycle:
         chosen: int | None = None,
         adopted: Plan | None = None,
         takes_back: bool = False,
+        leaves_effects: bool = False,
     ) -> int:
         """Apply changes to the plan: all or none, as one revision.
 
@@ -413,6 +425,8 @@ class Lifecycle:
             chosen: the index of the candidate.
             adopted: the corrected plan that they bring about.
             takes_back: whether they take the whole run back.
+            leaves_effects: whether a person has agreed that effects of replaced tasks stay where no
+                task can take them back.
 
         Returns:
             The number of the revision.
@@ -429,6 +443,9 @@ class Lifecycle:
         if undone is not None:
             changes, reason = undone
             shown, draft, takes_back = None, None, True
+        compensated = self._with_compensations(changes, leaves_effects=leaves_effects)
+        if compensated is not changes:
+            changes, shown, draft = compensated, None, None
         parent = live.revision
         stopped: dict[TaskId, AttemptId] = {}
         traces: dict[TaskId, str] = {}
@@ -504,6 +521,61 @@ class Lifecycle:
             return None
         stated = accept_changes(plan.changes, self.live, self.redactor)
         return stated, abort.reason or UNDO_REASON
+
+    def _with_compensations(
+        self, changes: tuple[PlanChange, ...], *, leaves_effects: bool
+    ) -> tuple[PlanChange, ...]:
+        """Return changes that first take back the effects of what they replace, where that is stated.
+
+        Raises:
+            ChangeRejected: no task can take such an effect back, and nobody has agreed to leave it.
+            StoreError: the journal cannot be read.
+        """
+        undo = self._undo_of_replaced(changes)
+        if undo is None:
+            return changes
+        if undo.undecided and not leaves_effects:
+            raise ChangeRejected(undecided_replacements(undo.undecided))
+        if not undo.needed:
+            return changes
+        added = accept_changes(undo.changes, self.live, self.redactor)
+        return (*added, *with_dependencies(changes, undo.needed, self.live))
+
+    def _undo_of_replaced(self, changes: Sequence[PlanChange]) -> ReplacementUndo | None:
+        """Return how the effects of what changes replace are taken back; None if none have to be."""
+        replaced = replaced_tasks(self.live, changes)
+        if not replaced:
+            return None
+        effects = ReplanHistory.of(self.journal.store, self.run_id).effects()
+        obstacle = undo_obstacle(self.live, open_ended=self.opening.open_ended)
+        return plan_undo_of_replaced(self.live, effects, self.run_id, replaced, obstacle)
+
+    def question_about_replaced(self, changes: Sequence[PlanChange]) -> str:
+        """Return why a person must agree that changes replace tasks with effects; empty if nobody must.
+
+        Raises:
+            StoreError: the journal cannot be read.
+        """
+        for change in changes:
+            # Otherwise a first proposal could lift what holds the second one back.
+            if isinstance(change, ModifyTask) and "undo_on_replace" in change.fields:
+                return f"{change.task_id!r} states anew whether its effect is taken back"
+        undo = self._undo_of_replaced(changes)
+        if undo is None:
+            return ""
+        for effect, why in undo.undecided:
+            return f"the effect of {effect.task!r} stays although the task is replaced: {why}"
+        for change in undo.changes:
+            if not isinstance(change, AddTask):
+                continue
+            tool = self.live.tool_of(change.task)
+            if tool is None:
+                continue
+            if tool.dangerous or tool.effect in self.settings.effects.ask_before:
+                return (
+                    f"the tool {tool.name!r}, which takes effects back, needs a person's agreement"
+                )
+        return ""
 
     def undo_problem(self, changes: Sequence[PlanChange]) -> str:
         """Return why an abort with `undo` cannot be carried out; empty if it can, or none is there.

@@ -109,7 +109,14 @@ from replanning.run.outputs import Codec
 from replanning.run.processes import kill_orphaned_processes
 from replanning.run.retries import IsTransient, may_repeat
 from replanning.run.run import PlanRun
-from replanning.run.undo import UndoPlan, plan_undo, undo_obstacle
+from replanning.run.undo import (
+    UndoPlan,
+    plan_undo,
+    plan_undo_of_replaced,
+    replaced_tasks,
+    undecided_replacements,
+    undo_obstacle,
+)
 from replanning.run.watchdog import WATCHDOG
 from replanning.secrets import Redactor
 from replanning.settings import Settings
@@ -530,7 +537,14 @@ class RunFactory:
             raise NotRunning(
                 f"the run was aborted: {live.aborted}; start a new one from an earlier revision"
             )
-        return live, rerun_tasks(live, tasks, only=only)
+        correction = rerun_tasks(live, tasks, only=only)
+        replaced = replaced_tasks(live, correction.changes)
+        # Two runs could take the same effect back.
+        why = f"run {opened.run!r} had it, and a new run cannot take it back: undo it there first"
+        undo = plan_undo_of_replaced(live, run_effects(records), opened.run, replaced, why)
+        if undo.undecided:
+            raise ChangeRejected(undecided_replacements(undo.undecided))
+        return live, correction
 
     def compare_undo(
         self,

@@ -697,7 +697,7 @@ class PlanRun(ObservedRun):
     def modify_task(
         self, task_id: str, *, reason: str = "", by: str = "edit", **fields: JsonValue
     ) -> int:
-        """Change fields of a task; a finished one takes only `name`, `goal` and `metadata`."""
+        """Change fields of a task; a finished one takes only `name`, `goal`, `metadata` and `undo_on_replace`."""
         change = ModifyTask(task_id=TaskId(task_id), fields=fields)
         return self.apply([change], reason=reason, by=by)
 

@@ -11,7 +11,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from replanning.changes import AddTask, CancelTask, ModifyTask, PlanChange, RetryTask, SkipTask
+from replanning.changes import (
+    AddTask,
+    CancelTask,
+    ModifyTask,
+    PlanChange,
+    ReplaceTask,
+    RetryTask,
+    SkipTask,
+)
 from replanning.errors import ChangeRejected, ExpressionError, Problem, UnknownTask
 from replanning.history.effects import RunEffect
 from replanning.live.entries import TaskEntry
@@ -26,7 +34,7 @@ from replanning.plan.references import (
     find_references,
     rename_references,
 )
-from replanning.plan.tasks import Task, program_note
+from replanning.plan.tasks import Task, is_undone_on_replace, program_note, tool_name
 from replanning.plan.types import JsonObject, JsonValue, RunId, TaskId
 
 UNDO_REASON: Final = "what the run had changed is taken back"
@@ -160,6 +168,125 @@ def plan_undo(
     )
 
 
+class ReplacementUndo(NamedTuple):
+    """How the effects of replaced tasks are taken back before the replacements start.
+
+    Attributes:
+        changes: the compensations, and whatever else the changes of the plan need before them.
+        undecided: the effects that no task can take back.
+        needed: the compensations that the replacement of a task has to wait for.
+    """
+
+    changes: tuple[PlanChange, ...]
+    undecided: tuple[Undecided, ...]
+    needed: Mapping[TaskId, Sequence[TaskId]]
+
+
+def replaced_tasks(live: LivePlan, changes: Iterable[PlanChange]) -> dict[TaskId, TaskEntry]:
+    """Return the tasks with `undo_on_replace` that have begun and that changes put others in place of.
+
+    A task that gets another tool or other arguments is replaced by itself.
+    """
+    replaced: dict[TaskId, TaskEntry] = {}
+    for change in changes:
+        if not isinstance(change, ReplaceTask | ModifyTask):
+            continue
+        entry = live.entries.get(change.task_id)
+        if entry is None or not entry.log.count:
+            continue
+        if not is_undone_on_replace(entry.task, live.tools.get(tool_name(entry.task))):
+            continue
+        if isinstance(change, ReplaceTask) or _is_other_call(entry.task, change.fields):
+            replaced[entry.id] = entry
+    return replaced
+
+
+def _is_other_call(task: Task, fields: Mapping[str, JsonValue]) -> bool:
+    if fields.get("tool", task.tool) != task.tool:
+        return True
+    return fields.get("arguments", task.arguments) != task.arguments
+
+
+def plan_undo_of_replaced(
+    live: LivePlan,
+    effects: Sequence[RunEffect],
+    run: RunId,
+    replaced: Mapping[TaskId, TaskEntry],
+    obstacle: str = "",
+) -> ReplacementUndo:
+    """Return how the effects of replaced tasks are taken back, those that were had last first.
+
+    Args:
+        live: the plan of the run, before the tasks are replaced.
+        effects: the effects of the run, in the order in which they were had.
+        run: the run.
+        replaced: the tasks, by their ids.
+        obstacle: why no task can take effects back in this run; empty if tasks can.
+    """
+    undo = _Undo(live, run, "", binds_now=True)
+    needed: dict[TaskId, list[TaskId]] = {}
+    for effect in effects:
+        entry = replaced.get(effect.task)
+        # A person has decided that an effect stays whose compensation was cancelled.
+        if entry is None or effect.undone or effect.compensation_state is TaskState.CANCELLED:
+            continue
+        if obstacle:
+            undo.undecided.append(Undecided(effect, obstacle))
+            continue
+        compensation = undo.take_back(effect, entry, by_hand=False)
+        if compensation is not None:
+            needed.setdefault(entry.id, []).append(compensation)
+    return ReplacementUndo(tuple(undo.changes()), tuple(undo.undecided), needed)
+
+
+def with_dependencies(
+    changes: Iterable[PlanChange], needed: Mapping[TaskId, Sequence[TaskId]], live: LivePlan
+) -> list[PlanChange]:
+    """Return changes in which replacements wait for the compensations of what they replace."""
+    waiting: list[PlanChange] = []
+    for change in changes:
+        compensations: Sequence[TaskId] = ()
+        if isinstance(change, ReplaceTask | ModifyTask):
+            compensations = needed.get(change.task_id, ())
+        if not compensations:
+            waiting.append(change)
+        elif isinstance(change, ReplaceTask):
+            waiting.append(_waiting_replacement(change, compensations))
+        elif isinstance(change, ModifyTask):
+            stated = change.fields.get("depends_on")
+            if not isinstance(stated, list):
+                stated = [*live.entry(change.task_id).task.depends_on]
+            fields: JsonObject = {**change.fields, "depends_on": [*stated, *compensations]}
+            waiting.append(change.model_copy(update={"fields": fields}))
+    return waiting
+
+
+def _waiting_replacement(change: ReplaceTask, compensations: Sequence[TaskId]) -> ReplaceTask:
+    """Return a replacement whose first tasks wait for compensations."""
+    parts = {task.id for task in change.tasks}
+    tasks: list[Task] = []
+    for task in change.tasks:
+        new = task
+        if parts.isdisjoint(task.depends_on):
+            depends_on = tuple(dict.fromkeys([*task.depends_on, *compensations]))
+            new = task.model_copy(update={"depends_on": depends_on})
+        tasks.append(new)
+    return change.model_copy(update={"tasks": tuple(tasks)})
+
+
+def undecided_replacements(undecided: Iterable[Undecided]) -> list[Problem]:
+    """Return a problem for each effect that would have to be taken back before its task is replaced."""
+    problems: list[Problem] = []
+    for effect, why in undecided:
+        text = (
+            f"the effect of {effect.task!r} must be taken back before the task is replaced, and no"
+            f" task can do that: {why}; take it back by hand and name {effect.attempt!r} in"
+            " `by_hand` of an undo, or set `undo_on_replace: false` in the task to leave it as it is"
+        )
+        problems.append(Problem("", text))
+    return problems
+
+
 def _is_attempt(live: LivePlan, name: str) -> bool:
     """Return whether a name is that of an attempt which the run has made."""
     task_id, _, number = name.rpartition("#")
@@ -228,12 +355,14 @@ class _Undo:
         concerned: the tasks whose effects are taken back.
     """
 
-    def __init__(self, live: LivePlan, run: RunId, by: str) -> None:
+    def __init__(self, live: LivePlan, run: RunId, by: str, *, binds_now: bool = False) -> None:
         self.undecided: list[Undecided] = []
         self.concerned: list[TaskEntry] = []
         self._live = live
         self._run = run
         self._by = by
+        # What the arguments refer to may be made again before the compensation starts.
+        self._binds_now = binds_now
         self._new: dict[TaskId, Task] = {}
         self._effects: dict[TaskId, RunEffect] = {}
         self._unfinished: dict[TaskId, RunEffect] = {}
@@ -250,15 +379,15 @@ class _Undo:
         """Whether tasks take effects back."""
         return bool(self._unfinished)
 
-    def take_back(self, effect: RunEffect, entry: TaskEntry, *, by_hand: bool) -> None:
-        """Plan that an effect is taken back.
+    def take_back(self, effect: RunEffect, entry: TaskEntry, *, by_hand: bool) -> TaskId | None:
+        """Plan that an effect is taken back, and return the task that does it; None if none can.
 
         The cases are an effect whose compensation was planned before, one that a person has taken
         back, one that no task can take back, and any other.
         """
         if effect.compensation is not None:
             self._go_on(effect, effect.compensation, by_hand=by_hand)
-            return
+            return effect.compensation
         new_id = self._unused_id(effect.task)
         fields: JsonObject = {}
         why = ""
@@ -269,7 +398,7 @@ class _Undo:
                 why = f"its `undo` cannot be filled in: {error}"
         if why:
             self.undecided.append(Undecided(effect, why))
-            return
+            return None
         task = {**fields, "id": new_id, "undoes": effect.attempt}
         self._new[new_id] = Task.model_validate(task)
         self._effects[new_id] = effect
@@ -277,6 +406,7 @@ class _Undo:
         self.concerned.append(entry)
         if by_hand:
             self._skip(new_id)
+        return new_id
 
     def changes(self) -> list[PlanChange]:
         """Return the changes, in which a compensation waits for those of what followed its effect."""
@@ -413,7 +543,15 @@ class _Undo:
         def rename(task_id: TaskId) -> str:
             return entry.id if task_id in own else task_id
 
-        fields["arguments"] = rename_references(arguments, rename, known)
+        renamed = rename_references(arguments, rename, known)
+        if self._binds_now:
+            resolved = self._live.resolve(task, renamed)
+            if is_redacted(resolved):
+                return {}, "its `undo` needs a value that is not in the journal"
+            renamed = {}
+            for name, value in resolved.items():
+                renamed[name] = map_strings(value, escape_reference)
+        fields["arguments"] = renamed
         return fields, ""
 
     def _followers(

@@ -239,7 +239,7 @@ REJECTED = {
             modify("ghost", name="n"),
         ],
         [
-            "changes[0]: task 'a' is DONE: it cannot be modified, only annotated (goal, metadata, name)",
+            "changes[0]: task 'a' is DONE: it cannot be modified, only annotated (goal, metadata, name, undo_on_replace)",
             "changes[1]: task 'b' is RUNNING: it cannot be modified",
             "changes[2]: task 'd': an id cannot be changed; replace the task instead",
             "changes[3]: there is no task 'ghost'",
