@@ -548,11 +548,12 @@ async def test_included_plan_is_carried_out_again():
     assert run.result.outputs["one"] == {"n": "y", "times": 2}
 
 
-def test_files_within_a_plan_that_is_written_in_place(tmp_path):
-    """A plan that is written in the place of a file may include files as well."""
+@pytest.mark.parametrize("main", [MAIN, "goal: {objective: x}\ntasks:\n"])
+def test_files_within_a_plan_that_is_written_in_place(tmp_path, main):
+    """A plan that is written in the place of a file may include files as well, also where no other task does."""
     inline = "  - {id: two, include: {tasks: [{id: in, include: sub/one.yaml, with: {name: y}}]}}\n"
-    loaded = Plan.load(write(tmp_path, main=MAIN + inline, one=INCLUDED))
-    two = loaded.tasks[2].include
+    loaded = Plan.load(write(tmp_path, main=main + inline, one=INCLUDED))
+    two = loaded.tasks[-1].include
     assert not isinstance(two, str)
     assert two is not None
     inner = two.tasks[0].include
