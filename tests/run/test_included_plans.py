@@ -548,7 +548,7 @@ async def test_included_plan_is_carried_out_again():
     assert run.result.outputs["one"] == {"n": "y", "times": 2}
 
 
-@pytest.mark.parametrize("main", [MAIN, "goal: {objective: x}\ntasks:\n"])
+@pytest.mark.parametrize("main", [MAIN, MAIN[: MAIN.index("  - {id: one")]])
 def test_files_within_a_plan_that_is_written_in_place(tmp_path, main):
     """A plan that is written in the place of a file may include files as well, also where no other task does."""
     inline = "  - {id: two, include: {tasks: [{id: in, include: sub/one.yaml, with: {name: y}}]}}\n"
