@@ -9,7 +9,7 @@ from replanning.errors import PlanError, UnknownTask
 from replanning.plan.checks import TaskScope, check_task
 from replanning.plan.document import Plan
 from replanning.plan.reading import read_document
-from replanning.plan.tasks import Fallback, Goal, Retry, Task, ToolSpec
+from replanning.plan.tasks import Fallback, Goal, Retry, Task, ToolSpec, for_another_tool
 from replanning.plan.types import JsonObject, TaskId
 
 
@@ -63,6 +63,12 @@ def test_lists_and_included_plans():
     ]
     (problem,) = problems_of({"id": "a", "for_each": [1], "key": "${context.name}"})
     assert problem.startswith("tasks[0].key: '${context.name}' is no reference here")
+
+
+def test_another_tool_is_not_taken_back():
+    """That the effect of a task is taken back before another call takes its place is not said of another tool."""
+    task = Task.model_validate({"id": "a", "tool": "pay", "undo_on_replace": True})
+    assert for_another_tool(task) == {"undo_on_replace": None}
 
 
 def test_sequential():
