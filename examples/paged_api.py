@@ -61,7 +61,7 @@ class Articles(BaseHTTPRequestHandler):
     def do_GET(self):
         """Answer with a page, and with the number of all."""
         page = int(self.path.partition("page=")[2])
-        print("asked for page", page)
+        print(f"asked for page {page}\n", end="")  # at once, as other threads print as well
         if page in BUSY:
             BUSY.remove(page)
             self.send_error(503)

@@ -171,6 +171,9 @@ def test_running_task(tmp_path: Path) -> None:
             terminal.end(0)
         done = cli(tmp_path, "resume", "r", *PLAN, "-y")
         assert repeated in " ".join(done.stderr.split())
+        started.until("a~2 started")
+        # For two, because the command that is cut off may still take what lets one through.
+        gate.open()
         gate.open()
         started.end(0)
 
