@@ -277,7 +277,10 @@ def undo(
     and you decide: leave them, or take them back by hand. Without an answer nothing is done.
     """
     if lookup.is_on_temporal(options.store):
-        fail("a run on Temporal is taken back by its workflow; undo needs a store of its own")
+        fail(
+            "undo takes no run on Temporal: answer a question of it with `replanning reject --undo`, or call"
+            " `TemporalRun.undo` in a program"
+        )
     settings = lookup.read_settings(options.settings, quiet=True)
     by = lookup.user_name(None)
     with closing(lookup.open_store(options.store, must_exist=True)) as store:

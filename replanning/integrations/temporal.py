@@ -707,6 +707,11 @@ class PlanWorkflow:
         await self._do(lambda run: run.pause(reason, by=by))
         self._pause_reason = reason  # also while the run is paused to be continued
 
+    @workflow.update
+    async def undo(self, options: dict[str, Any]) -> None:
+        """Have what the run has changed taken back, as `PlanRun.undo`."""
+        await self._do(lambda run: run.undo(**options))
+
     @workflow.query
     def journal(self, after: int = 0) -> bytes:
         """Return pages of the journal with the records after this number, as many as fit into an answer; none at the end."""
@@ -911,6 +916,27 @@ class TemporalRun:
     async def pause(self, reason: str = "asked to pause", *, by: str = "") -> None:
         """Pause the run, as `PlanRun.pause`; `TemporalOrchestrator.resume` goes on with it."""
         await self._update("pause", reason, by)
+
+    async def undo(
+        self,
+        *,
+        to: str | None = None,
+        only: Sequence[str] = (),
+        leave: Sequence[str] = (),
+        by_hand: Sequence[str] = (),
+        reason: str = "",
+        by: str = "edit",
+    ) -> None:
+        """Have what the run has changed taken back, as `PlanRun.undo`; the run must not have ended."""
+        options = {
+            "to": to,
+            "only": list(only),
+            "leave": list(leave),
+            "by_hand": list(by_hand),
+            "reason": reason,
+            "by": by,
+        }
+        await self._update("undo", options)
 
     async def _update(self, name: str, *args: object) -> None:
         """Send an update, and again under the same id if it did not arrive: its worker was lost, or the workflow continued."""

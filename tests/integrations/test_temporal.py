@@ -31,7 +31,7 @@ from replanning import (
     current_attempt,
     tool,
 )
-from replanning.changes import ModifyTask, RetryTask
+from replanning.changes import AbortRun, ModifyTask, RetryTask
 from replanning.errors import BudgetExceeded, PlanError
 from replanning.journal.memory import MemoryStore
 from replanning.journal.records import (
@@ -382,6 +382,154 @@ async def test_idempotency_keys_of_tools(address):
         (request,) = server.requests
     assert unquote(request.headers["x-request-key"]) == f"{run.handle.id}/pay"
     assert result["outputs"]["log"]["stdout"] == f"{run.handle.id}/log"
+
+
+@pytest.mark.parametrize("was_done", [True, False], ids=["done", "not done"])
+async def test_a_lost_acknowledgement_is_confirmed(address, was_done):
+    """Another tool, in an activity of its own, tells whether a call without an answer was done, which is repeated only if it was not."""
+    payments: list[str] = []
+
+    @tool
+    def pay(context: TaskContext) -> str:
+        first = context.attempt_id == "pay#1"
+        if was_done or not first:
+            payments.append(context.idempotency_key)
+        if first:
+            raise ConnectionResetError("the acknowledgement was lost")
+        return "paid"
+
+    @tool(effect="none")
+    def find(key: str) -> str:
+        return "paid" if key in payments else "unknown"
+
+    plan = Plan.parse("""
+        goal: {objective: pay}
+        tasks:
+          - id: pay
+            tool: pay
+            confirm: {tool: find, arguments: {key: "${idempotency_key}"}, when: "output == 'paid'"}
+    """)
+    plugin = ReplanningPlugin(tools=[pay, find], settings={"retry": {"delay": 0.01}})
+    async with runs(address, plugin) as start:
+        run = await start(plan)
+        result = await run.result()
+        activities = await scheduled_activities(run)
+        await replay(run, plugin)
+    assert (result["status"], result["outputs"]) == ("succeeded", {"pay": "paid"})
+    assert payments == [f"{run.handle.id}/pay"]
+    assert len([each for each in activities if each.startswith(run.handle.id)]) == 3 - was_done
+
+
+BOOKINGS = Plan.parse("""
+goal: {objective: book}
+tools:
+  - {name: reserve, undo: {tool: cancel, arguments: {id: "${output.id}"}}}
+  - {name: cancel, idempotent: true}
+  - {name: fly, effect: none}
+tasks:
+  - {id: car, tool: reserve}
+  - {id: hotel, tool: reserve, depends_on: [car]}
+  - {id: flight, tool: fly, depends_on: [hotel]}
+""")
+
+
+class Desk:
+    """Work that reserves and cancels, and finds no flight."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.failure = failure or ValueError("sold out")
+        self.cancelled: list[str] = []
+
+    async def __call__(self, task, context):
+        if task.tool == "fly":
+            raise self.failure
+        if task.tool == "cancel":
+            self.cancelled.append(context.arguments["id"])
+        return {"id": f"{task.id}-1"}
+
+
+class CallOff:
+    """A provider that proposes to end the run, and to take back what it has changed."""
+
+    name = "call-off"
+
+    async def propose(self, request):
+        changes = (AbortRun(reason="sold out", undo=True),)
+        return [Alternative(changes=changes, reason="sold out", confidence=0.9)]
+
+
+@pytest.mark.parametrize("by_person", [False, True], ids=["provider", "person"])
+async def test_a_run_that_is_called_off_is_taken_back(address, by_person):
+    """An abort with `undo`, of a provider or a person, is carried out by activities, the last effect first."""
+    desk = Desk()
+    settings = Settings.model_validate({"alternatives": {"require_approval": by_person}})
+    plugin = ReplanningPlugin(desk, providers=[CallOff()], settings=settings)
+    async with runs(address, plugin) as start:
+        run = await start(BOOKINGS)
+        if by_person:
+            asked = await recorded(run, QuestionAsked)
+            abort = {"kind": "abort", "undo": True, "reason": "sold out"}
+            await run.answer(asked[0].question, "modify", by="ada", changes=[abort])
+        result = await run.result()
+        await replay(run, plugin)
+    assert (result["status"], result["reason"]) == ("aborted", "sold out")
+    assert desk.cancelled == ["hotel-1", "car-1"]
+
+
+async def test_a_run_is_undone_from_outside(address):
+    """A program has a run taken back that waits for a person; what no task can take back is refused with the reason."""
+    tools = (*BOOKINGS.tools[:-1], ToolSpec(name="fly", effect="irreversible"))
+    doubtful = BOOKINGS.model_copy(update={"tools": tools})
+    desk = Desk(TimeoutError("no answer"))
+    plugin = ReplanningPlugin(desk)
+    async with runs(address, plugin) as start:
+        run = await start(doubtful)
+        await recorded(run, QuestionAsked)
+        with pytest.raises(WorkflowUpdateFailedError) as refused:
+            await run.undo()
+        assert "'flight' cannot be taken back by a task" in str(refused.value.cause)
+        assert desk.cancelled == []
+        await run.undo(leave=["flight"], reason="no flight", by="ada")
+        result = await run.result()
+        await replay(run, plugin)
+    assert result["status"] == "aborted"
+    assert result["reason"] == "no flight: it is unknown whether 'flight' took effect"
+    assert desk.cancelled == ["hotel-1", "car-1"]
+
+
+async def test_an_effect_is_taken_back_before_it_is_had_again(address):
+    """What is done again because its result is stale is taken back before, by an activity."""
+    plan = Plan.parse("""
+        goal: {objective: book}
+        context: {room: 7}
+        on_stale: redo
+        tools:
+          - name: book
+            undo: {tool: cancel, arguments: {id: "${output.id}"}}
+            undo_on_replace: true
+            idempotent: true
+          - {name: cancel, idempotent: true}
+          - {name: move, effect: none}
+        tasks:
+          - {id: hotel, tool: book, arguments: {room: "${context.room}"}}
+          - {id: move, tool: move, depends_on: [hotel]}
+    """)
+    order: list[object] = []
+
+    async def execute(task, context):
+        if task.tool == "move":
+            context.change_context({"room": 8})
+            return None
+        order.append((task.id, *context.arguments.values()))
+        return {"id": f"{task.id}-1"}
+
+    plugin = ReplanningPlugin(execute)
+    async with runs(address, plugin) as start:
+        run = await start(plan)
+        result = await run.result()
+        await replay(run, plugin)
+    assert result["status"] == "succeeded"
+    assert order == [("hotel", 7), ("undo-hotel", "hotel-1"), ("hotel~2", 8)]
 
 
 async def test_a_task_that_takes_too_long(address, monkeypatch):

@@ -127,6 +127,26 @@ def test_a_person_at_the_terminal(tmp_path, on):
         assert "it is mine" in cli(tmp_path, "why", run, "1", on).stdout
 
 
+def test_a_run_that_is_called_off(tmp_path, on):
+    """A person who refuses a change has the worker take back what the run has changed."""
+    tools = {
+        "book": "echo booked >> trips ## undo: {tool: cancel}, effect: reversible",
+        "cancel": "echo cancelled >> trips ## idempotent: true",
+        "fly": "exit 3 ## capability: fly",
+        "charter": "echo flown >> trips ## capability: fly, dangerous: true",
+    }
+    write_plan(tmp_path, tools, "id: hotel, tool: book\nid: flight, tool: fly, depends_on: [hotel]")
+    run = f"run-{uuid.uuid4().hex}"
+    with (
+        worker(tmp_path, on),
+        Started(tmp_path, "run", "plan.yaml", on, "--run-id", run) as shown,
+    ):
+        shown.until("'charter' needs a person's agreement")
+        cli(tmp_path, "reject", run, "--undo", "--comment", "the trip is off", on)
+        assert "the trip is off" in shown.end(1)
+    assert (tmp_path / "trips").read_text() == "booked\ncancelled\n"
+
+
 def test_other_changes(tmp_path, on):
     """A person answers with changes of their own, and asks for another plan and another goal, while the run goes on."""
     tools = {**TOOLS, "wait": "echo waits >> log; while ! test -f go; do sleep 0.05; done"}
@@ -339,4 +359,5 @@ def test_what_is_wrong_is_told(tmp_path, on, address):
     assert "--directory: with --on, give it to replanning worker" in refused
     assert "--no-replan: with --on, give it to replanning worker" in refused
     assert "--sequential: with --on, runs on Temporal cannot have it" in refused
+    assert "`replanning reject --undo`" in told(2, "undo", "nope", on)
     assert "temporal=HOST:PORT" in told(2, "worker", "plan.yaml")
