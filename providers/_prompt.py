@@ -43,6 +43,9 @@ from replanning.plan.types import JsonValue, TaskId
 DEFAULT_PROMPT_CHARS: Final = 24_000
 """Most characters of a prompt, unless another limit is given."""
 
+_VALUES_PER_TURN: Final = 10
+"""Values of one kind after which the event loop gets a turn."""
+
 MIN_PROMPT_CHARS: Final = 6_000
 """Characters below which a prompt cannot describe a plan."""
 
@@ -183,7 +186,9 @@ class PromptBuilder:
         }
         for name, (room, values) in kinds.items():
             builder._lines[name] = [builder._encode(value, room) for value in values]
-            await anyio.lowlevel.checkpoint()
+            # After what takes time: a virtual clock takes many turns for idleness.
+            if len(builder._lines[name]) > _VALUES_PER_TURN:
+                await anyio.lowlevel.checkpoint()
         return builder
 
     def __repr__(self) -> str:
