@@ -233,7 +233,14 @@ CONFIRMATION_ROOTS: Final = (
 CONFIRMED_ROOTS: Final = ("output", "text", *CONFIRMATION_ROOTS)
 """What the output of a confirmed call may refer to."""
 
-UNDO_ROOTS: Final = ("output", "arguments", "context", "parameters")
+UNDO_ROOTS: Final = (
+    "output",
+    "arguments",
+    "context",
+    "parameters",
+    "results",
+    *ELEMENT_ROOTS,
+)
 """What the arguments of a tool's `undo` may refer to."""
 
 _SINGLE_VALUES: Final = ("output", "text", IDEMPOTENCY_KEY, *ELEMENT_ROOTS)
@@ -362,8 +369,8 @@ def bind_undo(
 ) -> dict[str, JsonValue]:
     """Return the arguments of a tool's `undo`, bound to one call of the tool.
 
-    `${output.name}` becomes a reference to the output of that call, and `${arguments.name}` the
-    argument itself, with its own references.
+    `${output.name}` becomes a reference to the output of that call, `${results.task}` one to that
+    of another task, and `${arguments.name}` the argument itself, with its own references.
 
     Args:
         arguments: as the tool states them; they are not changed.
@@ -380,6 +387,9 @@ def bind_undo(
         root, *path = _root_reference(match, UNDO_ROOTS).path
         if root == "output":
             return f"${{{task_id}.{match[1]}}}"
+        if root == "results":
+            steps = "".join(f"[{json.dumps(step)}]" for step in path[1:])
+            return f"${{{path[0]}.output{steps}}}"
         if root != "arguments":
             return match[0]
         value: object = called_with

@@ -624,7 +624,7 @@ class Undo(StrictModel):
     tool: Name = Field(description="The tool that takes it back.")
     arguments: JsonObject = Field(
         default_factory=dict,
-        description="Given to that tool; may hold ${output.name}, ${arguments.name}, ${context.name} and ${parameters.name}.",
+        description="Given to that tool; may hold ${output.name}, ${arguments.name}, ${results.task}, ${context.name}, ${parameters.name} and ${item.name}.",
     )
 
 

@@ -522,13 +522,14 @@ class _Undo:
         if task.undo is not None:
             fields = task.undo.model_dump(mode="json", exclude_unset=True)
             arguments = dict(task.undo.arguments)
-            if task.scope is not None:
-                fields["scope"] = task.scope
         elif tool is not None and tool.undo is not None:
             fields = {"tool": tool.undo.tool}
             arguments = bind_undo(tool.undo.arguments, entry.id, _sent(effect, task))
         else:
             return {}, "no `undo` is stated"
+        if task.scope is not None:
+            # It is about the same element, and has the same parameters.
+            fields["scope"] = task.scope
 
         # What stands for the task now may have called the tool anew, with another output.
         own = {part.id for part in entry.lineage()}

@@ -177,13 +177,13 @@ REFUSED = {
 
         tools[2].undo.tool: tool 'a': its undo: there is no tool 'cancle'; did you mean 'cancel'?; describe it under `tools`
         tools[3].undo.arguments: tool 'b': its undo: '${b.output}' is no reference here: write ${output},
-          ${arguments.NAME}, ${context.NAME}, or ${parameters.NAME}
+          ${arguments.NAME}, ${context.NAME}, ${parameters.NAME}, or ${results.NAME}
         tools[4].undo.arguments: tool 'c': its undo: tool 'cancel' needs the argument 'of' (any)
         tools[4].undo.arguments: tool 'c': its undo: '${' is no reference here: write ${output}, ${arguments.NAME},
-          ${context.NAME}, or ${parameters.NAME}
+          ${context.NAME}, ${parameters.NAME}, or ${results.NAME}
         tools[5].undo.arguments: tool 'd': its undo: 'd' has no parameter 'waht'; did you mean 'what'?
         tools[6].undo.arguments: tool 'e': its undo: '${arguments}' is no reference here: write ${output},
-          ${arguments.NAME}, ${context.NAME}, or ${parameters.NAME}
+          ${arguments.NAME}, ${context.NAME}, ${parameters.NAME}, or ${results.NAME}
     """,
     "arguments that are missing, unknown or of another type than the parameter": """
         objects: {b1: block, table: surface}

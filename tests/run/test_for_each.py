@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
-from replanning import Plan, PlanRun, Task, TaskContext, open_run
+from replanning import Plan, PlanRun, Task, TaskContext, ToolSpec, open_run
 from replanning.changes import AddTask, ExpandTask, ModifyTask, ReplaceTask, RetryTask
 from replanning.errors import ChangeRejected, PlanError
 from replanning.journal import MemoryStore, PlanRevised
-from replanning.plan import JsonValue, RunId
+from replanning.plan import Fallback, JsonValue, RunId
+from replanning.plan.tasks import Undo
 from tests.support.runs import alternative, make_engine, perform, plan
 
 LISTED = Task(id="list")
@@ -605,3 +606,38 @@ async def test_list_that_is_done_is_made_again():
         run.apply([RetryTask(task_id="each")])
         assert await perform(run, returning(None)) == ["report"]
     assert run.result.outputs["each"] == ["A"]
+
+
+async def test_elements_are_taken_back():
+    """What takes the call of an element back refers to its element and to other results, as the tool or the task states it."""
+    tools = [
+        ToolSpec(
+            name="make",
+            undo=Undo(tool="drop", arguments={"what": "${item.id}", "of": "${results.list[0].id}"}),
+        ),
+        ToolSpec(name="drop"),
+        ToolSpec(name="list", effect="none"),
+    ]
+    own = Fallback(tool="drop", arguments={"own": "${item.id}", "at": "${index}"})
+    tasks = (
+        LISTED.model_copy(update={"tool": "list"}),
+        template(tool="make"),
+        template(id="other", tool="make", undo=own),
+    )
+    store = MemoryStore()
+    document = plan(*tasks, tools=tools)
+    async with make_engine(store=store).open(document, run_id=RunId("r")) as run:
+        await perform(run, returning([{"id": "a"}, {"id": "b"}]))
+    engine = make_engine(store=store)
+    engine.undo(RunId("r"), by="ada")
+    async with engine.resume(RunId("r")) as run:
+        taken_back: list[JsonValue] = []
+        async for task in run.ready():
+            async with run.attempt(task) as attempt:
+                taken_back.append(dict(attempt.context.arguments))
+    assert sorted(map(str, taken_back)) == [
+        "{'own': 'a', 'at': 0}",
+        "{'own': 'b', 'at': 1}",
+        "{'what': 'a', 'of': 'a'}",
+        "{'what': 'b', 'of': 'a'}",
+    ]
