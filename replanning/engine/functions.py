@@ -415,7 +415,7 @@ class FunctionTools:
                 f"task {task.id!r} has no tool; name the one that executes it",
             )
             for index, task in enumerate(plan.tasks)
-            if task.tool is None
+            if task.tool is None and task.include is None
         ]
         if problems:
             raise PlanError(problems)

@@ -92,7 +92,7 @@ class IncludedFiles:
         for problem in problems:
             path = parse_path(problem.place)
             file = _File(self.path, self.text, format_of(self.path))
-            # The last origin that fits is the innermost.
+            # They are stored innermost first.
             for origin in self._origins:
                 if path[: len(origin.place)] == origin.place:
                     own = (*origin.own_place, *path[len(origin.place) :])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from replanning import Plan, PlanRun, Task, TaskContext, open_run
+from replanning import Plan, PlanRun, Task, TaskContext, open_run, tool
 from replanning.changes import IncludePlan, ReplaceTask
 from replanning.errors import ChangeRejected, PlanError
 from replanning.journal import MemoryStore, PlanRevised
@@ -602,3 +602,16 @@ async def test_optional_plan_and_branches_in_elements():
         await perform(run, returning(None))
         assert run.view.task("one[0]/a").task.optional
     assert run.result.outputs["one"] == [{"a": {}, "b": None}, {"a": {}, "b": {}}]
+
+
+async def test_functions_carry_out_an_included_plan():
+    """A task that includes a plan needs no function of its own; the tools of the included tasks do."""
+
+    @tool
+    def double(n: int) -> int:
+        return 2 * n
+
+    included: JsonObject = {"tasks": [{"id": "a", "tool": "double", "arguments": {"n": 2}}]}
+    task = Task.model_validate({"id": "one", "include": included})
+    result = await make_engine().execute(plan(task), tools=[double])
+    assert result.outputs == {"one": 4}
