@@ -16,7 +16,9 @@ from tests.support.coding import Failure, draw_failing_test, mender, repository
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "how-to" / "planning.md"
 PAGE = DOCUMENT.read_text("utf-8") if DOCUMENT.exists() else ""
-EXAMPLE = re.search(r"^\$ replanning (solve --goal .* fix-12)$", PAGE, re.MULTILINE)
+EXAMPLE = re.search(
+    r"^\$ replanning (solve --goal .* fix-12)$", PAGE.replace("\\\n    ", ""), re.MULTILINE
+)
 BLOCK = re.compile(r"(?<=<!-- recording -->\n\n```\n).*?(?=```\n)", re.DOTALL)
 STYLES = re.compile(r"\x1b\[[\d;?]*[a-zA-Z]|\r")
 VARYING = re.compile(r"\d+(?:\.\d+)? ?m?s\b|\d+ tokens|price of [\d.]+|(?:0x|… )[0-9a-f]+>")
@@ -109,6 +111,7 @@ def test_the_recording_of_a_coding_task_is_current(tmp_path):
     recording = "".join(
         f"{line.rstrip()}\n" for line in lines if not line.startswith("note: ")
     )  # of this machine
+    recording = recording.replace(" --llm", " \\\n    --llm", 1)
     text = DOCUMENT.read_text("utf-8")
     if os.environ.get("REPLANNING_RECORD"):
         DOCUMENT.write_text(text := BLOCK.sub(lambda _: recording, text, count=1), "utf-8")

@@ -3,7 +3,7 @@
 The programs of a page run in their order and share their names. A comment before a block says more: `<!-- given: WORDS -->` has it
 run in one of the `SITUATIONS`, `<!-- not run: REASON -->` has only its imports run, `<!-- needs: MODULE -->` skips the page where the
 module is missing, `<!-- file: NAME -->` writes it to a file, and `<!-- shell: REASON -->` runs the commands of a console block, whose
-output is the rest of the block; there `…` stands for anything.
+output is the rest of the block; there `…` stands for anything. A page may wrap the lines of an output.
 """
 
 import ast
@@ -47,6 +47,7 @@ BLOCK = re.compile(
     r"^(?:<!-- ([a-z ]+): (.*?) -->\n)?```(\w+)\n(.*?)^```$(?:\n+```text\n(.*?)^```$)?",
     re.MULTILINE | re.DOTALL,
 )
+CODE_WIDTH = 88
 MODULES = {name: module for panel in COMMANDS.values() for name, module in panel.items()}
 
 pytestmark = pytest.mark.skipif(
@@ -113,7 +114,7 @@ def test_programs(page, tmp_path, monkeypatch):
             pytest.skip(f"{block.note} is not installed")
         else:
             printed = run(block, place, names)
-            assert not block.output or printed == block.output, place
+            assert not block.output or printed.split() == block.output.split(), place
 
 
 def run_imports(block: Block, place: str) -> None:
@@ -134,10 +135,16 @@ def run_session(text: str, place: str) -> None:
         done = subprocess.run(
             ["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=120
         )
-        expected = ".*".join(re.escape(piece) for piece in output.split("…"))
-        assert re.fullmatch(expected, done.stdout, re.DOTALL), (
+        pieces = re.split(" ?… ?", on_one_line(output))
+        expected = ".*".join(re.escape(piece) for piece in pieces)
+        assert re.fullmatch(expected, on_one_line(done.stdout)), (
             f"{place}: {command}\n{done.stdout}\n{done.stderr}"
         )
+
+
+def on_one_line(text: str) -> str:
+    """Return a text whose lines are joined."""
+    return " ".join(text.split())
 
 
 @pages("yaml")
@@ -158,6 +165,25 @@ def test_plans_and_settings(page, tmp_path):
             load_settings(tmp_path / "settings.yaml", environ={})
 
 
+def code_lines(page: Path) -> Iterator[str]:
+    """Yield the lines of all code blocks of a page."""
+    fence = ""
+    for line in page.read_text(encoding="utf-8").splitlines():
+        mark = re.match(r" *(```|~~~)", line)
+        if mark and not fence:
+            fence = mark[1]
+        elif mark and fence == mark[1]:
+            fence = ""
+        elif fence:
+            yield line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_width(page):
+    """Code is at most as wide as its column on the site."""
+    assert not [line for line in code_lines(page) if len(line) > CODE_WIDTH]
+
+
 @pages("json")
 def test_json(page):
     """JSON that a page shows is JSON."""
@@ -169,7 +195,8 @@ def commands_of(page: Path) -> Iterator[str]:
     """Yield the commands of the program that a page shows, in blocks and within sentences."""
     text = page.read_text(encoding="utf-8")
     yield from re.findall(r"`replanning ([^`]+)`", text)
-    for block in re.findall(r"^```\w+\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+    whole_lines = text.replace("\\\n", "")
+    for block in re.findall(r"^```\w+\n(.*?)^```", whole_lines, re.MULTILINE | re.DOTALL):
         yield from re.findall(r"^(?:\$ )?replanning (.+)$", block, re.MULTILINE)
 
 
