@@ -1,9 +1,10 @@
 """Overhead of a call of a tool: the same agent with the engine and without, in turn, in one process.
 
-Each answer of a scripted model calls one tool, which notes when it is called; a step lasts from there to the next one.
-How many calls of the session a step has is counted in the journal, which is in memory. The time is that of the processor,
-and of each step that of the fastest run, since others use the machine, too, and can only add to it. What a framework does as soon
-as anything is attached is measured with a hook that does nothing.
+Each answer of a scripted model calls one tool, which notes when it is called; a step lasts from
+there to the next one. How many calls of the session a step has is counted in the journal, which is
+in memory. The time is that of the processor, and of each step that of the fastest run, since others
+use the machine, too, and can only add to it. What a framework does as soon as anything is attached
+is measured with a hook that does nothing.
 """
 
 from __future__ import annotations
@@ -31,9 +32,12 @@ from replanning.journal import AttemptStarted
 from replanning.plan import JsonObject
 
 BAR = 500.0
-"""Microseconds that the engine may add to a call of the session, beside those of a hook that does nothing."""
+"""Microseconds that the engine may add to a call of the session, beside those of a hook that does
+nothing.
+"""
 
-CALLS, WARM = 24, 8
+CALLS = 24
+WARM = 8
 """Calls of a run, and how many of them warm up; frameworks stop agents that make many more."""
 
 SERVER = Path(__file__).parent.parent / "tests" / "support" / "mcp_plain_server.py"
@@ -90,7 +94,9 @@ WORKS = (
 
 Run = Callable[[], Awaitable[object]]
 Subject = Callable[[Work, int, ReplanningEngine | None], Run]
-"""Makes an agent that calls the tool a number of times, attached to the engine if there is one, and returns its run."""
+"""Makes an agent that calls the tool a number of times, attached to the engine if there is one, and
+returns its run.
+"""
 
 
 def session(work: Work, calls: int, engine: ReplanningEngine | None) -> Run:
@@ -139,7 +145,8 @@ def langgraph(
     builder.add_edge(START, "work")
     builder.add_conditional_edges("work", lambda state: "work" if state["done"] < calls else END)
     graph = replanned(builder.compile(), engine) if engine else builder.compile()
-    given, config = {"done": 0}, {"recursion_limit": calls + 5}
+    given = {"done": 0}
+    config = {"recursion_limit": calls + 5}
 
     async def run() -> None:
         graph.invoke(given, config) if sync else await graph.ainvoke(given, config)
@@ -343,7 +350,9 @@ HOOKED: dict[str, Subject] = {
     "pydantic-ai": partial(pydantic_ai, hook=True),
     "Google ADK": partial(google_adk, hook=True),
 }
-"""By name, the same without the engine, but with a hook that does nothing; for frameworks where that takes time by itself."""
+"""By name, the same without the engine, but with a hook that does nothing; for frameworks where
+that takes time by itself.
+"""
 
 
 @dataclass(frozen=True)
@@ -410,7 +419,9 @@ def measure(
 ) -> Report:
     """Measure every framework that is installed."""
     rounds = rounds or (10 if short else 50)
-    where, rows, skipped = machine(), list[Row](), list[str]()
+    where = machine()
+    rows = list[Row]()
+    skipped = list[str]()
     for name, (package, subject) in subjects.items():
         try:
             number = version(package)
@@ -450,7 +461,8 @@ def _measure(name: str, number: str, work: Work, subject: Subject, rounds: int) 
                     for records in runs
                     for record in records
                 )
-    # The history of a run grows: the first step is compared with the first one, the second one with the second one.
+    # The history of a run grows: the first step is compared with the first one, the second one with
+    # the second one.
     alone, hooked, attached = (list(zip(*each, strict=True)) for each in steps.values())
 
     def added(columns: list[tuple[float, ...]], pick: Callable[[Sequence[float]], float]) -> float:
@@ -458,7 +470,8 @@ def _measure(name: str, number: str, work: Work, subject: Subject, rounds: int) 
             pick(more) - pick(less) for less, more in zip(alone, columns, strict=True)
         )
 
-    more, more_median = added(attached, min), added(attached, statistics.median)
+    more = added(attached, min)
+    more_median = added(attached, statistics.median)
     hook = added(hooked, min) if hooked else 0.0
     without = statistics.median(map(min, alone))
     opening = statistics.median(rest["attached"]) - statistics.median(rest["alone"]) - more

@@ -48,7 +48,8 @@ def measure(
     report: Callable[[str], None] = lambda line: None,
 ) -> Capacity:
     """Measure everything, on the PostgreSQL server of an address, or on one of its own; without a server only the rest."""
-    where, rows = machine(), list[Row]()
+    where = machine()
+    rows = list[Row]()
     runs, rounds, held = (20, 1, 50) if short else (200, 3, 1_000)
     cores = os.cpu_count() or 1
     with _places(postgres) as (place, server):
@@ -112,14 +113,13 @@ def _places(address: str | None) -> Iterator[tuple[Callable[[str], str], str]]:
     """A function that makes an empty place for a kind of store, and the description of the PostgreSQL server."""
     from tests.support.postgres import Server, missing_part
 
-    numbers, server = count(), ""
+    numbers = count()
+    server = ""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if address is None and not missing_part():
-            address, server = (
-                stack.enter_context(Server.running(fsync=True)).base,
-                " on the same host",
-            )
+            address = stack.enter_context(Server.running(fsync=True)).base
+            server = " on the same host"
         if address is not None:
             server = (
                 f"PostgreSQL {str(_sql(address, 'SHOW server_version')).partition(' ')[0]}{server}"
@@ -157,7 +157,8 @@ def _store(kind: str, place: str) -> RunStore:
 
 async def _execute(store: RunStore, runs: int, at_once: int) -> None:
     """Execute so many runs, their tasks one after another, and so many runs at once."""
-    engine, plans = ReplanningEngine(store=store), iter([flat(TASKS) for _ in range(runs)])
+    engine = ReplanningEngine(store=store)
+    plans = iter([flat(TASKS) for _ in range(runs)])
 
     async def work(task: Task, context: TaskContext) -> None:
         await anyio.lowlevel.checkpoint()  # other runs have their turns
@@ -294,7 +295,9 @@ def _open_runs(kind: str, place: str, runs: int, tasks: int, seconds: float) -> 
     asked = 0.0
 
     async def hold() -> tuple[float, ...]:
-        used, document, stop = [], flat(tasks).model_dump_json(), anyio.Event()
+        used = []
+        document = flat(tasks).model_dump_json()
+        stop = anyio.Event()
 
         async def one(*, task_status: anyio.abc.TaskStatus[None]) -> None:
             async with engine.open(Plan.model_validate_json(document)):
@@ -307,7 +310,8 @@ def _open_runs(kind: str, place: str, runs: int, tasks: int, seconds: float) -> 
                 if number in (runs // 10, runs):
                     gc.collect()
                     used.append(_resident())
-            before, busy = asked, time.process_time()
+            before = asked
+            busy = time.process_time()
             await anyio.sleep(seconds)
             times = (time.process_time() - busy, asked - before) if seconds else ()
             stop.set()
@@ -316,7 +320,8 @@ def _open_runs(kind: str, place: str, runs: int, tasks: int, seconds: float) -> 
         )
 
     with closing(_store(kind, place)) as store:
-        inbox, engine = store.inbox, ReplanningEngine(store=store)
+        inbox = store.inbox
+        engine = ReplanningEngine(store=store)
 
         def timed(run: RunId) -> Sequence[InboxMessage]:
             nonlocal asked
@@ -369,7 +374,8 @@ def _written(kind: str, place: str) -> float:
 
 def _notified(place: str, times: int) -> list[float]:
     """Milliseconds from posting a message to its owner's seeing it, in order of size."""
-    found, run = [], RunId("run-1")
+    found = []
+    run = RunId("run-1")
     with closing(_store("postgres", place)) as owner, closing(_store("postgres", place)) as other:
         lease = owner.create(run, owner_id(), 0.0, 60.0)
         for _ in range(times):

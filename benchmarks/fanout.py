@@ -113,12 +113,14 @@ async def _carry_out(tasks: int, layer: int) -> Row:
         ) as server,
         Worker(server.client, task_queue="plans", plugins=[ReplanningPlugin(_work)]),
     ):
-        began, processor = time.perf_counter(), time.process_time()
+        began = time.perf_counter()
+        processor = time.process_time()
         run = await TemporalOrchestrator(server.client, task_queue="plans").start(
             plan, run_id="measure"
         )
         result = await run.result()
-        seconds, processor = time.perf_counter() - began, time.process_time() - processor
+        seconds = time.perf_counter() - began
+        processor = time.process_time() - processor
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
         records = await run.records()
     continued = sum(record.body.kind == "run-resumed" for record in records)

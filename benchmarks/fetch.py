@@ -87,7 +87,8 @@ def fetch(
     with httpx.Client(timeout=30, follow_redirects=True) as client:
         for name, dataset in missing.items():
             files = []
-            count, total = len(dataset.files), sum(size for _, size, _ in dataset.files)
+            count = len(dataset.files)
+            total = sum(size for _, size, _ in dataset.files)
             report(
                 f"{name}: {count} file{'s' * (count != 1)} of {dataset.repository}, {total / 1e6:.1f} MB"
             )

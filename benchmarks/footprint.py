@@ -150,7 +150,9 @@ def seconds_to_resume(store: RunStore, tasks: int) -> float:
 def stalls(rounds: int, tasks: int) -> list[Figure]:
     """The longest time for which the engine keeps a heartbeat beside it from running, opening and running apart."""
     plan = _breaking(tasks)
-    opening, running, floor = [], [], []
+    opening = []
+    running = []
+    floor = []
     for _ in range(rounds):
         # Nothing is frozen, as in most programs: what is made while a run opens counts as old then.
         gc.collect()

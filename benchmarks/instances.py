@@ -215,7 +215,9 @@ class World:
         self.facts = instance.init
         self.done: list[Action] = []
         self.vain = False
-        self._instance, self._domain, self._happened = instance, domain, False
+        self._instance = instance
+        self._domain = domain
+        self._happened = False
 
     def do(self, action: Action) -> None:
         """Do an action.

@@ -1,7 +1,8 @@
 """The same work with libraries that users would pick instead, each as its own documentation would have it.
 
-A plan of tasks that do nothing is executed one after another; every tenth fails, the planner puts another task in its
-place, and the loop goes on. Peers come with the dependency group `bench`; what is not installed is left out and named.
+A plan of tasks that do nothing is executed one after another; every tenth fails, the planner puts
+another task in its place, and the loop goes on. Peers come with the dependency group `bench`; what
+is not installed is left out and named.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ async def _execute(state: State) -> dict[str, object]:
 
 
 async def _replan(state: State) -> dict[str, object]:
-    plan, at = list(state["plan"]), state["at"]
+    plan = list(state["plan"])
+    at = state["at"]
     plan[at] += "-again"
     return {"plan": plan, "failed": False, "replans": state["replans"] + 1}
 
@@ -171,7 +173,8 @@ def pydantic_graph() -> Coroutine:
         context.state.plan[context.state.at] += "-again"
         context.state.replans += 1
 
-    run_step, plan_step = builder.step(execute), builder.step(replan)
+    run_step = builder.step(execute)
+    plan_step = builder.step(replan)
 
     def when(text: str) -> Callable[[object], bool]:
         return lambda value: value == text

@@ -1,12 +1,13 @@
 """Replanning after an unexpected event, on published instances, each strategy through the public engine.
 
-An instance is a plan, an event after its k-th step, and a goal. Every strategy sees the same events. What counts is
-decided by the world in `benchmarks.instances`, which shares no code with the library: an action that cannot be done
-there fails, and an instance is recovered when the goal holds there at the end.
+An instance is a plan, an event after its k-th step, and a goal. Every strategy sees the same
+events. What counts is decided by the world in `benchmarks.instances`, which shares no code with the
+library: an action that cannot be done there fails, and an instance is recovered when the goal holds
+there at the end.
 
-What GPT-4 answered goes through the `llm` provider. *Alone*, the engine knows no facts, is told of the event, and a person
-agrees to whatever the model says; *verified*, it knows the facts, and takes only what leads to the goal by them; then with
-`repair` behind.
+What GPT-4 answered goes through the `llm` provider. *Alone*, the engine knows no facts, is told of
+the event, and a person agrees to whatever the model says; *verified*, it knows the facts, and takes
+only what leads to the goal by them; then with `repair` behind.
 """
 
 from __future__ import annotations
@@ -123,7 +124,8 @@ def none(instance: Instance, domain: Domain) -> None:
 
 def skip(instance: Instance, domain: Domain) -> list[Action]:
     """Leave out what cannot be done."""
-    facts, kept = instance.at_event(domain), []
+    facts = instance.at_event(domain)
+    kept = []
     for action in instance.rest:
         if (after := domain.apply(facts, action)) is not None:
             facts = after

@@ -44,18 +44,26 @@ TASKS: Final = {
 """Goals, and the seconds that each is to take with one."""
 
 COSTS: Final = {5: (9, 50_000), 15: (13, 110_000), 100: (26, 966_000)}
-"""Most calls of the model, and characters of its prompts, for so many subtasks of which none fails."""
+"""Most calls of the model, and characters of its prompts, for so many subtasks of which none
+fails.
+"""
 
 TOKENS: Final = {12: (2_000, 500)}
-"""Most tokens of the replies that plan so many subtasks, and of a reflection on one of their actions."""
+"""Most tokens of the replies that plan so many subtasks, and of a reflection on one of their
+actions.
+"""
 
 _EVERY: Final = "all phases and actions together"
 
 _WHOLE_CALLS: Final = 2
-"""How often the model is asked in a phase that is done in one piece: for what it is, and for a judgement of that."""
+"""How often the model is asked in a phase that is done in one piece: for what it is, and for a
+judgement of that.
+"""
 
 SIZES: Final = (5, 12, 15, 100)
-"""Subtasks: few, a usual number, as many as are planned in one answer, and the most there may be."""
+"""Subtasks: few, a usual number, as many as are planned in one answer, and the most there may
+be.
+"""
 TOOLS: Final = (
     ToolSpec(
         name="read_file",
@@ -79,7 +87,8 @@ def measure(
     report: Callable[[str], None] = lambda line: None,
 ) -> Report:
     """Our own time in each phase of short and long plans; with a model's name, also how long that model takes."""
-    where, rounds = machine(), rounds or (3 if short else 7)
+    where = machine()
+    rounds = rounds or (3 if short else 7)
     figures: list[Figure] = []
     for subtasks in sizes:
         figures += cost(subtasks)
@@ -122,8 +131,9 @@ def cost(subtasks: int) -> list[Figure]:
 def tokens(subtasks: int) -> list[Figure]:
     """Tokens of the replies that plan so many subtasks, and of one reflection; none for a size without bars.
 
-    They are those of the phases, the decisions after them included, in one reply and in three. The prompts are counted in
-    figures of their own, which have no bar. A token is four bytes, as everywhere where no service counts them.
+    They are those of the phases, the decisions after them included, in one reply and in three. The
+    prompts are counted in figures of their own, which have no bar. A token is four bytes, as
+    everywhere where no service counts them.
     """
     if subtasks not in TOKENS:
         return []
@@ -192,7 +202,8 @@ def _round(subtasks: int, runs: int) -> dict[str, list[float]]:
 
 def _with(name: str) -> list[Figure]:
     """Measure the time of a real model for each phase, next to the targets."""
-    figures, wholes = list[Figure](), list[Figure]()
+    figures = list[Figure]()
+    wholes = list[Figure]()
     for task, (seconds, goal) in TASKS.items():
         model = create_llm_provider(name)
         ours, theirs = anyio.run(_run, model, Passing(), goal)
@@ -275,13 +286,16 @@ async def _work(task: object, context: object) -> JsonValue:
 
 def _split(records: Sequence[Record], spans: Sequence[tuple[float, float]]) -> tuple[Times, Times]:
     begun: dict[str, float] = {}
-    ours, theirs, every = Times(), Times(), Times()
+    ours = Times()
+    theirs = Times()
+    every = Times()
     for record in records:
         body = record.body
         if isinstance(body, AttemptStarted):
             begun[body.attempt] = record.at
         elif isinstance(body, AttemptSucceeded):
-            begin, end = begun[body.attempt], record.at
+            begin = begun[body.attempt]
+            end = record.at
             asked = [right - left for left, right in spans if begin <= left and right <= end]
             stem = body.task.partition("~")[0]
             name = stem if stem in list(Phase) else Phase.EXECUTION.value

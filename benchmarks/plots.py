@@ -13,7 +13,9 @@ _BACK = '<rect width="100%" height="100%" fill="white"/>'
 
 def bars(title: str, rows: Sequence[tuple[str, float, float, float]]) -> str:
     """Horizontal bars in percent: a name, the value, and its interval."""
-    left, wide, step = 330, 400, 26
+    left = 330
+    wide = 400
+    step = 26
     lines = [
         _HEAD.format(left + wide + 90, 50 + step * len(rows)),
         _BACK,
@@ -35,7 +37,10 @@ def curves(title: str, across: str, series: Mapping[str, Sequence[tuple[float, f
     """Lines through points, both axes logarithmic."""
     points = [point for line in series.values() for point in line]
     ranges = [_decades([point[axis] for point in points]) for axis in (0, 1)]
-    width, height, left, top = 480, 260, 60, 40
+    width = 480
+    height = 260
+    left = 60
+    top = 40
 
     def place(point: tuple[float, float]) -> tuple[float, float]:
         x, y = ((math.log10(v) - lo) / (hi - lo) for v, (lo, hi) in zip(point, ranges, strict=True))
@@ -66,7 +71,8 @@ def curves(title: str, across: str, series: Mapping[str, Sequence[tuple[float, f
 
 
 def _decades(values: Sequence[float]) -> tuple[int, int]:
-    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    low = math.floor(math.log10(min(values)))
+    high = math.ceil(math.log10(max(values)))
     return low, max(high, low + 1)
 
 

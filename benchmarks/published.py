@@ -143,7 +143,8 @@ def workflows(files: Files) -> bytes:
 
 
 def _execution(path: str, published: _Workflow) -> JsonObject:
-    tasks, runs = published.workflow.specification.tasks, published.workflow.execution.tasks
+    tasks = published.workflow.specification.tasks
+    runs = published.workflow.execution.tasks
     number = {task.id: index for index, task in enumerate(tasks)}
     seconds = {ran.id: round(ran.runtimeInSeconds, 3) for ran in runs}
     try:

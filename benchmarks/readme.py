@@ -83,7 +83,8 @@ def written(text: str, folder: Path = RESULTS) -> str:
     for name in re.findall(r"<!-- benchmarks:([\w-]+) -->", text):
         if name not in {*_TABLES, "summary", "sizes"}:
             raise ValueError(f"benchmarks:{name} is none of {', '.join(_TABLES)}, summary, sizes")
-        begin, end = f"<!-- benchmarks:{name} -->\n", f"<!-- /benchmarks:{name} -->"
+        begin = f"<!-- benchmarks:{name} -->\n"
+        end = f"<!-- /benchmarks:{name} -->"
         before, _, rest = text.partition(begin)
         _, found, after = rest.partition(end)
         if not found:

@@ -1,7 +1,7 @@
 """A language model that says again what GPT-4 once answered, one answer an instance, and then nothing more.
 
-It is on record as English sentences. They are translated into the steps that they name, as a reply that takes out the rest
-of the plan and puts these steps in its place.
+It is on record as English sentences. They are translated into the steps that they name, as a reply
+that takes out the rest of the plan and puts these steps in its place.
 """
 
 from __future__ import annotations

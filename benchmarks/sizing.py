@@ -47,8 +47,8 @@ class Capacity:
     """All figures, with the machine on which they were measured.
 
     Attributes:
-        clients: numbers of processes that only append records to one PostgreSQL server, with the records that the server
-            takes in a second, and its connections.
+        clients: numbers of processes that only append records to one PostgreSQL server, with the
+            records that the server takes in a second, and its connections.
     """
 
     machine: str
@@ -96,13 +96,15 @@ class Capacity:
             "memory",
             "PostgreSQL servers",
         )
-        lines, example = [], ""
+        lines = []
+        example = ""
         for runs in SIZES:
             tasks = _as_shown(runs / SECONDS)
             records = _as_shown(tasks * (2 + 2 / TASKS))
             processes = (records * record + runs * idle) / 1e6 / HEADROOM
             servers = (records / most + runs * renewal / 1e6 / SECONDS_OF_RENEWAL) / HEADROOM
-            gigabytes, disk_of_a_day = runs * memory / 1e6, records * disk * 86_400 / 1e9
+            gigabytes = runs * memory / 1e6
+            disk_of_a_day = records * disk * 86_400 / 1e9
             memory_of_all = (
                 f"{rounded(gigabytes)} GB"
                 if gigabytes >= 0.1

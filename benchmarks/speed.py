@@ -55,7 +55,8 @@ def measure(
         lambda: [_ratio("sequential, per task", rounds, tasks, _sequential, _bare_tasks, bar=2.6)],
         lambda: [_ratio("swarm of 100, per task", rounds, tasks, _swarm, _task_group)],
         lambda: [_small(rounds)],
-        # Spans on, against a run without tracing whose work makes one span of the SDK for each task.
+        # Spans on, against a run without tracing whose work makes one span of the SDK for each
+        # task.
         lambda: [_ratio(TRACING, rounds, tasks, _traced, _spanned, bar=1.5)],
         lambda: _replans(min(rounds, 3), 200 if short else 400, large),
         lambda: _bursts(min(rounds, 3), 100 if short else 500, 1_000 if short else 10_000),

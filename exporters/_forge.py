@@ -85,7 +85,8 @@ class ForgeComment(SteeringComment):
     Attributes:
         own: true if the forge's own account wrote it; only then are markers valid.
         bot: true if a program wrote it, such as this tool with another account.
-        role: the author's role in the project, as the forge calls it; empty if the comment does not name it.
+        role: the author's role in the project, as the forge calls it; empty if the comment does not
+            name it.
     """
 
     own: bool = False
@@ -174,8 +175,8 @@ def parse_time(text: str) -> datetime:
 class CommentIndex:
     """Index of the comments on a forge by marker, which writes each of them once.
 
-    The comments are read before the first is written, and again after any failure, because a failed request may have
-    had an effect.
+    The comments are read before the first is written, and again after any failure, because a failed
+    request may have had an effect.
 
     Args:
         forge: the forge.

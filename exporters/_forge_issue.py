@@ -127,7 +127,8 @@ class ForgeIssue(ABC):
         issue: its short name, or the URL of its page.
         token: access token; by default from the forge's environment variable.
         base_url: URL of the API; by default from the environment, or that of the public forge.
-        trusted: logins of further people who may steer; by default from the environment, separated by commas.
+        trusted: logins of further people who may steer; by default from the environment, separated
+            by commas.
         timeout: seconds for a call, retries included.
         environment: source of time and randomness.
         transport: HTTP transport, for tests; by default the network.
@@ -421,7 +422,8 @@ class ForgeIssue(ABC):
     async def post(self, body: str) -> str:
         """Write a new comment and return its id.
 
-        A request that may have had its effect is not repeated: the caller reads the comments before it posts again.
+        A request that may have had its effect is not repeated: the caller reads the comments before
+            it posts again.
 
         Raises:
             ForgeError: the comment was not written, or its effect is unknown.
@@ -524,7 +526,8 @@ class ForgeIssue(ABC):
         answer = await self._with_retries(partial(self._send, "GET", url, headers=headers))
         if answer.status == 304 and kept is not None:
             # A page that was the last stays unchanged when it fills up and a next one begins.
-            page, number = kept, httpx.URL(url).params.get("page", "1")
+            page = kept
+            number = httpx.URL(url).params.get("page", "1")
             if not kept.next_url and len(kept.entries) >= PAGE_SIZE and number.isdecimal():
                 page = kept._replace(
                     next_url=str(httpx.URL(url).copy_merge_params({"page": str(int(number) + 1)}))
@@ -628,16 +631,19 @@ class ForgeIssue(ABC):
             target = same_origin_url(url, answer.headers.get("location", "")) if is_redirect else ""
             if not target or redirects == _MAX_REDIRECTS:  # the token is not sent to another host
                 break
-            url, redirects = target, redirects + 1
+            url = target
+            redirects = redirects + 1
         limit_end = min(_rate_limit_end(answer, clock.now()), clock.now() + _MAX_RATE_LIMIT_WAIT)
         self._rate_limited_until = max(self._rate_limited_until, limit_end)
         if answer.status == 304 or 200 <= answer.status < 300:
             return answer
-        status, headers = answer.status, answer.headers
+        status = answer.status
+        headers = answer.headers
         request_id = self._excerpt(
             headers.get("x-github-request-id") or headers.get("x-request-id") or ""
         )
-        limited, message = _is_rate_limited(answer), self._excerpt(error_message(answer.data))
+        limited = _is_rate_limited(answer)
+        message = self._excerpt(error_message(answer.data))
         reason = _STATUS_REASONS.get(429 if limited else status, "the request is refused")
         if 300 <= status < 400:
             reason = "redirected to another host, where the token is not sent"
@@ -710,7 +716,8 @@ def text_at(value: JsonValue, *path: str) -> str:
 
 def _rate_limit_end(answer: ApiResponse, now: float) -> float:
     """Return the time before which a response allows no further request; 0 if it names none."""
-    headers, until = answer.headers, 0.0
+    headers = answer.headers
+    until = 0.0
     if _integer_header(headers, "x-ratelimit-remaining", "ratelimit-remaining") == 0:
         until = float(_integer_header(headers, "x-ratelimit-reset", "ratelimit-reset") or 0)
     if answer.status in (403, 429) or answer.status >= 500:

@@ -299,7 +299,8 @@ def _short_error(message: str) -> str:
 
 def _planning_text(kind: str, data: JsonObject, tools: Mapping[str, ToolSpec]) -> str:
     """Return a note of planning mode in words; empty for notes that need no line."""
-    value, record = data.get("value"), data.get("record")
+    value = data.get("value")
+    record = data.get("record")
     match kind:
         case "plan":
             from replanning.planning.outputs import (
@@ -333,12 +334,15 @@ def _planning_text(kind: str, data: JsonObject, tools: Mapping[str, ToolSpec]) -
 
 
 def _phase_outcome(value: JsonObject) -> str:
-    actions, subtasks = as_object(value.get("action_plan")).get("actions"), value.get("subtasks")
+    actions = as_object(value.get("action_plan")).get("actions")
+    subtasks = value.get("subtasks")
     if isinstance(actions, list):
         return pluralise(len(actions), "action")
     if isinstance(subtasks, list):
         return pluralise(len(subtasks), "subtask")
-    call, comment, summary = value.get("function_call"), value.get("comment"), value.get("summary")
+    call = value.get("function_call")
+    comment = value.get("comment")
+    summary = value.get("summary")
     if isinstance(call, dict):  # without planning, where no plan names the tool
         return f"{f'{comment}: ' if comment else ''}{call.get('name')} {brief_repr(call.get('arguments'))}"
     if said := value.get("main_objective") or comment:

@@ -20,7 +20,8 @@ class ConsoleExporter(Exporter):
 
     For example::
 
-        14:02:07.310 fix-12 4 attempt-failed {"attempt":"build#1","task":"build","failure":{"type":"OSError",…
+        14:02:07.310 fix-12 4 attempt-failed
+        {"attempt":"build#1","task":"build","failure":{"type":"OSError",…
 
     Args:
         stream: `stderr`, `stdout` or an open text file.

@@ -30,8 +30,9 @@ class GitHubIssue(ForgeIssue):
         request = await forge.issue()
         await forge.post("I have begun.")
 
-    The token, the URL of the API and further people who may steer are read from GITHUB_TOKEN, GITHUB_API_URL and
-    GITHUB_TRUSTED_USERS unless they are passed as arguments, which are the same for every forge.
+    The token, the URL of the API and further people who may steer are read from GITHUB_TOKEN,
+    GITHUB_API_URL and GITHUB_TRUSTED_USERS unless they are passed as arguments, which are the same
+    for every forge.
 
     Raises:
         SettingsError: it is not an issue of this API, or the URL or the token is invalid.
@@ -46,12 +47,11 @@ class GitHubIssue(ForgeIssue):
         r"/(?P<project>[\w.-]+/[\w.-]+)/(?:issues|pull)/(?P<number>[1-9]\d{0,9})(?:/.*)?", re.ASCII
     )
     example = "owner/repo#12"
-    _page_kinds, _page_example = (
-        "an issue or a pull request",
-        "https://github.com/owner/repo/issues/12",
-    )
+    _page_kinds = "an issue or a pull request"
+    _page_example = "https://github.com/owner/repo/issues/12"
     _api_path = "/api/v3"
-    _token_variable, _trusted_variable = "GITHUB_TOKEN", "GITHUB_TRUSTED_USERS"
+    _token_variable = "GITHUB_TOKEN"  # noqa: S105 - the name of a variable
+    _trusted_variable = "GITHUB_TRUSTED_USERS"
     _url_variables = ("GITHUB_API_URL",)
     _author_path = ("user", "login")
     _text_field = "body"
@@ -59,7 +59,8 @@ class GitHubIssue(ForgeIssue):
     _is_pull_request: bool | None = None
 
     def _locate(self, match: re.Match[str]) -> str:
-        project, number = match["project"], match["number"]
+        project = match["project"]
+        number = match["number"]
         self._project_path = f"/repos/{project}"
         self._files_path = f"{self._project_path}/contents/"
         self._pull_path = f"{self._project_path}/pulls/{number}"

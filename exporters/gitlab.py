@@ -34,9 +34,10 @@ _BOT_LOGIN: Final = re.compile(
 class GitLabIssue(ForgeIssue):
     """One issue (`group/project#12`) or merge request (`group/project!7`) of GitLab, or the URL of its page.
 
-    The token (with scope `api`), the URL of the API and further people who may steer are read from GITLAB_TOKEN,
-    GITLAB_API_URL or CI_API_V4_URL, and GITLAB_TRUSTED_USERS unless they are passed as arguments, which are the same for
-    every forge. Commands begin with an exclamation mark, because GitLab interprets `/approve` itself.
+    The token (with scope `api`), the URL of the API and further people who may steer are read from
+    GITLAB_TOKEN, GITLAB_API_URL or CI_API_V4_URL, and GITLAB_TRUSTED_USERS unless they are passed
+    as arguments, which are the same for every forge. Commands begin with an exclamation mark,
+    because GitLab interprets `/approve` itself.
 
     Raises:
         SettingsError: it is not an issue of this API, or the URL or the token is invalid.
@@ -53,12 +54,11 @@ class GitLabIssue(ForgeIssue):
         rf"/{_PROJECT_PATTERN}/-/{_KIND_PATTERN}/(?P<number>[1-9]\d{{0,9}})(?:/.*)?"
     )
     example = "group/project#12"
-    _page_kinds, _page_example = (
-        "an issue or a merge request",
-        "https://gitlab.com/group/project/-/issues/12",
-    )
+    _page_kinds = "an issue or a merge request"
+    _page_example = "https://gitlab.com/group/project/-/issues/12"
     _api_path = "/api/v4"
-    _token_variable, _trusted_variable = "GITLAB_TOKEN", "GITLAB_TRUSTED_USERS"
+    _token_variable = "GITLAB_TOKEN"  # noqa: S105 - the name of a variable
+    _trusted_variable = "GITLAB_TRUSTED_USERS"
     _url_variables = ("GITLAB_API_URL", "CI_API_V4_URL")
     _author_path = ("author", "username")
     _text_field = "description"
@@ -96,7 +96,8 @@ class GitLabIssue(ForgeIssue):
                 if error.status != 404:  # GitLab reports strangers as not found
                     raise
                 member = {}
-            level, state = member.get("access_level"), text_at(member, "state")
+            level = member.get("access_level")
+            state = text_at(member, "state")
             self._membership[person] = (
                 isinstance(level, int) and level >= _DEVELOPER_LEVEL and state in ("", "active")
             )

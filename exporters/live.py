@@ -52,7 +52,9 @@ MAX_PICTURES: Final = 3
 """Runs that are drawn at the same time."""
 
 MAX_TASKS_LISTED: Final = 1_000
-"""Tasks of a plan that is drawn as a whole; of larger ones, only the running and the failed tasks are."""
+"""Tasks of a plan that is drawn as a whole; of larger ones, only the running and the failed tasks
+are.
+"""
 
 _MAY_STRAIN: Final = (AttemptFailed, AttemptTimedOut, AttemptInterrupted, PlanRevised)
 
@@ -82,9 +84,9 @@ class _ShownRun:
 class LiveExporter(Exporter):
     """Exporter that tells on standard error what happens in runs, and draws their tasks below that.
 
-    There is a line for each event that matters to a person. On a terminal, the tasks, the progress and the expected
-    remaining time are drawn below the lines several times a second, until the run ends. In a file or pipe there are only the
-    lines. It is what the command line shows of a run.
+    There is a line for each event that matters to a person. On a terminal, the tasks, the progress
+    and the expected remaining time are drawn below the lines several times a second, until the run
+    ends. In a file or pipe there are only the lines. It is what the command line shows of a run.
 
     Args:
         picture: False draws no tasks, also on a terminal.
@@ -111,7 +113,8 @@ class LiveExporter(Exporter):
         self._is_broken = False
         self._suspend_count = 0
         self._live: Live | None = None
-        # A thread draws the picture. Nothing is printed within this lock, because drawing takes it within a lock of Rich.
+        # A thread draws the picture. Nothing is printed within this lock, because drawing takes it
+        # within a lock of Rich.
         self._lock = threading.Lock()
 
     def attach(self, exporter_context: ExporterContext) -> None:
@@ -120,7 +123,8 @@ class LiveExporter(Exporter):
 
     async def export(self, run: RunId, record: Record) -> None:
         """Show a record, and those before it that were not handed over."""
-        context, records = self._context, [record]
+        context = self._context
+        records = [record]
         assert context is not None, "an engine attaches it first"
         shown = self._runs.get(run)
         if shown is None:
@@ -142,7 +146,8 @@ class LiveExporter(Exporter):
                 self._show_record(run, shown, one)
 
     def _show_record(self, run: RunId, shown: _ShownRun, record: Record) -> None:
-        body, elapsed = record.body, record.at - shown.started
+        body = record.body
+        elapsed = record.at - shown.started
         with self._lock:
             apply_record(record, shown.replayed.live, shown.replayed.ledger, run)
         shown.seq = record.seq
@@ -177,7 +182,8 @@ class LiveExporter(Exporter):
     def _print(self, line: Line, elapsed: float) -> None:
         """Print a line; later, while the terminal is left to others.
 
-        Nothing more is printed when the reader or the terminal is gone, or the disk is full: the run continues.
+        Nothing more is printed when the reader or the terminal is gone, or the disk is full: the
+            run continues.
         """
         if self._suspend_count or not self._runs:
             self._deferred_lines.append((line, elapsed))
@@ -190,8 +196,8 @@ class LiveExporter(Exporter):
                 else:
                     from rich.text import Text
 
-                    # The line and the picture below it are rendered and written at once: the thread that draws erases as many
-                    # lines as were rendered last.
+                    # The line and the picture below it are rendered and written at once: the thread
+                    # that draws erases as many lines as were rendered last.
                     with nullcontext() if self._live is None else self._live._lock:
                         self._console.print(
                             Text.assemble((f"{elapsed:6.1f}s ", "dim"), (text, line.style))
@@ -200,7 +206,8 @@ class LiveExporter(Exporter):
                 self._is_broken = True
 
     def _print_deferred(self) -> None:
-        lines, self._deferred_lines = self._deferred_lines, []
+        lines = self._deferred_lines
+        self._deferred_lines = []
         for line, elapsed in lines:
             self._print(line, elapsed)
 
@@ -228,7 +235,8 @@ class LiveExporter(Exporter):
         if self._console is None or drawn == (self._live is not None):
             return
         if self._live is not None:
-            live, self._live = self._live, None
+            live = self._live
+            self._live = None
             atexit.unregister(self._stop_drawing)
             with suppress(OSError):
                 live.stop()
@@ -270,8 +278,10 @@ class LiveExporter(Exporter):
 
         assert self._console is not None, "it draws"
         assert self._context is not None, "an engine attaches it first"
-        live, ledger = run.replayed.live, run.replayed.ledger
-        now, counts = self._context.clock.now(), live.counts
+        live = run.replayed.live
+        ledger = run.replayed.ledger
+        now = self._context.clock.now()
+        counts = live.counts
         room = max(3, min(MAX_ROWS, self._console.height - 6) // min(beside, MAX_PICTURES))
         rows = list(task_rows(live, ledger, now, active_only=len(live) > MAX_TASKS_LISTED))
         if beside > 1:
@@ -295,7 +305,8 @@ class LiveExporter(Exporter):
         yield Text(f"  {' · '.join(parts)}", "bold")
         obstacle = "waits for a person" if ledger.questions.open else ""
         yield Text(f"  {evaluation_line(run.evaluate(), obstacle)}", "dim")
-        spent, budget = ledger.budget_tracker.spent, ledger.budget_tracker.budget
+        spent = ledger.budget_tracker.spent
+        budget = ledger.budget_tracker.budget
         if spent.calls:
             limit = "" if budget.money is None else f" of {budget.money:g}"
             yield Text(

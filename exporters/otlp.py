@@ -31,7 +31,9 @@ from replanning.telemetry import Exporter
 
 DEFAULT_ENDPOINT: Final = "http://localhost:4318"
 MAX_QUEUE_SIZE: Final = 16_384
-"""Longest queue of unsent spans; beyond, the oldest are dropped. OTEL_BSP_MAX_QUEUE_SIZE overrides it."""
+"""Longest queue of unsent spans; beyond, the oldest are dropped. OTEL_BSP_MAX_QUEUE_SIZE overrides
+it.
+"""
 
 REFUSED_CLOSE_LIMIT: Final = 0.2
 """Longest wait on closing, in seconds, if no collector listens."""
@@ -59,8 +61,8 @@ def _capture_log(record: logging.LogRecord) -> bool:
 class _LossCounter:
     """Counter of the data that a collector did not accept.
 
-    The SDK logs each failed try, which would bury the program's own output; while batches are tracked, the first
-    message is kept as the reason instead.
+    The SDK logs each failed try, which would bury the program's own output; while batches are
+    tracked, the first message is kept as the reason instead.
     """
 
     def __init__(self) -> None:
@@ -76,12 +78,14 @@ class _LossCounter:
 
     def track(self, exporter: Any, failure: object, kind: str) -> None:
         """Count the batches of an exporter of the SDK as lost if it returns `failure` or raises."""
-        # The filter affects only messages from tracked batches; those of other exporters are logged.
+        # The filter affects only messages from tracked batches; those of other exporters are
+        # logged.
         logging.getLogger(type(exporter).__module__).addFilter(_capture_log)
         send = exporter.export
 
         def export(batch: Any, *args: Any, **kwargs: Any) -> object:
-            result, messages = failure, list[str]()
+            result = failure
+            messages = list[str]()
             _thread_state.messages = messages
             try:
                 result = send(batch, *args, **kwargs)
@@ -107,15 +111,17 @@ class OtlpExporter(Exporter):
         ...
         await engine.aclose()
 
-    Runs never wait for the collector. Lost data is counted, and reported once when the exporter is closed: as a
-    warning of this module's logger and in `problem`.
+    Runs never wait for the collector. Lost data is counted, and reported once when the exporter is
+    closed: as a warning of this module's logger and in `problem`.
 
     Args:
-        endpoint: URL of the collector without the path of a signal, such as `http://localhost:4318`; by default
-            `OTEL_EXPORTER_OTLP_ENDPOINT`, or port 4318 of this machine.
+        endpoint: URL of the collector without the path of a signal, such as
+            `http://localhost:4318`; by default `OTEL_EXPORTER_OTLP_ENDPOINT`, or port 4318 of this
+            machine.
         headers: headers of every request, such as an API key.
-        metrics: send metrics, too, which Jaeger does not accept; by default if `OTEL_METRICS_EXPORTER` is `otlp`. They go
-            to `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT`, by default to the same collector.
+        metrics: send metrics, too, which Jaeger does not accept; by default if
+            `OTEL_METRICS_EXPORTER` is `otlp`. They go to `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT`, by
+            default to the same collector.
         timeout: seconds for one request, retries included.
         close_limit: seconds that sending the rest may delay the end of a program.
         service_name: service name of the spans; by default `OTEL_SERVICE_NAME` or `replanning`.
@@ -153,7 +159,8 @@ class OtlpExporter(Exporter):
         ).geturl()  # without a password
         self._losses = _LossCounter()
         name = service_name or os.environ.get("OTEL_SERVICE_NAME") or "replanning"
-        # By its host Jaeger knows that the clocks of all processes of a run are one, and does not correct their times.
+        # By its host Jaeger knows that the clocks of all processes of a run are one, and does not
+        # correct their times.
         host = Resource({HOST_NAME: socket.gethostname()})
         resource = host.merge(Resource.create({SERVICE_NAME: name, SERVICE_VERSION: __version__}))
         # The SDK takes fractions of a second, whatever older versions declare.
@@ -161,7 +168,8 @@ class OtlpExporter(Exporter):
         spans = OTLPSpanExporter(endpoint=f"{base}/v1/traces", **options)
         self._losses.track(spans, SpanExportResult.FAILURE, "spans")
         queue_size = None if "OTEL_BSP_MAX_QUEUE_SIZE" in os.environ else MAX_QUEUE_SIZE
-        # The end of the program is handled below: the SDK's own handler has no limit that could be set.
+        # The end of the program is handled below: the SDK's own handler has no limit that could be
+        # set.
         self._tracer_provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._tracer_provider.add_span_processor(
             BatchSpanProcessor(spans, max_queue_size=queue_size)
@@ -178,8 +186,8 @@ class OtlpExporter(Exporter):
         self._close_limit = close_limit
         self._closed = False
         self._problem = ""
-        # The SDK waits for as long as a request lasts; a daemon thread can be left to itself. It is started now because
-        # from Python 3.12 on none can be started at the end of a program.
+        # The SDK waits for as long as a request lasts; a daemon thread can be left to itself. It is
+        # started now because from Python 3.12 on none can be started at the end of a program.
         self._close_requested = threading.Event()
         self._close_thread = threading.Thread(
             target=self._shut_down_providers, name="otlp-close", daemon=True

@@ -77,9 +77,10 @@ class ServiceResponse(NamedTuple):
 class HTTPLLMProvider(LLMProvider):
     """A language model that is reached over HTTP.
 
-    Failures that may be transient are retried: no connection, 408, 409, 429 and 5xx; after the delay that the service
-    asks for or one that doubles, with jitter, and never beyond the deadline. Connections are reused until `aclose`, or
-    until the event loop is another one. Redirects are not followed, so that the key stays with its service.
+    Failures that may be transient are retried: no connection, 408, 409, 429 and 5xx; after the
+    delay that the service asks for or one that doubles, with jitter, and never beyond the deadline.
+    Connections are reused until `aclose`, or until the event loop is another one. Redirects are not
+    followed, so that the key stays with its service.
 
     Args:
         api_key: by default the value of the service's variable in the environment.
@@ -156,7 +157,8 @@ class HTTPLLMProvider(LLMProvider):
 
     async def aclose(self) -> None:
         """Close the connections; they are opened again for the next request."""
-        client, self._client = self._client, None
+        client = self._client
+        self._client = None
         if client is not None and client[0] is current_token().native_token:
             await client[1].aclose()
 
@@ -172,8 +174,8 @@ class HTTPLLMProvider(LLMProvider):
         Args:
             path: of the request.
             make_body: makes the body without the given features.
-            optional_features: features that models may lack, each with the word by which an objection to it is
-                recognised; an empty word matches every objection.
+            optional_features: features that models may lack, each with the word by which an
+                objection to it is recognised; an empty word matches every objection.
             options: of the call.
 
         Raises:
@@ -250,7 +252,8 @@ class HTTPLLMProvider(LLMProvider):
         )
 
     async def _post_once(self, path: str, body: JsonObject) -> ServiceResponse:
-        url, headers = self.base_url + path, dict(self.headers())
+        url = self.base_url + path
+        headers = dict(self.headers())
         client = await self._http_client()
         try:
             async with client.stream("POST", url, json=body, headers=headers) as response:
@@ -267,7 +270,8 @@ class HTTPLLMProvider(LLMProvider):
             response.headers.get("x-request-id") or response.headers.get("request-id") or ""
         )
         if not response.is_success:
-            excerpt, status = self._excerpt(error_message(data) or problem), response.status_code
+            excerpt = self._excerpt(error_message(data) or problem)
+            status = response.status_code
             fallback = (
                 "the service failed"
                 if status >= 500

@@ -1,11 +1,12 @@
 """Prompts that describe a plan to a language model: bounded in size, with all untrusted text marked as data.
 
-Data are JSON, one value a line, between tags that no text can close or open (`replanning.llm.quoting`). Secrets are
-redacted before anything is cut.
+Data are JSON, one value a line, between tags that no text can close or open
+(`replanning.llm.quoting`). Secrets are redacted before anything is cut.
 
-Only the surroundings of the tasks concerned are read, at most so much of each kind, so that the work does not grow with
-the plan. A prompt that is still too large is cut by whole values in the order of `CUT_ORDER`, within each kind from the
-farthest, the oldest or the last stated; a line says how much was cut. Long values are cut at their end, which is marked.
+Only the surroundings of the tasks concerned are read, at most so much of each kind, so that the
+work does not grow with the plan. A prompt that is still too large is cut by whole values in the
+order of `CUT_ORDER`, within each kind from the farthest, the oldest or the last stated; a line says
+how much was cut. Long values are cut at their end, which is marked.
 """
 
 from __future__ import annotations
@@ -150,7 +151,8 @@ class PromptBuilder:
         """
         builder = cls(request, size, redact)
         view = request.view
-        goal, budget = request.goal, view.original_plan.budget
+        goal = request.goal
+        budget = view.original_plan.budget
         criteria = list(goal.success_criteria)
         stated = _non_empty(
             objective=goal.objective, facts=list(goal.facts), success_criteria=criteria

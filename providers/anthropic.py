@@ -67,8 +67,8 @@ class _MessageResponse(BaseModel):
 class AnthropicProvider(HTTPLLMProvider):
     """Anthropic's messages; structured answers are the input of a tool that the model must use.
 
-    Models that take no temperature, or cannot be made to use a tool, are asked without them (with the schema in the
-    prompt), also in later calls.
+    Models that take no temperature, or cannot be made to use a tool, are asked without them (with
+    the schema in the prompt), also in later calls.
     """
 
     name: ClassVar[str] = "anthropic"

@@ -11,7 +11,9 @@ _EDITOR_HEADERS: Final = {
     "editor-version": "vscode/1.99.0",
     "copilot-integration-id": "vscode-chat",
 }
-"""Headers without which the service refuses a request; it accepts only the names of editors that it knows."""
+"""Headers without which the service refuses a request; it accepts only the names of editors that it
+knows.
+"""
 
 
 class GitHubCopilotProvider(OpenAIProvider):

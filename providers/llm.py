@@ -1,7 +1,8 @@
 """Alternatives proposed by an untrusted language model: its reply is read as changes, and objections are sent back once.
 
-Only what a model may state becomes a change: the parser allows no tools but the available ones, and some changes only
-with the approval of a person. The engine checks the alternatives against the plan.
+Only what a model may state becomes a change: the parser allows no tools but the available ones, and
+some changes only with the approval of a person. The engine checks the alternatives against the
+plan.
 """
 
 from __future__ import annotations
@@ -80,18 +81,21 @@ _INHERITED: Final = (
 class LLMAlternatives:
     """Provider that asks a language model for alternatives, several in one call, each with a reason and a confidence.
 
-    The model sees the goal, the triggers, the tasks concerned and those around them with their results, the tools, the
-    facts, and earlier decisions. The engine takes those of its proposals that fit the plan; if none does, the model
-    gets the reasons and is asked once more, if deadline and budget allow it. An invalid candidate is dropped with a
-    note. Only available tools are used; a model cannot change goal, tools, settings or answers to questions, and a
-    person must agree before anything that is dangerous, ends the run, does without something that the plan requires,
+    The model sees the goal, the triggers, the tasks concerned and those around them with their
+    results, the tools, the facts, and earlier decisions. The engine takes those of its proposals
+    that fit the plan; if none does, the model gets the reasons and is asked once more, if deadline
+    and budget allow it. An invalid candidate is dropped with a note. Only available tools are used;
+    a model cannot change goal, tools, settings or answers to questions, and a person must agree
+    before anything that is dangerous, ends the run, does without something that the plan requires,
     or takes more time than was allowed.
 
-    Untrusted text (output of tools, errors, texts of tasks) is marked as data in the prompt, without secrets. A prompt
-    longer than `size` loses, in this order and in each kind from the end: earlier decisions (the oldest first), the
-    context, parameters, results (of the farthest tasks first), facts (unrelated ones first), tasks around (the farthest first),
-    tools (those least related to the tasks concerned first), limits, and only then the tasks concerned, the triggers,
-    and the goal. A line says how much was left out; long values are cut at their end, which is marked.
+    Untrusted text (output of tools, errors, texts of tasks) is marked as data in the prompt,
+    without secrets. A prompt longer than `size` loses, in this order and in each kind from the end:
+    earlier decisions (the oldest first), the context, parameters, results (of the farthest tasks
+    first), facts (unrelated ones first), tasks around (the farthest first), tools (those least
+    related to the tasks concerned first), limits, and only then the tasks concerned, the triggers,
+    and the goal. A line says how much was left out; long values are cut at their end, which is
+    marked.
 
     Args:
         client: the language model.
@@ -349,7 +353,8 @@ class ProposalParser:
     def parse(self, reply: ProposalReply) -> Iterator[ParsedCandidate]:
         """Yield the result of each candidate."""
         for proposed in reply.candidates[:MAX_CANDIDATES]:
-            reason, problem = self._single_line(proposed.reason), proposed._problem
+            reason = self._single_line(proposed.reason)
+            problem = proposed._problem
             changes: tuple[PlanChange, ...] = ()
             approvals: list[str] = []
             try:

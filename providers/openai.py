@@ -90,8 +90,9 @@ class _EmbeddingResponse(BaseModel):
 class OpenAIProvider(HTTPLLMProvider):
     """OpenAI's chat completions; `base_url` or `OPENAI_BASE_URL` names a compatible server, which may need no key.
 
-    Some models have a fixed temperature, another name for the limit of tokens, no system messages or no schemas. A
-    feature that a model objects to is left out or expressed otherwise (a schema in the prompt), also in later calls.
+    Some models have a fixed temperature, another name for the limit of tokens, no system messages
+    or no schemas. A feature that a model objects to is left out or expressed otherwise (a schema in
+    the prompt), also in later calls.
     """
 
     name: ClassVar[str] = "openai"
@@ -142,7 +143,8 @@ class OpenAIProvider(HTTPLLMProvider):
 
         response = await self.post_with_downgrade("/chat/completions", make_body, optional, options)
         chat = self.parse(response, _ChatCompletion)
-        message, usage = chat.choices[0].message, chat.usage or _TokenUsage()
+        message = chat.choices[0].message
+        usage = chat.usage or _TokenUsage()
         return self.completion(
             prompt,
             message.refusal or message.text(),

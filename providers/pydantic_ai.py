@@ -28,12 +28,12 @@ _FINISH_REASONS: Final[dict[str | None, FinishReason]] = {
 class PydanticAIProvider(LLMProvider):
     """A model of pydantic-ai: `pip install "replanning[pydantic-ai]"`.
 
-    Structured answers are obtained as pydantic-ai obtains them from that model: by a tool, natively, or by the prompt.
-    Retries are those of its client.
+    Structured answers are obtained as pydantic-ai obtains them from that model: by a tool,
+    natively, or by the prompt. Retries are those of its client.
 
     Args:
-        model: a model, or its name with its provider, such as `openai:gpt-5`; its key is then read from the
-            environment as pydantic-ai does.
+        model: a model, or its name with its provider, such as `openai:gpt-5`; its key is then read
+            from the environment as pydantic-ai does.
 
     The other arguments are those of every `LLMProvider`.
     """
@@ -101,7 +101,8 @@ class PydanticAIProvider(LLMProvider):
         if (
             options.schema is not None
         ):  # in every form: pydantic-ai takes the one that fits the model
-            shape, name = options.schema.model_json_schema(), options.schema.__name__
+            shape = options.schema.model_json_schema()
+            name = options.schema.__name__
             tool = ToolDefinition(
                 name="answer",
                 parameters_json_schema=shape,

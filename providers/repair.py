@@ -33,7 +33,9 @@ MAX_STUCK_TASKS: Final = 1_000
 """Most stuck tasks that are examined when a trigger names none."""
 
 MAX_COMBINED_TASKS: Final = 20
-"""Most tasks that are repaired together; of more, some are repaired alone, and the others with the next request."""
+"""Most tasks that are repaired together; of more, some are repaired alone, and the others with the
+next request.
+"""
 
 MAX_RETRIES: Final = 3
 """Most retries that are proposed for one task."""
@@ -70,16 +72,17 @@ _REPAIRABLE_WAITING: Final = {
 class RepairProvider:
     """Alternatives from the plan itself.
 
-    For each task concerned: run it if its condition holds now, use a declared fallback or another tool of the same
-    capability, skip it if it is optional, retry it if its error may be transient. Several tasks are repaired together.
-    Finished tasks with stale results are done again if their `on_stale` is `redo`.
-    If a task has no repair, an alternative without changes gives the reasons. The goal is never weakened. If the plan
-    states facts, also a bridge from the current facts to the longest useful rest of the plan; such bridges yield
-    priority to proposals of other providers that the facts show to be valid.
+    For each task concerned: run it if its condition holds now, use a declared fallback or another
+    tool of the same capability, skip it if it is optional, retry it if its error may be transient.
+    Several tasks are repaired together. Finished tasks with stale results are done again if their
+    `on_stale` is `redo`. If a task has no repair, an alternative without changes gives the reasons.
+    The goal is never weakened. If the plan states facts, also a bridge from the current facts to
+    the longest useful rest of the plan; such bridges yield priority to proposals of other providers
+    that the facts show to be valid.
 
     Args:
-        threads: whether long searches run in a thread; false for simulations, which must not depend on the time at
-            which a thread finishes.
+        threads: whether long searches run in a thread; false for simulations, which must not depend
+            on the time at which a thread finishes.
     """
 
     name = "repair"
@@ -93,7 +96,8 @@ class RepairProvider:
 
     async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
         """Return alternatives for a request, best first, and the verdict on tasks without a repair."""
-        view, limit = request.view, request.max_alternatives
+        view = request.view
+        limit = request.max_alternatives
         better_paths = [
             trigger for trigger in request.triggers if isinstance(trigger, BetterPathFound)
         ]
@@ -102,7 +106,8 @@ class RepairProvider:
             if any(not path.tool for path in better_paths):
                 shortcuts = await find_cheaper_paths(request, threads=self.threads)
             return [*_equally_capable_paths(better_paths, view), *shortcuts]
-        # The tasks that triggers name, or else all stuck ones, each once with the kinds of its triggers.
+        # The tasks that triggers name, or else all stuck ones, each once with the kinds of its
+        # triggers.
         concerned: dict[str, tuple[TaskView, set[str]]] = {}
         stale: dict[TaskId, None] = {}
         for trigger in request.triggers:
@@ -144,7 +149,8 @@ class RepairProvider:
             redone, obstacles_to_redo = _redo_all(stale, view, reserved_ids)
             alternatives += redone
             unrepairable += obstacles_to_redo
-        # The best option of each task together, then the second best of each that has one, and so on.
+        # The best option of each task together, then the second best of each that has one, and so
+        # on.
         for rank in range(min(limit, max(map(len, repairable), default=0))):
             chosen = [options[min(rank, len(options) - 1)] for options in repairable]
             alternatives.append(_alternative(chosen))
@@ -209,8 +215,8 @@ class RepairProvider:
     ) -> Alternative | None:
         """Complete another provider's alternative that is not executable by the facts; None if little of it remains.
 
-        The source of the result names both providers, the other one first if all of its tasks are kept; it then
-        precedes the alternatives of `repair`.
+        The source of the result names both providers, the other one first if all of its tasks are
+        kept; it then precedes the alternatives of `repair`.
         """
         completed = await complete_proposal(request, alternative, threads=self.threads)
         if completed is None:
@@ -260,7 +266,8 @@ class RepairCase:
 
     def options(self) -> tuple[list[RepairOption], list[NotApplicable]]:
         """Return the repairs of the task, best first, and the reasons why there are no others."""
-        task, kinds = self.task, self.trigger_kinds
+        task = self.task
+        kinds = self.trigger_kinds
         if task.state is TaskState.CANCELLED:
             return [], [
                 NotApplicable(
@@ -269,9 +276,10 @@ class RepairCase:
             ]
         if task.state is TaskState.BLOCKED and "human-request" not in kinds:  # by a limit
             return [], [NotApplicable(task.reason or "it was given up", is_final=False)]
-        is_stuck, failure = task.state in STUCK, task.failure
-        # It failed before it began, because its condition or arguments refer to something that did not exist, or a
-        # resumed run lacks its secret.
+        is_stuck = task.state in STUCK
+        failure = task.failure
+        # It failed before it began, because its condition or arguments refer to something that did
+        # not exist, or a resumed run lacks its secret.
         unprepared = is_stuck and failure is not None and failure.kind in _UNPREPARED
         results: list[StrategyResult] = []
         if task.condition_not_met or unprepared:
@@ -316,7 +324,8 @@ class RepairCase:
 
     def _revive(self) -> StrategyResult:
         """Run the task if its condition or arguments, which prevented that before, are available now."""
-        task, view = self.task, self.view
+        task = self.task
+        view = self.view
         try:
             view.arguments(task.id)
             condition_holds = task.task.when is None or view.evaluate(task.task.when)
@@ -365,9 +374,11 @@ class RepairCase:
     def _equivalent_tools(self) -> Iterator[StrategyResult]:
         """Replace the tool by another of the same capability that has not failed for this lineage, cheapest first.
 
-        Many tasks that fail at once, each with many such tools, must not take the event loop: so the number is limited.
+        Many tasks that fail at once, each with many such tools, must not take the event loop: so
+            the number is limited.
         """
-        task, view = self.task, self.view
+        task = self.task
+        view = self.view
         tool = view.tool(task.task.tool)
         if tool is None or tool.capability is None:
             yield NotApplicable("no other tool is known to do the same")
@@ -427,7 +438,8 @@ class RepairCase:
         is_named = failure.transient
         if failure.kind == "timeout" and stated is not None:
             is_named = stated.names_timeouts
-        # A call in doubt that is not repeated by itself has used up none of them, and a person decides.
+        # A call in doubt that is not repeated by itself has used up none of them, and a person
+        # decides.
         is_retried = not failure.in_doubt or allows_repetition(task.task, tool, is_named=is_named)
         if is_retried and stated is not None:
             return NotApplicable("the retries it declares are used up", is_final=False)

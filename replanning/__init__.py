@@ -1,9 +1,9 @@
 """Keep a plan alive while it runs.
 
-These are the names that most programs need. Further names are exported by the packages: `replanning.plan`,
-`replanning.changes` (edits of a plan), `replanning.triggers` (why a plan is changed), `replanning.journal` (records and
-stores), `replanning.decision` (what plugins implement), `replanning.settings`, `replanning.llm` (language models) and
-`replanning.errors`.
+These are the names that most programs need. Further names are exported by the packages:
+`replanning.plan`, `replanning.changes` (edits of a plan), `replanning.triggers` (why a plan is
+changed), `replanning.journal` (records and stores), `replanning.decision` (what plugins implement),
+`replanning.settings`, `replanning.llm` (language models) and `replanning.errors`.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "__version__",
 ]
 
-# The modules that define the names. They are imported at the first use of a name, so that a program does not wait for
-# what it does not use.
+# The modules that define the names. They are imported at the first use of a name, so that a program
+# does not wait for what it does not use.
 _HOMES: Final = {
     "changes": ("Alternative",),
     "decision.evaluation": ("PlanEvaluation", "PlanEvaluator"),

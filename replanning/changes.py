@@ -67,8 +67,8 @@ class RemoveTask(_Change):
 class ReplaceTask(_Change):
     """Replace a task by one task or a sub-plan.
 
-    The roots of the sub-plan inherit the dependencies of the original. Dependents of the original wait for the sinks
-    of the sub-plan and find their results under the original's id.
+    The roots of the sub-plan inherit the dependencies of the original. Dependents of the original
+    wait for the sinks of the sub-plan and find their results under the original's id.
     """
 
     kind: Literal["replace"] = "replace"
@@ -153,8 +153,8 @@ class CancelTask(_Change):
 class AbortRun(_Change):
     """Stop the whole run; with `undo`, once what it has changed is taken back.
 
-    That is done as by `PlanRun.undo`, and refused if of an effect no task can take back, or if everything is being
-    taken back already.
+    That is done as by `PlanRun.undo`, and refused if of an effect no task can take back, or if
+    everything is being taken back already.
     """
 
     kind: Literal["abort"] = "abort"
@@ -182,8 +182,9 @@ PlanChange = Annotated[
 class Alternative(_Change):
     """Changes that a source proposes, with its reason and its confidence (0 to 1).
 
-    `expected_cost` and `expected_duration` (seconds) are estimates of the source. A source that has proven the goal
-    unreachable proposes no changes and sets `unreachable`. `ask` is a reason why a person must agree at any confidence.
+    `expected_cost` and `expected_duration` (seconds) are estimates of the source. A source that has
+    proven the goal unreachable proposes no changes and sets `unreachable`. `ask` is a reason why a
+    person must agree at any confidence.
     """
 
     changes: Items[PlanChange]
@@ -277,7 +278,8 @@ def changes_hash(
 
     Args:
         changes: the changes.
-        originals: the tasks that others stand for, so that changes to a task and to its replacement are the same.
+        originals: the tasks that others stand for, so that changes to a task and to its replacement
+            are the same.
     """
     positions: dict[TaskId, TaskId] = {}
     for number, task_id in enumerate(new_task_ids(changes)):

@@ -1,7 +1,8 @@
 """Loading of settings from arguments, environment, a person's override and a file, with the source of every value.
 
-Each source gives values by key, such as `alternatives.min_confidence`. The highest source that has a key wins, and the
-result is validated as a whole, so that every problem names the line, variable or argument that it comes from.
+Each source gives values by key, such as `alternatives.min_confidence`. The highest source that has
+a key wins, and the result is validated as a whole, so that every problem names the line, variable
+or argument that it comes from.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ class LoadedSettings:
 
     Attributes:
         settings: the settings.
-        sources: by key, such as `alternatives.min_confidence`: file with line, variable, override, or argument.
+        sources: by key, such as `alternatives.min_confidence`: file with line, variable, override,
+            or argument.
         warnings: an override that did not answer, and variables that look misspelt.
         file: the file that was read, if there was one.
     """
@@ -116,20 +118,22 @@ def load_settings(
 ) -> LoadedSettings:
     """Load the settings from all sources.
 
-    Arguments take precedence over the environment, that over the person's override, that over the file, and that over
-    the defaults. Lists replace one another and are not merged. Keys of API services are read from the environment by
-    the clients that need them; in the file they are an error.
+    Arguments take precedence over the environment, that over the person's override, that over the
+    file, and that over the defaults. Lists replace one another and are not merged. Keys of API
+    services are read from the environment by the clients that need them; in the file they are an
+    error.
 
     Args:
-        path: a YAML file with a section `replanning`; by default `replanning.yaml` or `.replanning.yaml` in the
-            working directory, if there is one. In a file that is found there, settings that name services, plugins,
-            folders or patterns must have been trusted (`trust_file`).
+        path: a YAML file with a section `replanning`; by default `replanning.yaml` or
+            `.replanning.yaml` in the working directory, if there is one. In a file that is found
+            there, settings that name services, plugins, folders or patterns must have been trusted
+            (`trust_file`).
         environ: the environment; by default that of the process.
         arguments: settings by key, such as `{"alternatives.min_confidence": 0.6}`.
         override: returns a person's settings for planning mode, as
-            `{"status": "success", "data": {"planning": {…}}}`; by default the server of the setting `override.url`
-            is asked for them, which takes up to `override.timeout` seconds. An override that raises or does not
-            answer is left out with a warning.
+            `{"status": "success", "data": {"planning": {…}}}`; by default the server of the setting
+            `override.url` is asked for them, which takes up to `override.timeout` seconds. An
+            override that raises or does not answer is left out with a warning.
 
     Raises:
         SettingsError: with every problem; each names its key, its source and what is allowed.
@@ -140,7 +144,8 @@ def load_settings(
     environ = os.environ if environ is None else environ
     warnings = list(misspelt(environ))
     in_file = _file_values(Path(path), problems) if path is not None else {}
-    guarded, untrusted = _guarded_values(in_file) if found else {}, list[Problem]()
+    guarded = _guarded_values(in_file) if found else {}
+    untrusted = list[Problem]()
     if (
         found
         and guarded
@@ -204,8 +209,9 @@ def trust_file(
 ) -> dict[str, JsonValue]:
     """Trust the settings of a file that name services, plugins, folders or patterns, until one of them changes.
 
-    Somebody else's checkout may contain a settings file that sends keys and plans to their server. So trust is kept
-    outside of it, in the person's own configuration: `$XDG_CONFIG_HOME/replanning` or `~/.config/replanning`.
+    Somebody else's checkout may contain a settings file that sends keys and plans to their server.
+    So trust is kept outside of it, in the person's own configuration: `$XDG_CONFIG_HOME/replanning`
+    or `~/.config/replanning`.
 
     Args:
         path: the settings file.
@@ -425,7 +431,9 @@ VARIABLES: Final[tuple[tuple[str, str], ...]] = (
     ("MAX_PLAN_REVISIONS", "planning.revision.max_revisions"),
     ("MAX_TOTAL_REPLANS", "planning.replanning.global.max_total_replans"),
 )
-"""Short names of variables, each with its keys; they take precedence over the long name that every key has."""
+"""Short names of variables, each with its keys; they take precedence over the long name that every
+key has.
+"""
 
 OTHERS: Final = (
     "REPLANNING_CONTEXT",
@@ -434,7 +442,9 @@ OTHERS: Final = (
     "REPLANNING_PROCESS_MARKS",
     "REPLANNING_STORE",
 )
-"""Variables that are no settings: an option of the command line, and those passed to tools and servers."""
+"""Variables that are no settings: an option of the command line, and those passed to tools and
+servers.
+"""
 
 _SIMILARITY: Final = 0.9
 """Similarity at which a name counts as misspelt."""
@@ -532,8 +542,9 @@ def _override_values(
 ) -> dict[str, _Value]:
     """Return the values that a function or server gives.
 
-    Without an answer they are left out with a warning: work must not stop because another server does. A person without
-    a section `planning` has none. An answer of another form is a problem, since it would be the same next time.
+    Without an answer they are left out with a warning: work must not stop because another server
+    does. A person without a section `planning` has none. An answer of another form is a problem,
+    since it would be the same next time.
     """
     source = "override" if callable(override) else f"override {override.url}"
     try:

@@ -112,7 +112,9 @@ _OWNER_PATTERN: Final = re.compile(r"process (\d+) on (.*) \((\w+)\.(\w+)\)", re
 _UNKNOWN_START_TIME: Final = "unknown"
 
 DEAD_STATES: Final = ("Z", "X")
-"""Process states in `/proc/PID/stat` of a process that has ended, be it not yet collected by its parent."""
+"""Process states in `/proc/PID/stat` of a process that has ended, be it not yet collected by its
+parent.
+"""
 
 STOPPED_STATES: Final = (["T"], ["t"])
 """Process states in `/proc/PID/stat` of a process that was suspended by a signal or a debugger."""
@@ -129,8 +131,9 @@ def owner_id() -> str:
 def is_lease_free(owner: str | None, until: float, at: float) -> bool:
     """Return whether a lease can be taken: it was released, the process of its owner is gone, or it has ended.
 
-    Another process that runs on this machine keeps its runs even if its lease seems to have ended, because its clock may
-    be behind. A suspended process does not keep them: it cannot renew its leases.
+    Another process that runs on this machine keeps its runs even if its lease seems to have ended,
+    because its clock may be behind. A suspended process does not keep them: it cannot renew its
+    leases.
     """
     if owner is None:
         return True
@@ -172,11 +175,13 @@ def pid_namespace_id() -> str:
 def _process_start_time(pid: int) -> str | None:
     """Return the start time of a process in clock ticks since boot, or None if it is gone.
 
-    Where the system does not show start times the result is a constant word, and only the number identifies processes.
+    Where the system does not show start times the result is a constant word, and only the number
+    identifies processes.
     """
     if stat := process_stat(pid):
         return None if stat[0] in DEAD_STATES else stat[STAT_START_TIME]
-    # Not only gone processes lack the file: a system may hide those of other users, or have no /proc.
+    # Not only gone processes lack the file: a system may hide those of other users, or have no
+    # /proc.
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

@@ -160,7 +160,9 @@ class IllegalTransition(ReplanningError):
 
     def __init__(self, state: str, event: str, subject: str = "a task") -> None:
         super().__init__(f"{subject} is {state} and cannot take {str(event)!r}")
-        self.state, self.event, self.subject = state, event, subject
+        self.state = state
+        self.event = event
+        self.subject = subject
 
 
 class _UnknownError(ReplanningError, LookupError):
@@ -217,7 +219,10 @@ class RunFailed(ReplanningError):
 
     def __init__(self, run: str, status: str, reason: str, failures: Mapping[str, Any]) -> None:
         super().__init__(f"run {run!r} is {status}: {reason}")
-        self.run, self.status, self.reason, self.failures = run, status, reason, failures
+        self.run = run
+        self.status = status
+        self.reason = reason
+        self.failures = failures
 
 
 class StaleView(ReplanningError):
@@ -225,7 +230,8 @@ class StaleView(ReplanningError):
 
     def __init__(self, pinned: int, actual: int) -> None:
         super().__init__(f"this view shows revision {pinned}, the plan is at revision {actual}")
-        self.pinned, self.actual = pinned, actual
+        self.pinned = pinned
+        self.actual = actual
 
 
 class StaleAnswer(ReplanningError):
@@ -285,7 +291,8 @@ class RunOwned(StoreError):
             else "stop that process, or wait until its lease ends"
         )
         super().__init__(f"run {run_id!r} is owned by {process}; {advice}")
-        self.run_id, self.owner = run_id, owner
+        self.run_id = run_id
+        self.owner = owner
 
 
 class LeaseLost(StoreError):
@@ -404,12 +411,10 @@ class LLMError(ReplanningError):
         lead = f"{provider}: " if provider else ""
         tail = (f" ({', '.join(details)})" if details else "") + (f": {excerpt}" if excerpt else "")
         super().__init__(f"{lead}{message}{tail}")
-        self.provider, self.status, self.request_id, self.excerpt = (
-            provider,
-            status,
-            request_id,
-            excerpt,
-        )
+        self.provider = provider
+        self.status = status
+        self.request_id = request_id
+        self.excerpt = excerpt
 
 
 class LLMUnavailable(LLMError):

@@ -75,7 +75,8 @@ async def call_with_retries(
         attempt: a coroutine function that makes the request once.
         environment: source of time and chance.
         deadline: latest time at which an answer is of use, in seconds since the epoch.
-        error_factory: makes the final error of the last failure and the reason why there is no further attempt.
+        error_factory: makes the final error of the last failure and the reason why there is no
+            further attempt.
         max_attempts: most attempts at the request.
 
     Raises:
@@ -92,7 +93,8 @@ async def call_with_retries(
         return max(wait * (0.5 + environment.chance()), failure_of(state).retry_after)
 
     def check_use(state: tenacity.RetryCallState) -> None:
-        failure, left = failure_of(state), deadline - environment.clock.now()
+        failure = failure_of(state)
+        left = deadline - environment.clock.now()
         if failure.permanent:
             why = "the service says that another attempt will not help"
         elif state.attempt_number >= max_attempts:
@@ -246,7 +248,8 @@ def retry_after_seconds(headers: Mapping[str, str], now: float | None) -> float 
 def same_origin_url(url: str, place: str) -> str:
     """Return the absolute URL of a link or redirect; empty if it is missing, invalid, the same, or on another host."""
     try:
-        start, there = httpx.URL(url), httpx.URL(url).join(place)
+        start = httpx.URL(url)
+        there = httpx.URL(url).join(place)
         is_ours = (there.scheme, there.host, there.port) == (start.scheme, start.host, start.port)
     except (httpx.InvalidURL, ValueError):  # ValueError: an impossible host name
         return ""
@@ -262,7 +265,8 @@ def url_problem(address: str) -> str:
     """Return the problem with the address of a service; an empty text if there is none."""
     try:
         url = httpx.URL(address)
-        host, port = url.host, url.port or 0
+        host = url.host
+        port = url.port or 0
     except (httpx.InvalidURL, ValueError):  # the latter for impossible host names
         return "is not a URL"
     if url.scheme not in ("http", "https") or not host:

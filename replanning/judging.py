@@ -58,7 +58,8 @@ class Judgement:
         feedback: for the next attempt.
         missing: requirements that are not met.
         reason: the reason, in a sentence.
-        unverified: whether the attempt could not be judged, for this reason; then nothing else counts.
+        unverified: whether the attempt could not be judged, for this reason; then nothing else
+            counts.
     """
 
     success: bool
@@ -95,8 +96,8 @@ class JudgeRequest:
 class Judge(Protocol):
     """Judges whether an attempt that ended without an error has done its task.
 
-    An error, no answer in time, or an answer that is not a well-typed `Judgement` counts as an `unverified` judgement.
-    Where replanning is disabled, no judge is asked.
+    An error, no answer in time, or an answer that is not a well-typed `Judgement` counts as an
+    `unverified` judgement. Where replanning is disabled, no judge is asked.
     """
 
     async def judge(self, request: JudgeRequest) -> Judgement:
@@ -124,10 +125,11 @@ def disposition(judgement: Judgement, *, can_retry: bool, can_replan: bool) -> D
 class JudgedWork:
     """Work that is judged before it counts as done: `SwarmOrchestrator(JudgedWork(work, judge))`.
 
-    The judge is asked within the attempt, so a deadline of the task holds for both. A judgement to continue makes the task
-    NEEDS_CONTINUATION; it is run again, at most `judge.max_iterations` times in all, with the judge's words in
-    `context.feedback`. A judgement to replan fails the attempt, and the engine seeks an alternative. Otherwise the task is
-    BLOCKED, with the reason. Work that raises, or whose output is not as expected, has failed as usual, and is not judged.
+    The judge is asked within the attempt, so a deadline of the task holds for both. A judgement to
+    continue makes the task NEEDS_CONTINUATION; it is run again, at most `judge.max_iterations`
+    times in all, with the judge's words in `context.feedback`. A judgement to replan fails the
+    attempt, and the engine seeks an alternative. Otherwise the task is BLOCKED, with the reason.
+    Work that raises, or whose output is not as expected, has failed as usual, and is not judged.
 
     Args:
         work: executes one task.
@@ -174,7 +176,8 @@ class JudgedWork:
         )
         late = f"it gave no judgement within {timeout:g} s (judge.timeout_seconds)"
         judgement = Judgement(False, unverified=True, reason=late)
-        scope, settled = anyio.CancelScope(), anyio.Event()
+        scope = anyio.CancelScope()
+        settled = anyio.Event()
 
         async def ask() -> None:
             nonlocal judgement
@@ -228,14 +231,13 @@ def _validated_judgement(judgement: object) -> Judgement:
     """Return a judgement with long texts truncated.
 
     Raises:
-        TypeError: it is not a judgement, or has wrong types; a word such as "no" must not count as true.
+        TypeError: it is not a judgement, or has wrong types; a word such as "no" must not count as
+            true.
     """
     if not isinstance(judgement, Judgement):
         raise TypeError(f"it gave {brief_repr(judgement)} in place of a Judgement")
-    flags, texts = (
-        ("success", "should_continue", "should_replan", "unverified"),
-        ("feedback", "reason"),
-    )
+    flags = ("success", "should_continue", "should_replan", "unverified")
+    texts = ("feedback", "reason")
     wrong = [name for name in flags if not isinstance(getattr(judgement, name), bool)]
     wrong += [name for name in texts if not isinstance(getattr(judgement, name), str)]
     missing: object = judgement.missing
@@ -277,12 +279,13 @@ class _JudgeResponse(BaseModel):
 class LLMJudge:
     """Has a language model judge attempts.
 
-    A reply that cannot be read is requested again, with the problem; where none can be read, or the budget does not allow
-    a call, the judgement is unverified.
+    A reply that cannot be read is requested again, with the problem; where none can be read, or the
+    budget does not allow a call, the judgement is unverified.
 
     Args:
         llm: the language model.
-        max_attempts: how often the model is asked for a reply that can be read, each with one repair.
+        max_attempts: how often the model is asked for a reply that can be read, each with one
+            repair.
     """
 
     def __init__(self, llm: LLMProvider, *, max_attempts: int = 2) -> None:
@@ -313,7 +316,8 @@ class LLMJudge:
     def _prompt(self, request: JudgeRequest, problem: str) -> str:
         room = _MAX_PROMPT_CHARS // 4
         end = _RESPONSE_FORMAT + (_REPAIR_PROMPT.format(problem=problem[:1_000]) if problem else "")
-        task, clean = request.task, self._llm.redactor.value
+        task = request.task
+        clean = self._llm.redactor.value
         shown = {
             "id": task.id,
             "name": task.name,

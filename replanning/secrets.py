@@ -1,10 +1,12 @@
 """Recognition and masking of secrets in texts, JSON values, and parts of plans and records, where they leave a run.
 
-The scope is stated in docs/concepts/security.md. Secrets in a text are found by rules: formats of tokens, values beside
-names of secrets, headers, logins in addresses; behind terminal colours and the escapes of JSON and of `repr` as well.
+The scope is stated in docs/concepts/security.md. Secrets in a text are found by rules: formats of
+tokens, values beside names of secrets, headers, logins in addresses; behind terminal colours and
+the escapes of JSON and of `repr` as well.
 
-Every rule has a literal hint, which is looked for first, and reads a bounded number of characters around it. So the time
-is linear in the length of any text, and short where no hint occurs. Nothing beyond these rules is promised.
+Every rule has a literal hint, which is looked for first, and reads a bounded number of characters
+around it. So the time is linear in the length of any text, and short where no hint occurs. Nothing
+beyond these rules is promised.
 """
 
 from __future__ import annotations
@@ -50,8 +52,8 @@ _SIGNS_16: Final = f"{_NO_WORDS}[A-Za-z0-9_-]{{16,}}"
 _SIGNS_20: Final = f"{_NO_WORDS}[A-Za-z0-9_-]{{20,}}"
 _SIGNS_40: Final = f"{_NO_WORDS}[A-Za-z0-9_-]{{40,}}"
 
-# Hint, prefix and rest. A look-behind spans the prefix: it has one dot for each of its characters. A
-# new row needs an example in `tests/support/secret_examples.py`.
+# Hint, prefix and rest. A look-behind spans the prefix: it has one dot for each of its characters.
+# A new row needs an example in `tests/support/secret_examples.py`.
 _TOKENS: Final = (
     (  # private keys
         "----",
@@ -101,14 +103,18 @@ An argument stands alone, because braces within a word may be part of a password
 """
 
 _FILLER: Final = "\x7f"
-"""Stands for each character of a reference while secrets are looked for: a character that no secret has."""
+"""Stands for each character of a reference while secrets are looked for: a character that no secret
+has.
+"""
 
 _PLACEHOLDER: Final = re.compile(
     r"\{[^{}]*\}?|\$[A-Za-z_]\w*|\$\(.*|`.*|<[\w -]*>?|\[redacted\]?|[*x.…]+|%\(?\w+\)?s?",
     re.IGNORECASE,
 )
 _CODE: Final = re.compile(r"[a-z_]+(?:\.[a-z_]+)+|[a-z_][\w.]*[(\[].*")
-"""An expression of a program that is assigned to a name: `settings.token` or a call, as `get_token(`."""
+"""An expression of a program that is assigned to a name: `settings.token` or a call, as
+`get_token(`.
+"""
 
 _NUMBER: Final = re.compile(r"[\d.,:%/ -]{1,12}")
 _NON_SECRET_WORDS: Final = frozenset((
@@ -250,7 +256,9 @@ _CONTEXTS: Final = (
     ("bearer", r"bearer[ \t]{1,8}(?P<bare>[a-z0-9._~+/-]{8,4096}={0,2})"),
     ("://", _LOGIN),
 )
-"""Headers, and names and passwords before the host of an address; a password with a slash ends at the first `@`."""
+"""Headers, and names and passwords before the host of an address; a password with a slash ends at
+the first `@`.
+"""
 
 
 def _accepts_by_context(match: re.Match[str]) -> bool:
@@ -303,8 +311,9 @@ _NAME_RULES: Final = tuple(_name_rules())
 _SIMPLE: Final = re.compile(r"(?:[!-9;<?-[\]-~]{0,14}+[ \n])*+[!-9;<?-[\]-~]{0,14}+")
 """A text of short words in ASCII without `:`, `=`, `>`, escapes and tabs.
 
-No rule finds a secret in it unless it has two hyphens in a row or `Bearer`. Every token format is longer than these words,
-and a value is found by the name before it only where a sign or an option follows the name.
+No rule finds a secret in it unless it has two hyphens in a row or `Bearer`. Every token format is
+longer than these words, and a value is found by the name before it only where a sign or an option
+follows the name.
 """
 
 
@@ -313,7 +322,8 @@ def find_secrets(text: str, *, by_name: bool = True) -> list[Span]:
 
     Args:
         text: the text.
-        by_name: whether values are found by the name before them as well, not by their own format alone.
+        by_name: whether values are found by the name before them as well, not by their own format
+            alone.
     """
     spans = []
     for hint, pattern in _FORMAT_RULES:
@@ -352,13 +362,17 @@ def find_literals(filled: str, start: int, end: int) -> list[Span]:
 # Masking of texts
 
 _MAX_LAYERS: Final = 3
-"""Most layers of escapes that are looked behind, such as a coloured line within JSON within JSON."""
+"""Most layers of escapes that are looked behind, such as a coloured line within JSON within
+JSON.
+"""
 
 MIN_KNOWN_CHARS: Final = 4
 """Shorter known values are flags rather than secrets, and would be found everywhere."""
 
 _MIN_LINE_CHARS: Final = 8
-"""Shorter lines of a known secret, such as a single bracket, occur in many texts and are not masked."""
+"""Shorter lines of a known secret, such as a single bracket, occur in many texts and are not
+masked.
+"""
 
 _ESCAPE: Final = re.compile(
     r"""
@@ -491,9 +505,10 @@ class Redactor:
     """Replacement of secrets by `[redacted]`: known values, values under names of secrets, and formats of tokens.
 
     Args:
-        values: secrets known by value, such as those of configured environment variables, and their lines.
-        patterns: further regular expressions of Python whose matches are secrets. They are trusted: one that takes long
-            makes everything wait.
+        values: secrets known by value, such as those of configured environment variables, and their
+            lines.
+        patterns: further regular expressions of Python whose matches are secrets. They are trusted:
+            one that takes long makes everything wait.
     """
 
     def __init__(self, values: Iterable[str] = (), patterns: Iterable[str] = ()) -> None:

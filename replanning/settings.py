@@ -98,7 +98,8 @@ class DecisionSettings(Section):
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
-        low, middle = self.user_confirmation_threshold, self.min_confidence_threshold
+        low = self.user_confirmation_threshold
+        middle = self.min_confidence_threshold
         high = self.immediate_execution_threshold
         if not low <= middle <= high:
             raise ValueError(

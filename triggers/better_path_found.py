@@ -32,9 +32,10 @@ MAX_REASON_CHARS = 300
 class BetterPathDetector:
     """`better-path-found`: a tool of equal capability makes the remaining path cheaper by at least the minimum gain.
 
-    Only tools that state their cost are compared. In a plan that states its facts, it also fires when facts begin to hold,
-    or a tool or resource becomes available, with which effects of waiting tasks could be achieved in another way, or hold
-    already. What that saves is measured when the proposals are vetted.
+    Only tools that state their cost are compared. In a plan that states its facts, it also fires
+    when facts begin to hold, or a tool or resource becomes available, with which effects of waiting
+    tasks could be achieved in another way, or hold already. What that saves is measured when the
+    proposals are vetted.
 
     Args:
         every: number of successful attempts between two comparisons.
@@ -123,12 +124,14 @@ def _possible_shortcuts(
     """Yield a trigger if waiting tasks add facts that hold now, or that tools may achieve from the new facts."""
     effects = {tool.name: tool.addition_patterns for tool in view.tools.values()}
     if isinstance(observation, FactsObserved):
-        news, reached = sorted(observation.holds), list(observation.holds)
+        news = sorted(observation.holds)
+        reached = list(observation.holds)
     else:
         assert isinstance(observation, ResourceUpdated)
         name = observation.name
         able = (tool for tool in usable if name in (tool.name, *tool.resources))
-        news, reached = [name], [fact for tool in able for fact in effects[tool.name]]
+        news = [name]
+        reached = [fact for tool in able for fact in effects[tool.name]]
     for fact in reached:  # grows during the loop
         able = (
             t for t in usable if any(_may_equal(fact, need) for need in t.precondition_patterns)
@@ -156,7 +159,8 @@ def _may_equal(one: str, other: str) -> bool:
     """Return whether two patterns may stand for the same fact, judged by the text before their placeholders."""
     if "{" not in one and "{" not in other:
         return one == other
-    start, other_start = one.partition("{")[0], other.partition("{")[0]
+    start = one.partition("{")[0]
+    other_start = other.partition("{")[0]
     return start.startswith(other_start) or other_start.startswith(start)
 
 

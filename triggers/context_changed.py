@@ -36,8 +36,8 @@ _TEXT_FIELDS = frozenset({"objective", "success_criteria"})
 class ContextChangedDetector:
     """`context-changed`: the context or the facts changed, and tasks that still have to run depend on the change.
 
-    Also if the goal changed, and the remaining plan does not reach it; and if finished tasks with `on_stale: redo` have
-    stale results.
+    Also if the goal changed, and the remaining plan does not reach it; and if finished tasks with
+    `on_stale: redo` have stale results.
     """
 
     name = "context-changed"

@@ -31,7 +31,8 @@ class GoalUnreachableDetector:
         if not isinstance(observation, RunQuiescent):
             return
         blocking = tuple(islice(_blocking_tasks(observation, view), MAX_NAMED_TASKS))
-        missing, count = observation.missing_facts, len(observation.unsatisfied)
+        missing = observation.missing_facts
+        count = len(observation.unsatisfied)
         causes = []
         for task in blocking:
             error = (

@@ -35,8 +35,8 @@ class ResourceChangedDetector:
                 view, observation.name, gone, observation.reason, observation.capacity
             )
         elif isinstance(observation, AttemptFailed) and observation.retry_at is not None:
-            # A server that dies takes its tool with it while the task still runs. Only now, after the
-            # failure, does the task wait for the tool.
+            # A server that dies takes its tool with it while the task still runs. Only now, after
+            # the failure, does the task wait for the tool.
             tool = view.tool(view.task(observation.task).task.tool)
             if tool is not None and not tool.available:
                 yield from _lacking(view, tool.name, gone=True)

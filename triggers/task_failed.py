@@ -37,7 +37,8 @@ class TaskFailedDetector:
         task = view.task(observation.task)
         if task.state is not TaskState.FAILED or task.failure is None:
             return
-        failure, label = task.failure, task_label(task)
+        failure = task.failure
+        label = task_label(task)
         match failure.kind:
             case "interrupted":
                 reason = f"{label} was cut off: {failure.message}"
@@ -78,7 +79,8 @@ class TaskFailedDetector:
 def task_cause(task: TaskView, *error: str) -> str:
     """Return the cause of a failure: equal for equal calls that fail in the same way.
 
-    Only the error is normalised: `tool-1` and `tool-2` are different tools, and other arguments make another call.
+    Only the error is normalised: `tool-1` and `tool-2` are different tools, and other arguments
+    make another call.
     """
     call = task.task.tool or task.id
     if task.task.arguments:

@@ -7,7 +7,9 @@ import os
 import httpx
 
 VARIANT = os.environ.get("VARIANT", "nothing")
-"""What the program states beside the call itself: `nothing`, `once`, `retries`, `lookup` or `keys`."""
+"""What the program states beside the call itself: `nothing`, `once`, `retries`, `lookup` or
+`keys`.
+"""
 
 _SHOP = httpx.Client(
     base_url=os.environ.get("SHOP", ""), timeout=2.0, headers={"process": str(os.getpid())}

@@ -1,8 +1,9 @@
 """Retries the flow run whose process was killed, as Prefect's pages describe it: `prefect_retry.py PROGRAM:FLOW`.
 
-Prefect's server takes such a run for running until an automation on missing heartbeats marks it as crashed
-(https://docs.prefect.io/v3/advanced/detect-zombie-flows). This marks it at once, and then does what the page about
-retries of flow runs says (https://docs.prefect.io/v3/how-to-guides/workflows/retry-flow-runs).
+Prefect's server takes such a run for running until an automation on missing heartbeats marks it as
+crashed (https://docs.prefect.io/v3/advanced/detect-zombie-flows). This marks it at once, and then
+does what the page about retries of flow runs says
+(https://docs.prefect.io/v3/how-to-guides/workflows/retry-flow-runs).
 """
 
 import asyncio

@@ -17,7 +17,8 @@ SOLD_OUT = "flight"
 class Shop(ThreadingHTTPServer):
     """The shop, on a free port of this machine, until its block is left.
 
-    An effect is named after what it is about: `charge`, `car`, `hotel`, or `cancel` for a cancellation.
+    An effect is named after what it is about: `charge`, `car`, `hotel`, or `cancel` for a
+    cancellation.
 
     Args:
         lose: the effect that is made once without an answer, so that its caller waits in vain.

@@ -1,7 +1,8 @@
 """Agents that have a conversation with the shop, each with its own way to handle tools that fail.
 
-They all follow the script of the conversation. An exception that reaches an agent ends its conversation, as it ends the
-run of the frameworks; an error that it is told as the answer to its call does not.
+They all follow the script of the conversation. An exception that reaches an agent ends its
+conversation, as it ends the run of the frameworks; an error that it is told as the answer to its
+call does not.
 """
 
 from __future__ import annotations
@@ -227,8 +228,8 @@ def calls_of(session: EngineSession, play: Play) -> Execute:
 def tool_retry_agent(shop: Shop, names: Iterable[str]) -> LangGraph:
     """Return an agent of LangChain that tries failed calls again by its own middleware.
 
-    https://docs.langchain.com/oss/python/langchain/middleware/built-in#tool-retry: two retries, after
-    which the model is told of the failure. Without a delay.
+    https://docs.langchain.com/oss/python/langchain/middleware/built-in#tool-retry: two retries,
+    after which the model is told of the failure. Without a delay.
     """
     from langchain.agents.middleware import ToolRetryMiddleware
 

@@ -27,8 +27,8 @@ def by_hand() -> dict[str, JsonObject]:
 def with_second_source(shop: Shop, expected: Mapping[str, JsonObject]) -> Fields:
     """Return the fields of all tools where each has a second source.
 
-    The mirror of a reading tool must say the same, and a change of which nobody knows whether it was
-    made is looked for with a reading tool.
+    The mirror of a reading tool must say the same, and a change of which nobody knows whether it
+    was made is looked for with a reading tool.
     """
     expected = dict(expected)
     for tool in READS:

@@ -54,7 +54,9 @@ SLOW_SECONDS = 60.0
 TIMEOUT_SECONDS = 10.0
 
 Wait = Callable[[float], Awaitable[None]]
-"""Waits for some seconds, or raises a `TimeoutError`, as a client does that has a time limit of its own."""
+"""Waits for some seconds, or raises a `TimeoutError`, as a client does that has a time limit of its
+own.
+"""
 
 
 class TooManyRequests(Exception):
@@ -128,7 +130,8 @@ class Fault:
     Attributes:
         case: what kind of fault.
         step: the number of the call.
-        executions: how many executions of the call fail; infinite if all do that follow of the tool.
+        executions: how many executions of the call fail; infinite if all do that follow of the
+            tool.
     """
 
     case: Case
@@ -144,9 +147,9 @@ class Fault:
 class Play:
     """One conversation that an agent has with the shop: the agent's script and the tools.
 
-    The agent asks for its next call, has it executed in any way that it likes, and hears the answer,
-    which it believes. Its state is the answers that it has heard, the database, and what has become
-    of the fault.
+    The agent asks for its next call, has it executed in any way that it likes, and hears the
+    answer, which it believes. Its state is the answers that it has heard, the database, and what
+    has become of the fault.
 
     Args:
         shop: the shop.

@@ -74,7 +74,8 @@ FURTHER_SEEDS = 2
 COST_BAR = 0.2
 """Milliseconds that an undisturbed call may take longer."""
 
-ROUNDS, COST_EVERY = 20, 4
+ROUNDS = 20
+COST_EVERY = 4
 """How often each call is measured, and in which conversations: one of so many."""
 
 
@@ -111,7 +112,8 @@ class Undisturbed:
 
     Attributes:
         plays: conversations.
-        changed: those in which the agent heard, or the shop did, anything else than in the reference.
+        changed: those in which the agent heard, or the shop did, anything else than in the
+            reference.
         calls: calls of the agent.
         executions: executions of tools.
     """

@@ -47,7 +47,9 @@ AnyPlanView: TypeAlias = PlanView | DraftView
 """The plan as it is, or as changes would leave it."""
 
 ArgumentSources: TypeAlias = dict[str, list[tuple[Task, bool]]]
-"""By parameter, the tasks that have an argument for it, each with whether it may be used beside those of steps."""
+"""By parameter, the tasks that have an argument for it, each with whether it may be used beside
+those of steps.
+"""
 
 VERIFIED_CONFIDENCE: Final = 0.95
 """Confidence of a repair verified against the facts."""
@@ -84,7 +86,8 @@ async def find_repairs(request: ReplanRequest, *, threads: bool = True) -> list[
             problems = await repair_problems(request)
             solutions = await _solve_all(problems, threads=threads)
             break
-    # The repairs of all parts together: the nearest, the cheapest, those from scratch; then the verdicts.
+    # The repairs of all parts together: the nearest, the cheapest, those from scratch; then the
+    # verdicts.
     alternatives = await _combine(solutions, ("repair", "cheaper", "scratch"), view)
     verdicts: list[Alternative] = []
     for problem, solution in zip(problems, solutions, strict=True):
@@ -102,8 +105,9 @@ async def find_repairs(request: ReplanRequest, *, threads: bool = True) -> list[
 async def find_cheaper_paths(request: ReplanRequest, *, threads: bool = True) -> list[Alternative]:
     """Return cheaper paths to the goal through the parts of a plan with tasks that triggers name; none without stated facts.
 
-    They achieve the goal and the effects of the steps that no other step requires. Steps whose results are read, or about
-    which a person is asked, are kept. Long searches run in a thread, unless `threads` is false.
+    They achieve the goal and the effects of the steps that no other step requires. Steps whose
+    results are read, or about which a person is asked, are kept. Long searches run in a thread,
+    unless `threads` is false.
     """
     view = request.view
     for searched in range(_MAX_SHORTCUT_SEARCHES):
@@ -182,8 +186,8 @@ async def _combine(
         await _checkpoint_if_large(view)
         if alternative.changes and not view.check(alternative.changes):
             alternatives.setdefault(alternative.fingerprint(), alternative)
-        # An alternative that removes much of a large plan takes long to assemble. Tasks that a clock wakes at the
-        # first of two checkpoints run at the second.
+        # An alternative that removes much of a large plan takes long to assemble. Tasks that a
+        # clock wakes at the first of two checkpoints run at the second.
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
     return list(alternatives.values())
@@ -357,7 +361,8 @@ def _planning_problem(
     facts: Collection[str] = (),
 ) -> StripsProblem:
     """Return the problem of a plan, or of a part of it as for `PlanView.strips_problem`, with the goal of the request."""
-    view, goal = request.view, tuple(request.goal.facts)
+    view = request.view
+    goal = tuple(request.goal.facts)
     if goal == tuple(view.goal.facts):
         return view.strips_problem(tasks=tasks, facts=facts)
     # Which part of the plan matters for another goal is not known.
@@ -389,8 +394,8 @@ async def _group_problems(
 ) -> list[RepairProblem]:
     """Return a problem for each group; if there is no group, the problem of reaching the goal, whose facts may be stated."""
     await _checkpoint_if_large(view)
-    # The tasks that have arguments for unbound parameters of tools, read once for all problems. If the plan states its
-    # facts, arguments of all tasks that have not ended may be used.
+    # The tasks that have arguments for unbound parameters of tools, read once for all problems. If
+    # the plan states its facts, arguments of all tasks that have not ended may be used.
     closed = world.closed_world
     sources: ArgumentSources = {
         name: []
@@ -497,7 +502,8 @@ def _repair_goal(
 ) -> tuple[str, ...]:
     """Return the facts that must hold at the end: the stated goal, or all effects of the plan, and never less.
 
-    If the plan states no facts, effects of a step that are only for steps that depend on it are left out.
+    If the plan states no facts, effects of a step that are only for steps that depend on it are
+    left out.
     """
     if world.closed_world and stated:
         return world.goal
@@ -534,7 +540,8 @@ def build_domain(
         for part in view.lineage(step.id):
             if part.failure is None and part.state not in STUCK:
                 continue
-            # A call may be used again where something that it needs has ceased to hold, or was made true anew.
+            # A call may be used again where something that it needs has ceased to hold, or was made
+            # true anew.
             tool = view.tool(part.task.tool)
             arguments = step.arguments if part.id == step.id else part.task.arguments
             needs = (
@@ -687,7 +694,8 @@ def splice(repair: Repair, view: AnyPlanView, reserved_ids: set[str]) -> tuple[P
     is_new = isinstance(view, DraftView) and all(
         view.task(i).root == i and i in view.new_task_ids for i in removed
     )
-    # The bridge replaces the step that failed, else the last one that it makes superfluous; or it is added.
+    # The bridge replaces the step that failed, else the last one that it makes superfluous; or it
+    # is added.
     target: StripsStep | None = None
     if repair.actions and removed and not is_new:
         target = next(
@@ -716,13 +724,15 @@ def splice(repair: Repair, view: AnyPlanView, reserved_ids: set[str]) -> tuple[P
                 Task(id=new_id, tool=action.tool, arguments=action.arguments, depends_on=depends_on)
             )
     changes: list[PlanChange] = []
-    instead, late = tuple[str, ...](), set[str]()
+    instead = tuple[str, ...]()
+    late = set[str]()
     if target is not None:
         if view.task(target.id).task.depends_on != inherited:
             changes.append(ModifyTask(task_id=target.id, fields={"depends_on": list(inherited)}))
         changes.append(ReplaceTask(task_id=target.id, tasks=tuple(chain)))
         del removed[target.id]
-        instead, late = (target.id,), set(dependents)
+        instead = (target.id,)
+        late = set(dependents)
     elif chain:
         chain[0] = chain[0].model_copy(update={"depends_on": inherited})
         changes += [AddTask(task=task) for task in chain[:-1]]
@@ -750,7 +760,8 @@ def splice(repair: Repair, view: AnyPlanView, reserved_ids: set[str]) -> tuple[P
 
 def _must_be_ordered(one: GroundAction, other: GroundAction) -> bool:
     """Return whether the order of two actions matters: one changes facts that the other needs or changes."""
-    changed, touched = one.adds | one.removes, other.adds | other.removes
+    changed = one.adds | one.removes
+    touched = other.adds | other.removes
     return not (
         changed.isdisjoint(other.requires)
         and touched.isdisjoint(one.requires)

@@ -1,8 +1,9 @@
 """Grounding: the actions that can become possible, found by matching tools with reachable facts.
 
-Facts are reached as if no fact were ever removed (the delete relaxation of Bonet and Geffner 2001): facts that are not
-reached even so are certainly unreachable, and actions that can never become possible are not made. The results depend
-on the order in which tools and facts are stated, never on their names.
+Facts are reached as if no fact were ever removed (the delete relaxation of Bonet and Geffner 2001):
+facts that are not reached even so are certainly unreachable, and actions that can never become
+possible are not made. The results depend on the order in which tools and facts are stated, never on
+their names.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ MAX_ACTIONS: Final = 20_000
 """Most actions that are considered."""
 
 _JOINS_PER_ACTION: Final = 50
-"""Combinations of matching facts that are examined, for each of the most actions that may be found."""
+"""Combinations of matching facts that are examined, for each of the most actions that may be
+found.
+"""
 
 _PYTHON_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "integer": (int,),
@@ -74,10 +77,11 @@ class Domain:
     Attributes:
         tools: the tools that can be used.
         objects: the objects of the facts: name to type.
-        parameter_values: by tool and parameter, values of tasks for parameters that no fact and no type determines.
+        parameter_values: by tool and parameter, values of tasks for parameters that no fact and no
+            type determines.
         assumed_patterns: patterns of facts that are assumed to hold.
-        failed_actions: keys of actions that have failed, and can be used again only after something that they need
-            was removed and made true anew.
+        failed_actions: keys of actions that have failed, and can be used again only after something
+            that they need was removed and made true anew.
     """
 
     tools: Sequence[ToolSpec]
@@ -96,7 +100,8 @@ def reachable_actions(facts: Sequence[str], domain: Domain, most: int = MAX_ACTI
     reached: dict[str, None] = dict.fromkeys(facts)
     queue = list(reached)
     actions: dict[str, ToolAction] = {}
-    complete, truncated = True, False
+    complete = True
+    truncated = False
     joins_left = most * _JOINS_PER_ACTION
 
     def add_actions(schema: _ActionSchema, binding: Binding) -> None:
@@ -161,7 +166,8 @@ def reachable_actions(facts: Sequence[str], domain: Domain, most: int = MAX_ACTI
                 for one in bindings:
                     add_actions(schema, one)
         if len(actions) > most or joins_left < 0:
-            complete, truncated = False, True
+            complete = False
+            truncated = True
             break
     found = list(actions.values())
     for failed in [action for key, action in actions.items() if key in domain.failed_actions]:

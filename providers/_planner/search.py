@@ -1,10 +1,11 @@
 """Search for the bridge with the fewest changes from the current facts back into a plan.
 
-A* (Hart, Nilsson and Raphael 1968) over sets of facts, towards several targets at once, each with the cost of the
-steps that it leaves out. Its heuristic, the number of facts that a target lacks divided by the most that one action
-adds, is admissible. If that takes too long, greedy best-first search with the additive heuristic (Bonet and Geffner
-2001) takes over, whose result may not be optimal. Both are bounded by nodes, never by the clock, and depend on the
-order in which tools and facts are stated.
+A* (Hart, Nilsson and Raphael 1968) over sets of facts, towards several targets at once, each with
+the cost of the steps that it leaves out. Its heuristic, the number of facts that a target lacks
+divided by the most that one action adds, is admissible. If that takes too long, greedy best-first
+search with the additive heuristic (Bonet and Geffner 2001) takes over, whose result may not be
+optimal. Both are bounded by nodes, never by the clock, and depend on the order in which tools and
+facts are stated.
 """
 
 from __future__ import annotations
@@ -113,12 +114,13 @@ def find_cheapest_path(
         actions: actions that can be used.
         weight: cost of an action.
         nodes: most states that A* expands.
-        greedy_nodes: most states that greedy search expands, if A* has found no result within its bound.
+        greedy_nodes: most states that greedy search expands, if A* has found no result within its
+            bound.
         check_cancelled: called now and then; an exception of it ends the search.
     """
     holds = frozenset(start)
-    # Only actions that can contribute are tried: they add facts that are missing, or will be after other such actions.
-    # From every plan with other actions, these can be left out.
+    # Only actions that can contribute are tried: they add facts that are missing, or will be after
+    # other such actions. From every plan with other actions, these can be left out.
     adding: dict[str, list[int]] = {}
     for number, action in enumerate(actions):
         for fact in action.adds:
@@ -191,11 +193,13 @@ class _Node(NamedTuple):
 
 
 def _a_star(space: _SearchSpace, limit: int, check_cancelled: Callable[[], None]) -> SearchResult:
-    root, first = _Node(space.start, None, None), space.heuristic(space.start)
+    root = _Node(space.start, None, None)
+    first = space.heuristic(space.start)
     queue: list[tuple[float, float, int, float, _Node]] = [(first, first, 0, 0.0, root)]
     cheapest = {space.start: 0.0}
     best = SearchResult(None, -1, True, 0)
-    best_cost, nodes = float(_INFINITY), 0
+    best_cost = float(_INFINITY)
+    nodes = 0
     while queue:
         estimate, _, _, spent, node = heapq.heappop(queue)
         if estimate >= best_cost:
@@ -209,7 +213,8 @@ def _a_star(space: _SearchSpace, limit: int, check_cancelled: Callable[[], None]
             check_cancelled()
         target = space.satisfied_target(node.state)
         if target is not None and spent + target[0] < best_cost:
-            best_cost, best = spent + target[0], SearchResult(node.path(), target[1], True, nodes)
+            best_cost = spent + target[0]
+            best = SearchResult(node.path(), target[1], True, nodes)
         for successor, weight, action in space.successors(node.state):
             total = spent + weight
             if total < cheapest.get(successor, _INFINITY):
@@ -311,11 +316,14 @@ SCRATCH_GREEDY_NODES: Final = 50
 SCRATCH_ACTIONS: Final = 1_000
 """Bounds of the search for a plan from scratch, which is only an additional choice.
 
-With more actions than these, the bounds of nodes shrink in proportion, because each state tries each action.
+With more actions than these, the bounds of nodes shrink in proportion, because each state tries
+each action.
 """
 
 SHORTCUT_CHOICES: Final = 100
-"""Product of actions and suffixes up to which the search for a cheaper plan expands all its states; fewer above."""
+"""Product of actions and suffixes up to which the search for a cheaper plan expands all its states;
+fewer above.
+"""
 
 _SuffixTarget: TypeAlias = tuple[int, frozenset[str] | None, float]
 
@@ -394,14 +402,12 @@ def solve(
 
     Args:
         problem: the problem.
-        nodes: most states that each search expands; with fewer than `MAX_ASTAR_NODES`, there is no verdict when they
-            are used up.
+        nodes: most states that each search expands; with fewer than `MAX_ASTAR_NODES`, there is no
+            verdict when they are used up.
         check_cancelled: called now and then; an exception of it ends the search.
     """
-    patient, search = (
-        nodes >= MAX_ASTAR_NODES,
-        partial(find_cheapest_path, check_cancelled=check_cancelled),
-    )
+    patient = nodes >= MAX_ASTAR_NODES
+    search = partial(find_cheapest_path, check_cancelled=check_cancelled)
     facts = dict.fromkeys(problem.facts)
     for step in problem.remainders[0].prefix:
         facts.update((fact, None) for fact in step.action.facts if fact in step.action.adds)
@@ -416,7 +422,8 @@ def solve(
     )
     if not patient and grounded.truncated:
         return Solution()
-    near, results = [], []
+    near = []
+    results = []
     whole = problem.remainders[-1]
     changing = (step.action.removes for step in (*whole.prefix, *whole.suffix))
     # Without facts that hold and are never removed, the preconditions of long suffixes stay short.
@@ -427,7 +434,8 @@ def solve(
     for rest in problem.remainders:
         suffixes = list(_suffix_targets(problem, rest, static))
         targets = [Target(needs, removed) for removed, needs, _ in suffixes]
-        start, greedy = _initial_facts(problem, rest), MAX_GREEDY_NODES if patient else 0
+        start = _initial_facts(problem, rest)
+        greedy = MAX_GREEDY_NODES if patient else 0
         result = search(start, targets, grounded.actions, nodes=nodes, greedy_nodes=greedy)
         results.append(result)
         if result.actions is not None:
@@ -441,7 +449,8 @@ def solve(
         )
     repairs = [min(near, key=lambda repair: repair.distance)]
     others: list[SearchResult] = []
-    start, actions = _initial_facts(problem, whole), grounded.actions
+    start = _initial_facts(problem, whole)
+    actions = grounded.actions
     if len({action.cost for action in actions}) > 1:
         targets = [Target(needs, cost) for _, needs, cost in suffixes]
         result = search(
@@ -453,7 +462,8 @@ def solve(
                 Repair("cheaper", whole, result.actions, whole.min_removed + result.target)
             )
     share = min(1.0, SCRATCH_ACTIONS / max(len(actions), 1))
-    few, greedy = min(nodes, int(SCRATCH_NODES * share)), int(SCRATCH_GREEDY_NODES * share)
+    few = min(nodes, int(SCRATCH_NODES * share))
+    greedy = int(SCRATCH_GREEDY_NODES * share)
     result = search(start, [Target(suffixes[-1][1], 0)], actions, nodes=few, greedy_nodes=greedy)
     others.append(result)
     if result.actions is not None:
@@ -472,11 +482,12 @@ def find_shortcuts(
 
     Args:
         problem: the problem; its last remainder is the plan.
-        nodes: most states that are expanded, fewer with many actions. With at most `MAX_INLINE_NODES`, the search has no
-            result if it uses them up.
+        nodes: most states that are expanded, fewer with many actions. With at most
+            `MAX_INLINE_NODES`, the search has no result if it uses them up.
         check_cancelled: called now and then; an exception of it ends the search.
     """
-    patient, whole = nodes > MAX_INLINE_NODES, problem.remainders[-1]
+    patient = nodes > MAX_INLINE_NODES
+    whole = problem.remainders[-1]
     prices = {tool.name: 1.0 if tool.cost is None else tool.cost for tool in problem.domain.tools}
     problem = replace(
         problem, costs={step.id: prices.get(step.tool or "", 0.0) for step in whole.suffix}
@@ -527,8 +538,8 @@ def find_shortcuts(
 def _superfluous_steps(problem: RepairProblem, rest: PlanRemainder) -> tuple[StripsStep, ...]:
     """Return the removable steps whose effects are not needed later, or hold before them already.
 
-    They are found backwards from the goal, as in the backward justification of Fink and Yang (1992), so that all of them
-    can be left out together.
+    They are found backwards from the goal, as in the backward justification of Fink and Yang
+    (1992), so that all of them can be left out together.
     """
     facts = set(_initial_facts(problem, rest))
     held: list[frozenset[str]] = []

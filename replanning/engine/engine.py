@@ -433,7 +433,8 @@ class ReplanningEngine:
         Raises:
             ChangeRejected: of an effect no task can take back, nobody has decided with `leave` or
                 `by_hand`, names every one; or the task of `to` is not done.
-            NotRunning: its calls are those of a program or of planning mode, or its budget is used up.
+            NotRunning: its calls are those of a program or of planning mode, or its budget is used
+                up.
             StoreError: the store fails.
             UnknownRun: the store has no such run.
             UnknownTask: there never was a task that is named.
@@ -596,8 +597,8 @@ class ReplanningEngine:
         """Return the questions that wait for a person, of one run or all, in any process.
 
         A question is listed until its answer is carried out: at once, or when the run is resumed if
-        no process executes it. Any thread may call it. Without `run_id`, a run that cannot be read is left out with a
-        warning in the log.
+        no process executes it. Any thread may call it. Without `run_id`, a run that cannot be read
+        is left out with a warning in the log.
 
         Raises:
             JournalCorrupt: the journal of `run_id` cannot be read.

@@ -585,9 +585,9 @@ class AlternativeGenerator:
         on is done. Providers get what they get in a run, and their alternatives are checked, scored
         and ranked in the same way.
 
-        A provider that fails, does not answer in time or returns something else is left out; `notes`
-        says so, and a warning on the logger `replanning`. It can be cut off where it awaits. For one
-        that waits in a thread, this waits as well.
+        A provider that fails, does not answer in time or returns something else is left out;
+        `notes` says so, and a warning on the logger `replanning`. It can be cut off where it
+        awaits. For one that waits in a thread, this waits as well.
 
         Args:
             trigger: why alternatives are sought; several are considered together.
@@ -603,8 +603,8 @@ class AlternativeGenerator:
         Raises:
             StaleView: the plan has changed since the view was made.
             UnknownTask: a trigger names a task that the plan does not have.
-            ValueError: no trigger is given, a fact is not valid, facts are stated beside a view, or a
-                record does not fit the plan.
+            ValueError: no trigger is given, a fact is not valid, facts are stated beside a view, or
+                a record does not fit the plan.
             Exception: whatever an analyzer, path generator or scorer of your own raises.
         """
         triggers: Sequence[Trigger]

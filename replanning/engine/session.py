@@ -316,7 +316,8 @@ class Session:
         self, name: str, arguments: JsonObject, digest: str
     ) -> tuple[TaskId, AttemptId | None]:
         """Add the task of a call; return it, and its attempt unless it has to wait."""
-        live, function = self.run.live, self._tools.functions.get(name)
+        live = self.run.live
+        function = self._tools.functions.get(name)
         number = live.statistics.added_tasks + 1
         stem = name[: MAX_NAME_CHARS - _NUMBER_CHARS]
         while live.is_taken(task_id := TaskId(f"{stem}-{number}")):
@@ -366,12 +367,11 @@ class Session:
         Raises:
             ValueError: the key is that of another call.
         """
-        life, task, given = (
-            self.run._lifecycle,
-            self.run.live.entry(task_id).task,
-            _escaped(arguments),
-        )
-        name, recorded = task.tool or task.name, task.arguments
+        life = self.run._lifecycle
+        task = self.run.live.entry(task_id).task
+        given = _escaped(arguments)
+        name = task.tool or task.name
+        recorded = task.arguments
         other = given.keys() != recorded.keys() or any(
             value != recorded[each] and not is_redacted(value) and not is_redacted(recorded[each])
             for each, value in given.items()
@@ -407,7 +407,8 @@ class Session:
             objects.append(value)
             return {_OBJECT_KEY: len(objects) - 1, "type": type(value).__name__}
 
-        named, life = {str(name): value for name, value in arguments.items()}, self.run._lifecycle
+        named = {str(name): value for name, value in arguments.items()}
+        life = self.run._lifecycle
         most = life.settings.max_output
         with suppress(NotStorable):
             plain = encode(named, None)
@@ -417,7 +418,8 @@ class Session:
             text = to_json(named, fallback=reference, inf_nan_mode="constants")
             journaled: JsonObject = from_json(text, allow_inf_nan=False)
         except (ValueError, RecursionError):
-            text, journaled = b"null", {}
+            text = b"null"
+            journaled = {}
         if len(text) > most or b"null" in text:
             objects.clear()
             for name, value in named.items():
@@ -426,13 +428,15 @@ class Session:
                         to_jsonable_python(value, fallback=reference, inf_nan_mode="strings")
                     )
                 except (RecordNotSerializable, ValueError, RecursionError):
-                    kept, size = None, most + 1
+                    kept = None
+                    size = most + 1
                 journaled[name] = kept if size <= most else reference(value)
         return journaled
 
     def end(self) -> None:
         """End the run unless it ended or pauses; it succeeds if nothing is left open."""
-        life, live = self.run._lifecycle, self.run.live
+        life = self.run._lifecycle
+        live = self.run.live
         if life.ledger.pause is not None:
             return
         left = [

@@ -68,8 +68,8 @@ class Situation:
         is_running: whether tasks may begin while providers are asked.
         elapsed: seconds of the budget's wall clock that were used up, where nothing is running.
         undo_problem: returns why the run cannot be taken back as changes ask for; empty if it can.
-        question_about_replaced: returns why a person must agree to what changes do to the effects of the
-            tasks that they replace; empty if nobody must.
+        question_about_replaced: returns why a person must agree to what changes do to the effects
+            of the tasks that they replace; empty if nobody must.
     """
 
     live: LivePlan
@@ -131,8 +131,8 @@ class Situation:
         Raises:
             StaleView: the plan has changed since the view was made.
             UnknownTask: a trigger names a task that the plan does not have.
-            ValueError: a fact is not valid, facts are stated beside a view, or a record does not fit the
-                plan.
+            ValueError: a fact is not valid, facts are stated beside a view, or a record does not
+                fit the plan.
         """
         if settings is None:
             settings = Settings()

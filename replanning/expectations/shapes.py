@@ -12,7 +12,9 @@ from typing import Final
 from replanning.plan.types import JsonObject, JsonValue
 
 MIN_OUTPUTS: Final = 5
-"""Outputs that say what the whole output is: its type, its fields, the arguments that it repeats."""
+"""Outputs that say what the whole output is: its type, its fields, the arguments that it
+repeats.
+"""
 
 MIN_RULES: Final = 10
 """Outputs for a rule that may hold by chance, as that a list is never empty."""

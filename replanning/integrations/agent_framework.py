@@ -1,11 +1,14 @@
 """Microsoft Agent Framework: `Agent(…, middleware=[Replanned({"search": "web", "search_archive": "web"})])`.
 
-Workflows of agents: `replanned(workflow, engine, capabilities={"writer": "write", "editor": "write"})`.
+Workflows of agents: `replanned(workflow, engine, capabilities={"writer": "write", "editor":
+"write"})`.
 
-Tested with agent-framework-core 1.23 and agent-framework-orchestrations 1.4. See docs/integrations/agent_framework.md.
+Tested with agent-framework-core 1.23 and agent-framework-orchestrations 1.4. See
+docs/integrations/agent_framework.md.
 
-What is lost: a tool that appears only in a later step of a run is not replaced. Function middleware that a context provider
-adds does not see a tool that stands in for another one. The plan of Magentic is text: see `planned`.
+What is lost: a tool that appears only in a later step of a run is not replaced. Function middleware
+that a context provider adds does not see a tool that stands in for another one. The plan of
+Magentic is text: see `planned`.
 """
 
 from __future__ import annotations
@@ -106,7 +109,9 @@ except (ImportError, AttributeError) as error:
 
 METADATA: Final = "replanning"
 """Key in the additional properties of a tool, for fields of its description, and of a request for an approval, for the
-questions; and the beginning of the key in the state of an `AgentSession` for the run that it continues."""
+questions; and the beginning of the key in the state of an `AgentSession` for the run that it
+continues.
+"""
 
 
 _PASSES: Final = (MiddlewareTermination, MiddlewareFailure, UserInputRequiredException)
@@ -115,18 +120,20 @@ _PASSES: Final = (MiddlewareTermination, MiddlewareFailure, UserInputRequiredExc
 class Replanned(AgentMiddleware):  # type: ignore[misc] # its types may not be installed
     """Middleware of an agent: a tool that fails is replaced, tried again, skipped or put to a person by the engine.
 
-    Each run of the agent that calls a tool is a session of the engine. A run that ends with a request to the user, or with an
-    exception, leaves its session paused; the next run with the same `AgentSession` resumes it.
+    Each run of the agent that calls a tool is a session of the engine. A run that ends with a
+    request to the user, or with an exception, leaves its session paused; the next run with the same
+    `AgentSession` resumes it.
 
     Args:
-        capabilities: by the name of a tool, its capability, or the fields that `replanning.tool` takes. Tools of the same
-            capability can stand in for one another. The `additional_properties` of a tool may state fields, too, under
-            `replanning`.
+        capabilities: by the name of a tool, its capability, or the fields that `replanning.tool`
+            takes. Tools of the same capability can stand in for one another. The
+            `additional_properties` of a tool may state fields, too, under `replanning`.
         engine: the engine; by default one with its defaults.
         objective: what the agent is for; by default its name.
-        approvals: whether a question to a person becomes a request for the approval of the call; by default if one of the
-            tools requires approval. Without an `AgentSession`, and otherwise, the agent sees the exception of its tool.
-            With False nobody is asked, not even through the gate of the engine.
+        approvals: whether a question to a person becomes a request for the approval of the call; by
+            default if one of the tools requires approval. Without an `AgentSession`, and otherwise,
+            the agent sees the exception of its tool. With False nobody is asked, not even through
+            the gate of the engine.
 
     Raises:
         TypeError: an argument has another type.
@@ -163,7 +170,8 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
     """One run of an agent, and its session, which is open from the first call of a tool until the run ends."""
 
     def __init__(self, attachment: Replanned, context: Any) -> None:
-        self._attachment, self._engine = attachment, attachment.engine
+        self._attachment = attachment
+        self._engine = attachment.engine
         name = context.agent.name or ""
         self._objective = attachment.objective or (
             f"Run of the agent {name}" if name else "Run of an agent"
@@ -228,7 +236,8 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
     async def end(self, response: Any) -> None:
         """End the session, or leave it paused if the agent waits for its user."""
         if getattr(response, "user_input_requests", ()):
-            # The answers name this run, also if they come twice, and no tool was called before them.
+            # The answers name this run, also if they come twice, and no tool was called before
+            # them.
             self._run_id = self._run_id or new_run_id()
             await self._leave("the agent waits for its user")
             return
@@ -275,7 +284,8 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
         arguments = context.arguments
         response = context.metadata.get("approval_response")
         approved = response is not None
-        # Only a call that a person is asked about is made again, by the next run, under the same id.
+        # Only a call that a person is asked about is made again, by the next run, under the same
+        # id.
         is_keyed = self._asks or context.function.approval_mode == "always_require"
         key = context.metadata.get("function_call_occurrence_id", "") if is_keyed else ""
 
@@ -480,19 +490,21 @@ def replanned(
     Args:
         workflow: what `SequentialBuilder`, `ConcurrentBuilder` or `WorkflowBuilder` has built.
         engine: the engine; by default one with its defaults.
-        capabilities: by the name of an agent, its capability, or the fields that `replanning.tool` takes. Agents of the
-            same capability can stand in for one another.
+        capabilities: by the name of an agent, its capability, or the fields that `replanning.tool`
+            takes. Agents of the same capability can stand in for one another.
         agents: further agents that can stand in.
-        approvals: whether a question to a person becomes a request of the workflow. Otherwise nobody is asked, not even through the
-            gate of the engine, and the agent's own exception is raised.
-        thread: an id of the work; its last run is resumed unless it has ended, and agents that had finished are not asked
-            again.
+        approvals: whether a question to a person becomes a request of the workflow. Otherwise
+            nobody is asked, not even through the gate of the engine, and the agent's own exception
+            is raised.
+        thread: an id of the work; its last run is resumed unless it has ended, and agents that had
+            finished are not asked again.
 
     Returns:
         The same workflow.
 
     Raises:
-        ValueError: capabilities name agents that do not exist, or a field is not valid for an agent.
+        ValueError: capabilities name agents that do not exist, or a field is not valid for an
+            agent.
     """
     attachment = _Attachment(
         workflow,
@@ -509,8 +521,9 @@ def replanned(
 class _Attachment:
     """A workflow whose agents are the steps of a plan, and the session of its present run.
 
-    The turn of an agent is what the framework does for one message to its executor. The first turn performs the step; in
-    further ones, as after the feedback of a person, whoever did the step is asked.
+    The turn of an agent is what the framework does for one message to its executor. The first turn
+    performs the step; in further ones, as after the feedback of a person, whoever did the step is
+    asked.
 
     Attributes:
         engine: the engine.

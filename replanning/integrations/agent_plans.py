@@ -147,7 +147,8 @@ async def agent_session(
         engine: the engine.
         plan: the plan, see `agent_plan`.
         thread: an id of the work; its last run is resumed unless it has ended.
-        approvals: whether a person is asked, by the gate of the engine or, with a thread, by `NeedsHuman`.
+        approvals: whether a person is asked, by the gate of the engine or, with a thread, by
+            `NeedsHuman`.
 
     Raises:
         RunOwned: another process is at the run of this thread.
@@ -433,7 +434,8 @@ StreamAgent = Callable[
 async def forward(performing: Performing, stream: StreamAgent) -> AsyncGenerator[Any, None]:
     """Perform steps in an async task of their own, and run their agents in that of whoever takes what they say.
 
-    So an agent is cancelled and closed as by its framework alone, and what it says is handed on at once.
+    So an agent is cancelled and closed as by its framework alone, and what it says is handed on at
+    once.
 
     Args:
         performing: performs the steps.
@@ -533,8 +535,8 @@ def certain_nodes(
         edges: from a node to another, and whether it is always followed.
 
     Returns:
-        The nodes, each after those that it waits for, and with these. There are none if the first node is in a loop, as
-        one that decides who comes next.
+        The nodes, each after those that it waits for, and with these. There are none if the first
+        node is in a loop, as one that decides who comes next.
     """
     sources: dict[str, list[str]] = {}
     uncertain = set[str]()

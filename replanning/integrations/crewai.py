@@ -1,7 +1,7 @@
 """CrewAI: `with replanned(crew, capabilities={"search": "web", "search_archive": "web"}): crew.kickoff()`.
 
-Tested with crewai 1.15.30. See docs/integrations/crewai.md for what happens with a tool or an agent that fails, and for what is
-lost.
+Tested with crewai 1.15.30. See docs/integrations/crewai.md for what happens with a tool or an agent
+that fails, and for what is lost.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ _ORIGINAL: Final = "__original__"
 """Key of a tool in the attributes of what takes its place."""
 
 _current: ContextVar[_Attachment | None] = ContextVar("replanning_crewai", default=None)
-"""The attachment in whose block a crew runs; CrewAI copies the context to its threads, also to those of its handlers."""
+"""The attachment in whose block a crew runs; CrewAI copies the context to its threads, also to
+those of its handlers.
+"""
 
 
 @contextmanager
@@ -101,28 +103,30 @@ def replanned(
 ) -> Iterator[CrewT]:
     """Attach a crew, or a single agent: within the block, an engine retries or replaces what fails.
 
-    That are calls of tools, and tasks of the crew whose agents fail for good. All runs of the crew in the block, also in
-    other threads and of copies of the crew, are one session. It is `paused` if an exception leaves the block, and has failed
-    if a task of the crew was not done.
+    That are calls of tools, and tasks of the crew whose agents fail for good. All runs of the crew
+    in the block, also in other threads and of copies of the crew, are one session. It is `paused`
+    if an exception leaves the block, and has failed if a task of the crew was not done.
 
     Args:
         crew: the crew or agent; after the block it has its own tools again.
         engine: the engine; by default one with its defaults.
-        capabilities: by the name of a tool, or the role of an agent, its capability, or the fields that `replanning.tool`
-            takes. Tools, and agents, of the same capability can stand in for one another.
+        capabilities: by the name of a tool, or the role of an agent, its capability, or the fields
+            that `replanning.tool` takes. Tools, and agents, of the same capability can stand in for
+            one another.
         objective: what the crew is for; by default its name.
-        thread: an id of the work that the crew does; its last session is resumed unless it has ended, and tasks that were
-            done are not done again.
+        thread: an id of the work that the crew does; its last session is resumed unless it has
+            ended, and tasks that were done are not done again.
         optional: the names of tasks that the crew may go without.
-        approvals: whether a question to a person goes to the gate of the engine, or, about a task of a crew with a
-            `thread`, ends the kickoff. Otherwise the crew sees the exception of its tool or agent.
+        approvals: whether a question to a person goes to the gate of the engine, or, about a task
+            of a crew with a `thread`, ends the kickoff. Otherwise the crew sees the exception of
+            its tool or agent.
 
     Raises:
         RunOwned: another process owns the session of this thread.
         StoreError: the session of this thread has another objective, or the store fails.
         TypeError: this is neither a crew nor an agent.
-        ValueError: capabilities or `optional` name what does not exist, a field is not valid for a tool, or the crew is
-            attached already.
+        ValueError: capabilities or `optional` name what does not exist, a field is not valid for a
+            tool, or the crew is attached already.
     """
     engine = ReplanningEngine() if engine is None else engine
     lists = _lists_of_tools(crew)
@@ -177,11 +181,13 @@ def replanned(
 def _ask_for_attachment() -> None:
     """Have CrewAI look for an attachment before it runs a crew or a task; where there is none, it goes on as before.
 
-    Its classes are changed once, and stay so: copies of crews, crews within flows and the tasks of planners are found as
-    well, and nothing has to be undone in the right order.
+    Its classes are changed once, and stay so: copies of crews, crews within flows and the tasks of
+    planners are found as well, and nothing has to be undone in the right order.
     """
-    run, arun = Crew._execute_tasks, Crew._aexecute_tasks
-    execute, aexecute = CrewTask._execute_core, CrewTask._aexecute_core
+    run = Crew._execute_tasks
+    arun = Crew._aexecute_tasks
+    execute = CrewTask._execute_core
+    aexecute = CrewTask._aexecute_core
     skipped = ConditionalTask.get_skipped_task_output
 
     def first_of(crew: Any, tasks: Any, start_index: int | None) -> int:
@@ -231,8 +237,10 @@ def _ask_for_attachment() -> None:
             plan.leave_out(task)
         return skipped(task)
 
-    Crew._execute_tasks, Crew._aexecute_tasks = run_tasks, arun_tasks
-    CrewTask._execute_core, CrewTask._aexecute_core = execute_task, aexecute_task
+    Crew._execute_tasks = run_tasks
+    Crew._aexecute_tasks = arun_tasks
+    CrewTask._execute_core = execute_task
+    CrewTask._aexecute_core = aexecute_task
     ConditionalTask.get_skipped_task_output = skip_task
 
 
@@ -281,7 +289,8 @@ class _Tools:
 
     Attributes:
         tools: the list.
-        repeats: whether CrewAI repeats a call of these tools that fails, as it does if the model writes calls as text.
+        repeats: whether CrewAI repeats a call of these tools that fails, as it does if the model
+            writes calls as text.
     """
 
     tools: list[Any]
@@ -341,8 +350,8 @@ class _Attachment:
                 name += " (agent)"
             names[agent.key] = name
             self._agents[sanitize_tool_name(role)] = name
-            # What an agent changes, it changes through its tools, whose calls are tasks of their own. So another one
-            # may take over when its model did not answer.
+            # What an agent changes, it changes through its tools, whose calls are tasks of their
+            # own. So another one may take over when its model did not answer.
             self.described.setdefault(name, {**agent_fields(agent.goal), "effect": "none"})
         return names
 
@@ -373,7 +382,8 @@ class _Attachment:
         self, tool: _Tool, own_function: Callable[..., Any], arguments: Mapping[str, object]
     ) -> Any:
         """Call a tool, or what replaces it, from any thread but that of the session."""
-        session, called = self.session, tool._called
+        session = self.session
+        called = tool._called
         if session is None or not _fits(tool, arguments):  # the tool itself tells the model
             return own_function(**arguments)
 
@@ -436,7 +446,9 @@ class _Tool(BaseTool):  # type: ignore[misc] # its types may not be installed
             **{name: getattr(original, name) for name in BaseTool.model_fields}
         )
         made.__dict__[_ORIGINAL] = original
-        made._original, made._attachment, made._own = original, attachment, own
+        made._original = original
+        made._attachment = attachment
+        made._own = own
         made._called = sanitize_tool_name(original.name)
         return made
 
@@ -485,7 +497,8 @@ class _Tool(BaseTool):  # type: ignore[misc] # its types may not be installed
     def to_structured_tool(self) -> Any:
         """Return the tool as a model that writes its calls as text uses it; CrewAI counts these calls itself."""
         made = self._original.to_structured_tool()
-        function, fields = made.func, self.args_schema.model_fields
+        function = made.func
+        fields = self.args_schema.model_fields
 
         def call(**arguments: Any) -> Any:
             chosen = {
@@ -501,7 +514,8 @@ class _Tool(BaseTool):  # type: ignore[misc] # its types may not be installed
         return made
 
 
-# A field of the base class is overridden only by what the class gets later. CrewAI and the original count together.
+# A field of the base class is overridden only by what the class gets later. CrewAI and the original
+# count together.
 _Tool.current_usage_count = property(
     lambda tool: tool._original.current_usage_count,
     lambda tool, count: setattr(tool._original, "current_usage_count", count),

@@ -1,8 +1,8 @@
 """Tasks of crews as tasks of a session: planned when a crew is kicked off, performed when CrewAI reaches them.
 
-CrewAI keeps its own loop over the tasks, with its order, contexts, conditions, callbacks and events. Only the execution of a
-single task is a task of the plan, so that another agent may do it, that it may be skipped, and that what providers insert
-before it is done first.
+CrewAI keeps its own loop over the tasks, with its order, contexts, conditions, callbacks and
+events. Only the execution of a single task is a task of the plan, so that another agent may do it,
+that it may be skipped, and that what providers insert before it is done first.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from replanning.run.attempt import current_attempt
 from replanning.run.run import PlanRun
 
 _KEY: Final = "crewai"
-"""Key in the metadata of a task of a crew: the number of its kickoff, and a digest of what it asks for."""
+"""Key in the metadata of a task of a crew: the number of its kickoff, and a digest of what it asks
+for.
+"""
 
 _MAX_ID_CHARS: Final = 60
 
@@ -136,8 +138,8 @@ class _Planned(NamedTuple):
 class CrewPlan:
     """The tasks of the crews that run in a block.
 
-    Its state is which task of the plan stands for which task of a crew, and what each has returned. Only the thread of the
-    session changes the former.
+    Its state is which task of the plan stands for which task of a crew, and what each has returned.
+    Only the thread of the session changes the former.
 
     Args:
         engine: the engine of the session.
@@ -237,8 +239,8 @@ class CrewPlan:
     def _planned(self, crew: Any, tasks: Sequence[Any], digests: Sequence[str]) -> list[Task]:
         """Return the tasks of a kickoff in the plan.
 
-        CrewAI begins a task once all before it are done. Only those with `async_execution` do not wait for one another, and
-        nobody waits for them but the next task without it.
+        CrewAI begins a task once all before it are done. Only those with `async_execution` do not
+        wait for one another, and nobody waits for them but the next task without it.
         """
         live = self._session.session.run.live
         number = len(self._kickoffs) + len(self._recorded) + 1
@@ -302,7 +304,8 @@ class CrewPlan:
         try:
             output = self._session.call(partial(self._perform, step), execute_planned)
         finally:
-            # Executing a task makes the agent its own, and the next run would begin with a stand-in.
+            # Executing a task makes the agent its own, and the next run would begin with a
+            # stand-in.
             work.task.agent = work.agent
         return self._handed_on(step, output)
 
@@ -403,7 +406,8 @@ class CrewPlan:
     def _chosen(self, step: _Step, work: CrewWork, planned: _Planned) -> CrewWork:
         """Return what CrewAI executes for a task of the plan.
 
-        There are three cases: the task that CrewAI has reached, or what replaces it; a later task of the crew, which is
+        There are three cases: the task that CrewAI has reached, or what replaces it; a later task
+            of the crew, which is
         done earlier; and a task that a provider has added.
 
         Raises:

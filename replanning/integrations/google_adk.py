@@ -1,8 +1,10 @@
 """Google ADK: `App(name=…, root_agent=agent, plugins=[Replanned({"search": "web", "search_archive": "web"})])`.
 
-The calls of tools are replaced, and so are the agents of a `SequentialAgent`, a `ParallelAgent` or a `Workflow`.
+The calls of tools are replaced, and so are the agents of a `SequentialAgent`, a `ParallelAgent` or
+a `Workflow`.
 
-Tested with google-adk 2.13. See docs/integrations/google_adk.md for approvals, resumed invocations, and what is lost.
+Tested with google-adk 2.13. See docs/integrations/google_adk.md for approvals, resumed invocations,
+and what is lost.
 """
 
 from __future__ import annotations
@@ -78,10 +80,14 @@ except (ImportError, AttributeError) as error:
     raise missing_framework(__name__, "Google ADK (tested with google-adk 2.13)", error) from error
 
 METADATA: Final = "replanning"
-"""Key in the `custom_metadata` of a tool, for fields of its description, and in the payload of a request to confirm."""
+"""Key in the `custom_metadata` of a tool, for fields of its description, and in the payload of a
+request to confirm.
+"""
 
 _DELTAS: Final = frozenset({"state_delta", "artifact_delta"})
-"""The fields of the actions of a call that say what it has changed, rather than what it asks for."""
+"""The fields of the actions of a call that say what it has changed, rather than what it asks
+for.
+"""
 
 _MAX_OBJECTIVE_CHARS: Final = 500
 
@@ -89,8 +95,8 @@ _MAX_OBJECTIVE_CHARS: Final = 500
 def _reports_failure(result: object) -> bool:
     """Return whether a result says that the tool failed, in one of the forms that tools of ADK use.
 
-    These are `{"status": "error"}`, `{"error": …}`, and `isError` of MCP; not the complaints about arguments with which
-    ADK answers the model.
+    These are `{"status": "error"}`, `{"error": …}`, and `isError` of MCP; not the complaints about
+    arguments with which ADK answers the model.
     """
     if not isinstance(result, Mapping):
         return False
@@ -106,19 +112,20 @@ def _reports_failure(result: object) -> bool:
 class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be installed
     """Plugin of a runner: a tool or an agent that fails is replaced, tried again, skipped or put to a person by the engine.
 
-    Each invocation in which a tool is called is a session of the engine with the same id. The run that resumes the
-    invocation resumes its session. The agents of a `SequentialAgent`, a `ParallelAgent` or a `Workflow` are tasks of its
-    plan from the start.
+    Each invocation in which a tool is called is a session of the engine with the same id. The run
+    that resumes the invocation resumes its session. The agents of a `SequentialAgent`, a
+    `ParallelAgent` or a `Workflow` are tasks of its plan from the start.
 
     Args:
-        capabilities: by the name of a tool, its capability, or the fields that `replanning.tool` takes. Tools of the same
-            capability can stand in for one another, and so can agents. The `custom_metadata` of a tool may state fields,
-            too, under `replanning`.
+        capabilities: by the name of a tool, its capability, or the fields that `replanning.tool`
+            takes. Tools of the same capability can stand in for one another, and so can agents. The
+            `custom_metadata` of a tool may state fields, too, under `replanning`.
         engine: the engine; by default one with its defaults.
-        agents: agents that are not below the root agent: those that only stand in for others, and a `Workflow`, or the
-            agents in it, which plugins do not see.
-        approvals: whether a question to a person becomes a request to confirm the call. Otherwise nobody is asked, not even
-            through the gate of the engine, and the agent sees the exception of its tool.
+        agents: agents that are not below the root agent: those that only stand in for others, and a
+            `Workflow`, or the agents in it, which plugins do not see.
+        approvals: whether a question to a person becomes a request to confirm the call. Otherwise
+            nobody is asked, not even through the gate of the engine, and the agent sees the
+            exception of its tool.
         name: of the plugin, for a runner with several of them.
 
     Raises:
@@ -204,7 +211,9 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
 _CALL: Final[contextvars.ContextVar[tuple[_Run, Any] | None]] = contextvars.ContextVar(
     "replanning_call", default=None
 )
-"""The run, and the tool that the framework is about to execute; None as the tool while the session executes it."""
+"""The run, and the tool that the framework is about to execute; None as the tool while the session
+executes it.
+"""
 
 
 class _Attached:
@@ -237,7 +246,8 @@ class _Run:
     """One invocation, and its session."""
 
     def __init__(self, owner: Replanned, context: Any) -> None:
-        self.context, self._owner = context, owner
+        self.context = context
+        self._owner = owner
         self._watched: asyncio.Task[Any] | None = None
         self._around: contextvars.Context | None = None
         self.waits = False
@@ -255,7 +265,8 @@ class _Run:
 
         Args:
             context: of the invocation.
-            known: whether capabilities must name tools of this tree; false if some of its tools are not known.
+            known: whether capabilities must name tools of this tree; false if some of its tools are
+                not known.
 
         Raises:
             ValueError: capabilities name a tool that does not exist, or a field is not valid.
@@ -360,7 +371,8 @@ class _Run:
 
     def _identity(self) -> tuple[str, str]:
         """Return the id of the run, that of the invocation, with a number if an earlier run of it has ended; its objective."""
-        first, events = str(self.context.invocation_id), self.context.session.events
+        first = str(self.context.invocation_id)
+        events = self.context.session.events
         resumed = any(each.invocation_id == first and each.author != "user" for each in events)
         known = {each.run: each for each in self._owner.engine.store.runs()} if resumed else {}
         ids = (RunId(f"{first}.{number}" if number > 1 else first) for number in count(1))
@@ -380,7 +392,8 @@ class _Run:
             Exception: of the tool; no alternative is left.
         """
         session = await self.open()
-        call_id, answer = context.function_call_id or "", context.tool_confirmation
+        call_id = context.function_call_id or ""
+        answer = context.tool_confirmation
         asked = _asked(context) if answer is not None else {}
         if asked:
             answer_questions(
@@ -478,8 +491,9 @@ class _Run:
 class _Pipeline:
     """The agents of an invocation that are its plan: those of sequential and parallel agents, and of workflows.
 
-    Each of these agents is a task. The framework runs them as always; `run_async` of each is attached, so that the
-    task is performed there: by the agent itself, by what replaces it, or by nobody if it was skipped or done before.
+    Each of these agents is a task. The framework runs them as always; `run_async` of each is
+    attached, so that the task is performed there: by the agent itself, by what replaces it, or by
+    nobody if it was skipped or done before.
 
     Attributes:
         agents: by name, all agents that may run, if some of them are a plan.
@@ -527,9 +541,10 @@ class _Pipeline:
     async def run(self, agent: Any, context: Any) -> AsyncGenerator[Any, None]:
         """Run an agent where the framework runs it.
 
-        The outermost agent of a plan runs as always, and is followed by the tasks that were added behind its last one.
-        An agent whose turn has come is performed, unless it was performed ahead of its turn. Whatever else the framework
-        runs, such as an agent after a transfer, is its own affair.
+        The outermost agent of a plan runs as always, and is followed by the tasks that were added
+        behind its last one. An agent whose turn has come is performed, unless it was performed
+        ahead of its turn. Whatever else the framework runs, such as an agent after a transfer, is
+        its own affair.
         """
         task_id = TaskId(agent.name)
         performing: Performing | None = None

@@ -1,6 +1,7 @@
 """Kit for integrations of agent frameworks: descriptions of tools, runs of threads, sessions, calls, and questions.
 
-See docs/how-to/attach-a-framework.md. A framework that calls tools in threads also needs `session_thread`.
+See docs/how-to/attach-a-framework.md. A framework that calls tools in threads also needs
+`session_thread`.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ def tool_fields(
     Args:
         description: what it does.
         schema: the JSON schema of its arguments.
-        stated: what the tool itself states, such as in its metadata: its capability, or fields that override the others.
+        stated: what the tool itself states, such as in its metadata: its capability, or fields that
+            override the others.
         fields: further ones, such as `dangerous`.
     """
     properties = {
@@ -109,7 +111,8 @@ def hinted_fields(annotations: Any) -> dict[str, object]:
     """Return what the annotations of a tool of an MCP server say of its effect.
 
     Args:
-        annotations: as the SDK of MCP has them, or as a mapping with the names of the protocol; None for other tools.
+        annotations: as the SDK of MCP has them, or as a mapping with the names of the protocol;
+            None for other tools.
     """
     if annotations is None:
         return {}
@@ -140,7 +143,8 @@ def describe_tools(
 
     Args:
         tools: by name, the fields of their descriptions, see `tool_fields`.
-        capabilities: by the name of a tool, its capability or further fields; they override those of its description.
+        capabilities: by the name of a tool, its capability or further fields; they override those
+            of its description.
         noun: what the capabilities may name.
 
     Raises:
@@ -223,7 +227,8 @@ def output_in_run(engine: ReplanningEngine, run_id: str, key: str) -> tuple[obje
         key: the key of the call.
 
     Raises:
-        CallFailed: the call was done, and its output was not recorded; or it may have taken effect, and must not be repeated.
+        CallFailed: the call was done, and its output was not recorded; or it may have taken effect,
+            and must not be repeated.
     """
     live = replay_records(engine.store.read(RunId(run_id))).live
     calls = recorded_calls(live, key)
@@ -351,34 +356,41 @@ async def call_tool(
 ) -> Any:
     """Make a call of an agent, and return or raise what its framework expects of it.
 
-    The exception of a tool arrives as it was; so does the result of a tool that was executed in this process.
+    The exception of a tool arrives as it was; so does the result of a tool that was executed in
+    this process.
 
     Args:
         engine: the engine of the session.
         session: the session.
         tool: the name of the tool.
         arguments: of the tool.
-        execute: executes this tool, and any tool that replaces it. It raises what the tool raises, `ReportedFailure` if the
-            tool says otherwise that it has failed, and `ControlFlow` if the call is to end.
+        execute: executes this tool, and any tool that replaces it. It raises what the tool raises,
+            `ReportedFailure` if the tool says otherwise that it has failed, and `ControlFlow` if
+            the call is to end.
         key: identifies the call, also when it is made again by a later run of the agent.
         once: as `Session.invoke` takes it.
         passes: as `Session.invoke` takes it.
-        asks: whether the framework can put a question about this call to a person, or makes the call again later. Otherwise
-            the call fails with its own error, and the question is withdrawn, because an answer would execute nothing.
-        approved: whether a person has approved the call in the framework. Then the first alternative is chosen for a question
-            that was open before.
-        approved_questions: the questions that the approval names, in a framework whose approvals can. Without its name, a
-            question whether the call, or a tool that stands in for it, may be executed is answered as well. One about a call
-            that may have taken effect is not, because the approval of the call itself may be sent twice.
-        resumed: whether a call that an earlier run of the agent has given up is made anew, as one that was approved is.
-        encode: makes of a result what the journal records of it; by default the result itself. A result for which it raises
-            is not recorded, and returned as any other.
+        asks: whether the framework can put a question about this call to a person, or makes the
+            call again later. Otherwise the call fails with its own error, and the question is
+            withdrawn, because an answer would execute nothing.
+        approved: whether a person has approved the call in the framework. Then the first
+            alternative is chosen for a question that was open before.
+        approved_questions: the questions that the approval names, in a framework whose approvals
+            can. Without its name, a question whether the call, or a tool that stands in for it, may
+            be executed is answered as well. One about a call that may have taken effect is not,
+            because the approval of the call itself may be sent twice.
+        resumed: whether a call that an earlier run of the agent has given up is made anew, as one
+            that was approved is.
+        encode: makes of a result what the journal records of it; by default the result itself. A
+            result for which it raises is not recorded, and returned as any other.
         decode: makes a result of what the journal has recorded.
-        value: makes of a result the output that `expect` of a tool is about; by default what is recorded.
+        value: makes of a result the output that `expect` of a tool is about; by default what is
+            recorded.
 
     Raises:
         CallSkipped: the call was skipped, for the reason that it has as text.
-        NeedsHuman: a person must answer, and `asks` is true. Then the same call is made again with the same key.
+        NeedsHuman: a person must answer, and `asks` is true. Then the same call is made again with
+            the same key.
         NotRunning: the session has ended.
         StoreError: the store fails.
         Exception: of the tool; no alternative is left.
@@ -395,7 +407,8 @@ async def call_tool(
         try:
             recorded = encode(result)
         except Exception:  # noqa: BLE001 # of an object of the user
-            # The tool has done its work, which must not be done again because of what it has returned.
+            # The tool has done its work, which must not be done again because of what it has
+            # returned.
             recorded = result
         results.append((recorded, result))
         return recorded
@@ -553,7 +566,8 @@ class SessionTask:
         task = self.leave(pause_reason)
         with anyio.CancelScope(shield=True):
             await asyncio.wait([task])
-        # Where the event loop ends, it has cancelled the task, and a stream may be closed after that.
+        # Where the event loop ends, it has cancelled the task, and a stream may be closed after
+        # that.
         if not task.cancelled():
             task.result()
 

@@ -1,7 +1,8 @@
 """LangGraph and LangChain: nodes of a compiled graph, and tools of an agent, as calls of a session.
 
-Tested with langgraph 1.2.22 and langchain 1.4.7. `replanned` attaches a compiled graph, such as an agent of
-`create_agent`; `ReplanningMiddleware` attaches the tools of the agent. See docs/integrations/langgraph.md.
+Tested with langgraph 1.2.22 and langchain 1.4.7. `replanned` attaches a compiled graph, such as an
+agent of `create_agent`; `ReplanningMiddleware` attaches the tools of the agent. See
+docs/integrations/langgraph.md.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ except ImportError as error:
 try:
     from langchain.agents.middleware import AgentMiddleware, ToolRetryMiddleware
 except ImportError:  # a ToolNode can be given the methods of the middleware without langchain
-    AgentMiddleware, ToolRetryMiddleware = object, ()
+    AgentMiddleware = object
+    ToolRetryMiddleware = ()
 
 _PASSES: Final = (GraphBubbleUp,)
 
@@ -92,7 +94,9 @@ _PLAIN_TYPES: Final = (str, int, float, dict, NoneType)
 """Types of outputs that no tool returns as it is executed here, but a confirmation may."""
 
 _INTERRUPTED: Final = "the graph was interrupted"
-"""Why the run of a graph is paused that a person was asked about, or that stopped at a breakpoint."""
+"""Why the run of a graph is paused that a person was asked about, or that stopped at a
+breakpoint.
+"""
 
 _UNREAD: Final = "the stream of the graph was not read to its end"
 """Why the run of a graph is paused whose stream was closed, or makes way for another one."""
@@ -114,22 +118,26 @@ def replanned(
 ) -> ReplannedGraph:
     """Return a compiled graph whose nodes, and whose tools under a `ReplanningMiddleware`, are calls of a session.
 
-    Each run of the graph is a run of the engine; a thread that is resumed after an interrupt or a failure resumes it. A node
-    that fails is retried, or a node of the same capability is executed in its place with its input, or a person is asked.
+    Each run of the graph is a run of the engine; a thread that is resumed after an interrupt or a
+    failure resumes it. A node that fails is retried, or a node of the same capability is executed
+    in its place with its input, or a person is asked.
 
     Args:
         graph: as `StateGraph.compile` or `create_agent` returns it; it is not changed.
         engine: decides what follows a failure; by default one with its defaults.
-        capabilities: by the name of a node or a tool, its capability, or the fields that `replanning.tool` takes. Those of
-            the same capability can stand in for one another. By default `capability` in the metadata of a node or a tool.
+        capabilities: by the name of a node or a tool, its capability, or the fields that
+            `replanning.tool` takes. Those of the same capability can stand in for one another. By
+            default `capability` in the metadata of a node or a tool.
         objective: the aim of a run; by default the name of the graph, if it was compiled with one.
-        approvals: whether a question to a person interrupts a graph that has a checkpointer. Otherwise the graph sees the
-            exception of the node or tool. With False nobody is asked, not even through the gate of the engine.
+        approvals: whether a question to a person interrupts a graph that has a checkpointer.
+            Otherwise the graph sees the exception of the node or tool. With False nobody is asked,
+            not even through the gate of the engine.
 
     Raises:
         TypeError: the graph is attached already.
-        ValueError: a node and a tool have the same name, a capability names neither, a field is not valid for a tool, or
-            capabilities are stated of tools that are executed without a `ReplanningMiddleware`.
+        ValueError: a node and a tool have the same name, a capability names neither, a field is not
+            valid for a tool, or capabilities are stated of tools that are executed without a
+            `ReplanningMiddleware`.
     """
     if isinstance(graph, ReplannedGraph):
         raise TypeError("graph: it is attached already")
@@ -230,7 +238,8 @@ def _has_middleware(node: Any) -> bool:
 
 def _owners(node: Any) -> list[Any]:
     """Return the objects whose methods wrap the calls of a `ToolNode`; None for a function."""
-    wrappers, seen = [node._wrap_tool_call, node._awrap_tool_call], set[int]()
+    wrappers = [node._wrap_tool_call, node._awrap_tool_call]
+    seen = set[int]()
     owners: list[Any] = []
     # The factory of agents puts the methods of the middleware into functions within functions.
     while wrappers:
@@ -265,7 +274,8 @@ class _Calls:
 class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not followed
     """Run of a graph, with the session of its calls; as a callback handler it receives only interrupts.
 
-    Its state is what its own calls have come to. It is left when its graph ends, or when another one resumes the thread.
+    Its state is what its own calls have come to. It is left when its graph ends, or when another
+    one resumes the thread.
 
     Args:
         engine: the engine.
@@ -314,7 +324,8 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
             manager = BaseCallbackManager([])
             for each in callbacks or ():
                 manager.add_handler(each)
-        # The nodes do not inherit the handler: it would be asked about the beginning and the end of everything within them.
+        # The nodes do not inherit the handler: it would be asked about the beginning and the end of
+        # everything within them.
         manager.add_handler(self, inherit=False)
         return {**(config or {}), "callbacks": manager}
 
@@ -393,7 +404,8 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
             name: of the node or tool.
             arguments: of the tool.
             execute: executes a node or tool.
-            call_id: the id that the model has for the call of a tool, which may be empty; None for a node.
+            call_id: the id that the model has for the call of a tool, which may be empty; None for
+                a node.
 
         Raises:
             GraphBubbleUp: control flow of the graph.
@@ -416,8 +428,9 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
             output = await self._call(key, name, arguments, execute, call_id)
         except Exception:
             self._end_call(node, calls, failed=key)
-            # The graph cuts off the other calls of this node, and would execute them again when it is resumed. All that
-            # fail are waited for in their order, by which LangGraph tells the interrupts of a node apart.
+            # The graph cuts off the other calls of this node, and would execute them again when it
+            # is resumed. All that fail are waited for in their order, by which LangGraph tells the
+            # interrupts of a node apart.
             await calls.idle.wait()
             raise
         except BaseException:
@@ -447,7 +460,8 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         interrupted = False
         given_up = False
         if earlier is not None:
-            # The checkpointer keeps what nodes have returned, but not what one of several calls of a node has.
+            # The checkpointer keeps what nodes have returned, but not what one of several calls of
+            # a node has.
             if is_tool and (recorded := self._recorded_output(earlier)) is not None:
                 return recorded[0]
             interrupted = is_tool and self._has_interrupted(earlier)
@@ -527,7 +541,8 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
     def _was_given_up(self, call: TaskEntry) -> bool:
         """Return whether an answer of a person has ended a call, which the graph has not seen yet.
 
-        Otherwise the question would be the next thing that the call leads to, when it is executed again.
+        Otherwise the question would be the next thing that the call leads to, when it is executed
+        again.
         """
         leaves = self.session.run.live.leaves(call)
         if call.satisfied:
@@ -548,7 +563,8 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
     def _new_key(self, name: str, arguments: Mapping[str, object], call_id: str | None) -> str:
         """Return the key of a call of the node that is being executed, or of a tool that it calls.
 
-        Some models give the calls of a message the same id, or an empty one: those are told apart by what they call, and
+        Some models give the calls of a message the same id, or an empty one: those are told apart
+            by what they call, and
         identical ones by their number.
         """
         info = get_runtime().execution_info
@@ -565,7 +581,8 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         if payload is None:  # it was answered elsewhere
             return
         while True:
-            # The first ones may be answers to interrupts of the node itself or about its other calls, or were refused.
+            # The first ones may be answers to interrupts of the node itself or about its other
+            # calls, or were refused.
             answer = self._answers.pop(question_id, None) or interrupt(payload)
             if not isinstance(answer, Mapping):
                 continue
@@ -624,7 +641,9 @@ _RUN: Final = ContextVar[_Run | None]("replanning_langgraph_run", default=None)
 """The run whose nodes are executed; LangGraph copies the context into its tasks and threads."""
 
 _OPEN: Final = WeakValueDictionary[str, _Run]()
-"""The runs of graphs that are open in this process, by their ids: a stream that nobody reads any more leaves its run open."""
+"""The runs of graphs that are open in this process, by their ids: a stream that nobody reads any
+more leaves its run open.
+"""
 
 
 @dataclass(frozen=True)
@@ -853,7 +872,8 @@ class ReplanningMiddleware(AgentMiddleware):  # type: ignore[misc]  # its types 
             noting = _NotingTool(own.tool)
             return _checked(handler(own.override(tool=noting)), request, noting.raised)
 
-        call, run = request.tool_call, _current_run()
+        call = request.tool_call
+        run = _current_run()
         return run.call_from_thread(call["name"], call["args"], execute, call["id"] or "")
 
     async def awrap_tool_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
@@ -921,7 +941,8 @@ def _checked(result: Any, request: Any, raised: Sequence[Exception]) -> Any:
         raised: the exceptions of the tool.
 
     Raises:
-        ReportedFailure: the message tells a failure; from an exception that leaves the call in doubt, if there was one.
+        ReportedFailure: the message tells a failure; from an exception that leaves the call in
+            doubt, if there was one.
     """
     doubt = next((error for error in raised if failure_from(error).in_doubt), None)
     if isinstance(result, Command):

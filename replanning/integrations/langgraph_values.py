@@ -1,7 +1,7 @@
 """Stored form of what nodes and tools of LangGraph return: JSON, from which messages and commands come back.
 
-A message is stored as LangChain stores it (`message_to_dict`): its type, its text, and its structured content. What is read
-from a store never names a class: the table of parts is closed.
+A message is stored as LangChain stores it (`message_to_dict`): its type, its text, and its
+structured content. What is read from a store never names a class: the table of parts is closed.
 """
 
 from __future__ import annotations

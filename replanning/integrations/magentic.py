@@ -2,8 +2,9 @@
 
 Tested with agent-framework-orchestrations 1.4. See docs/integrations/agent_framework.md.
 
-What is lost: the plan of a ledger is text, and the progress ledger does not say which of its steps are done. They are tasks
-that are done together, when the manager says that the request is satisfied.
+What is lost: the plan of a ledger is text, and the progress ledger does not say which of its steps
+are done. They are tasks that are done together, when the manager says that the request is
+satisfied.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ except ImportError as error:
     ) from error
 
 STATE: Final = "replanning"
-"""Key in the checkpoints of the manager for the run that they continue, and in the metadata of a task that is a step."""
+"""Key in the checkpoints of the manager for the run that they continue, and in the metadata of a
+task that is a step.
+"""
 
 _STEP: Final = re.compile(r"(\s*)(?:[-*•]|\d+[.)])\s+(.+)")
 
@@ -65,16 +68,19 @@ async def replanned(
 ) -> AsyncIterator[Any]:
     """A manager whose plan is that of a session, and whose rounds are calls of participants, which may be replaced.
 
-    The steps of the plan are tasks; when the manager plans anew, they are replaced. A round without progress is a failure of
-    the participant: the engine may have another participant of the same capability speak next. The session succeeds when the
-    request is satisfied. It is `paused` if an exception leaves the block, and a workflow that is restored from a checkpoint
-    resumes it.
+    The steps of the plan are tasks; when the manager plans anew, they are replaced. A round without
+    progress is a failure of the participant: the engine may have another participant of the same
+    capability speak next. The session succeeds when the request is satisfied. It is `paused` if an
+    exception leaves the block, and a workflow that is restored from a checkpoint resumes it.
 
     Args:
-        manager: the manager, such as a `StandardMagenticManager`; it makes the plans, and decides what the engine does not.
+        manager: the manager, such as a `StandardMagenticManager`; it makes the plans, and decides
+            what the engine does not.
         engine: the engine; by default one with its defaults.
-        capabilities: by the name of a participant, its capability, or the fields that `replanning.tool` takes.
-        approvals: whether a question to a person goes to the gate of the engine. Otherwise the manager decides.
+        capabilities: by the name of a participant, its capability, or the fields that
+            `replanning.tool` takes.
+        approvals: whether a question to a person goes to the gate of the engine. Otherwise the
+            manager decides.
 
     Raises:
         StoreError: the session cannot be ended.
@@ -106,7 +112,9 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
             max_round_count=manager.max_round_count,
         )
         self.task_ledger_full_prompt = manager.task_ledger_full_prompt
-        self._manager, self._engine, self._capabilities = manager, engine, capabilities
+        self._manager = manager
+        self._engine = engine
+        self._capabilities = capabilities
         self._approvals = approvals
         self._task: SessionTask | None = None
         self._round: asyncio.Task[None] | None = None

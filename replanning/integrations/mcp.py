@@ -81,7 +81,9 @@ SERVER_NAME: Final = "server"
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED: Final = ("io.modelcontextprotocol/", "progress")
 _SERVER_FIELDS: Final = frozenset({"kind", "server", "tool"})
-"""Fields of a tool that name its server. The run leaves them out, because the variables of a server may change."""
+"""Fields of a tool that name its server. The run leaves them out, because the variables of a server
+may change.
+"""
 
 _CHUNK_BYTES: Final = 4_096
 """Bytes that a pipe takes without blocking once it takes any."""
@@ -127,10 +129,13 @@ class McpProxy:
         self.server: Server[Any] = Server("replanning")
         self.session: Session  # once the servers have answered, or failed
         self._engine = engine
-        self._plan, self._capabilities, self._retry = plan, capabilities, retry
+        self._plan = plan
+        self._capabilities = capabilities
+        self._retry = retry
         self._expect = expect
         self._timeout = timeout
-        self._environ, self._cwd = environ, cwd
+        self._environ = environ
+        self._cwd = cwd
         self._sessions: list[McpSession] = []
         self._tools: dict[str, _ServedTool] = {}
         self._group: TaskGroup
@@ -156,8 +161,8 @@ class McpProxy:
         """Start the servers, and wait until each answers or has failed.
 
         Raises:
-            PlanError: a capability or an expectation names a tool that no server has, or an expectation cannot be added to that
-                of the plan.
+            PlanError: a capability or an expectation names a tool that no server has, or an
+                expectation cannot be added to that of the plan.
         """
         self._group = group
         for name, server in self._plan.mcp.items():
@@ -292,7 +297,8 @@ class McpProxy:
         """Tell the run and the client what has changed; called by the session of a server."""
         if not hasattr(self, "session"):
             return
-        before, self._tools = self.tools, self._list_tools()
+        before = self.tools
+        self._tools = self._list_tools()
         if self.tools != before:
             self._group.start_soon(self._announce_change)
         self._report_availability()
@@ -325,7 +331,8 @@ class McpProxy:
 
     async def _on_call_tool(self, context: Any, parameters: Any) -> CallToolResult:
         self._remember_client(context)
-        name, arguments = parameters.name, parameters.arguments or {}
+        name = parameters.name
+        arguments = parameters.arguments or {}
         if name not in self._tools:
             raise MCPError(code=INVALID_PARAMS, message=f"Unknown tool: {name}")
         failures: dict[str, CallToolResult | MCPError] = {}
@@ -500,23 +507,27 @@ async def open_proxy(
 
     Args:
         engine: decides what follows a call that fails.
-        plan: its section `mcp` has the servers; its section `tools` may describe some of their tools. The client
-            sees those by the names in that section, and others by their own names, or by `SERVER_TOOL` if there are
-            several servers.
-        capabilities: by the name of a tool, its capability; tools of the same capability stand in for one another.
-        expect: by the name of a tool, what its output must satisfy, in addition to what the plan states.
-        retry: how often tools that their server calls read-only or idempotent are tried again after any failure.
-        timeout: time limit for each attempt at a call, in seconds, where the plan states none for the tool; None for no
-            limit. Waiting for a server that is being started counts.
-        run_id: the id of the run, which is resumed if it exists; at the end it is `paused`, so that it can be resumed.
-        approvals: whether a question to a person goes to the gate of the engine. Otherwise the client gets the failure of its
-            tool.
+        plan: its section `mcp` has the servers; its section `tools` may describe some of their
+            tools. The client sees those by the names in that section, and others by their own
+            names, or by `SERVER_TOOL` if there are several servers.
+        capabilities: by the name of a tool, its capability; tools of the same capability stand in
+            for one another.
+        expect: by the name of a tool, what its output must satisfy, in addition to what the plan
+            states.
+        retry: how often tools that their server calls read-only or idempotent are tried again after
+            any failure.
+        timeout: time limit for each attempt at a call, in seconds, where the plan states none for
+            the tool; None for no limit. Waiting for a server that is being started counts.
+        run_id: the id of the run, which is resumed if it exists; at the end it is `paused`, so that
+            it can be resumed.
+        approvals: whether a question to a person goes to the gate of the engine. Otherwise the
+            client gets the failure of its tool.
         environ: the variables for `{env:NAME}`; by default those of this process.
         cwd: the folder to which the `cwd` of a server is relative; by default that of this process.
 
     Raises:
-        PlanError: there is no server, a capability or an expectation names a tool that no server has, or an expectation
-            cannot be added to that of the plan.
+        PlanError: there is no server, a capability or an expectation names a tool that no server
+            has, or an expectation cannot be added to that of the plan.
         ToolError: none of the servers can be started.
         RunOwned: another process owns this run.
         StoreError: the run was opened for other servers, or has ended, or the store fails.
@@ -599,7 +610,8 @@ async def serve_stdio(server: Server[Any]) -> None:
 @contextmanager
 def _private_streams() -> Iterator[tuple[int, int]]:
     """Yield private descriptors of standard input and output."""
-    input_end, output_end = os.dup(0), os.dup(1)
+    input_end = os.dup(0)
+    output_end = os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
     try:
         os.dup2(nothing, 0)

@@ -94,28 +94,31 @@ async def replanned(
 ) -> AsyncIterator[AgentT]:
     """A copy of an agent whose calls of tools an engine retries or replaces, in a session that lasts as long as the block.
 
-    The agents that it hands over to are copied, too; after the block the copies act like the original agents. The session
-    succeeds if the last run in the block had a final output. It is `paused` if that run was interrupted, or an exception
-    leaves the block.
+    The agents that it hands over to are copied, too; after the block the copies act like the
+    original agents. The session succeeds if the last run in the block had a final output. It is
+    `paused` if that run was interrupted, or an exception leaves the block.
 
     Args:
         agent: the agent; it is not changed.
         engine: the engine; by default one with its defaults.
-        capabilities: by the name of a tool, its capability, or the fields that `replanning.tool` takes. Tools of the same
-            capability can stand in for one another.
-        agents: agents that are reached through `handoff(…)`, so that their tools are known from the start.
+        capabilities: by the name of a tool, its capability, or the fields that `replanning.tool`
+            takes. Tools of the same capability can stand in for one another.
+        agents: agents that are reached through `handoff(…)`, so that their tools are known from the
+            start.
         objective: what the agent is for; by default its name.
-        thread: the id of a conversation; its last session is resumed unless it has ended. Calls that a person approved and
-            that were done in any of its sessions return their recorded output.
+        thread: the id of a conversation; its last session is resumed unless it has ended. Calls
+            that a person approved and that were done in any of its sessions return their recorded
+            output.
         context: the context of the run, for the filters of MCP servers.
-        approvals: whether a question to a person goes to the gate of the engine. Otherwise the agent sees the exception of
-            its tool.
+        approvals: whether a question to a person goes to the gate of the engine. Otherwise the
+            agent sees the exception of its tool.
 
     Raises:
         RunOwned: another process owns the session of this thread.
         StoreError: the session of this thread has another objective, or the store fails.
         TypeError: this is not an agent.
-        ValueError: capabilities name tools that do not exist or are not attached, or a field is not valid for a tool.
+        ValueError: capabilities name tools that do not exist or are not attached, or a field is not
+            valid for a tool.
     """
     engine = engine or ReplanningEngine()
     copies = _Agents(engine, context, agents, keyed=thread is not None)
@@ -151,7 +154,9 @@ _OUTPUT: Final = "$openai"
 """Key of a recorded output that is no JSON; its value says what it was."""
 
 _REPORTED: Final[ContextVar[list[Any] | None]] = ContextVar("replanning_reported", default=None)
-"""Where the tool that is being executed notes results of MCP servers that say that they are errors."""
+"""Where the tool that is being executed notes results of MCP servers that say that they are
+errors.
+"""
 
 
 class _Server:
@@ -193,11 +198,13 @@ class _Hooks(AgentHooks):  # type: ignore[misc] # its types may not be installed
 class _AttachedAgent:
     """What sets a copy of an agent apart; the class of the copy derives from this and from the class of the agent.
 
-    A copy reads all other fields of the agent as they are now, and equals it, so that `result.last_agent == agent`.
+    A copy reads all other fields of the agent as they are now, and equals it, so that
+    `result.last_agent == agent`.
     """
 
     def __eq__(self, other: object) -> bool:
-        mine, theirs = vars(self)["_original"], getattr(other, "_original", other)
+        mine = vars(self)["_original"]
+        theirs = getattr(other, "_original", other)
         return mine is theirs or bool(mine == theirs)
 
     __hash__ = None  # type: ignore[assignment] # as agents
@@ -268,7 +275,8 @@ class _Agents:
         self.session: Session | None = None
         self.finished = not keyed  # a resumed conversation has no final output yet
         self.described: dict[str, dict[str, object]] = {}
-        self._context, self.keyed = context, keyed
+        self._context = context
+        self.keyed = keyed
         self._named = {each.name: each for each in agents}
         self.tools: dict[str, _Tool] = {}
         self._copies: dict[
@@ -302,7 +310,8 @@ class _Agents:
         return made
 
     def _wrap_handoff(self, original: Any) -> Any:
-        made, target = copy.copy(original), self._named.get(original.agent_name)
+        made = copy.copy(original)
+        target = self._named.get(original.agent_name)
         if target is not None:  # a saved state finds agents by their handoffs
             made = handoff(self.wrap(target))
             for field in dataclasses.fields(original):
@@ -351,10 +360,13 @@ class _Tool:
     __signature__ = inspect.signature(lambda context, text: None)
 
     def __init__(self, agents: _Agents, original: Any, own: Mapping[str, _Tool]) -> None:
-        self._agents, self._original, self._own = agents, original, own
+        self._agents = agents
+        self._original = original
+        self._own = own
         self._bare = set_function_tool_failure_error_function(copy.copy(original), None)
         self._bare.timeout_behavior = "raise_exception"
-        # The wrapper that reports failures to the model is bound to each copy of a tool; a function of the user is not.
+        # The wrapper that reports failures to the model is bound to each copy of a tool; a function
+        # of the user is not.
         invoker = original.on_invoke_tool
         self._tells = self._bare.on_invoke_tool is not invoker and not inspect.ismethod(invoker)
         origin = get_function_tool_origin(original)
@@ -364,7 +376,8 @@ class _Tool:
 
     async def __call__(self, context: Any, text: str) -> Any:
         """Execute the tool, or what replaces it, as the model calls it."""
-        agents, name = self._agents, self._original.qualified_name
+        agents = self._agents
+        name = self._original.qualified_name
         context.agent = getattr(context.agent, "_original", context.agent)
         arguments = None
         with suppress(ValueError):
@@ -442,7 +455,8 @@ class _Tool:
             arguments: of the tool.
             again: whether the model called this tool; the framework then guards its output.
         """
-        tool, text = self._original, json.dumps(arguments)
+        tool = self._original
+        text = json.dumps(arguments)
         own = ToolContext.from_agent_context(
             context,
             context.tool_call_id,
@@ -464,7 +478,8 @@ class _Tool:
 
     async def _give_up(self, context: Any, error: Any) -> Any:
         """Handle an exception as the framework handles one of this tool."""
-        tool, text = self._original, None
+        tool = self._original
+        text = None
         if isinstance(error, ToolTimeoutError):
             if tool.timeout_behavior == "raise_exception":
                 raise error

@@ -69,7 +69,9 @@ except (ImportError, AttributeError, KeyError) as error:
     raise missing_framework(__name__, "pydantic-ai, and was tested with 2.68", error) from error
 
 METADATA: Final = "replanning"
-"""Key in the metadata of a tool, for fields of its description, and of a request for an approval, for the question."""
+"""Key in the metadata of a tool, for fields of its description, and of a request for an approval,
+for the question.
+"""
 
 _PASSES: Final = (
     CallDeferred,
@@ -94,16 +96,19 @@ _MAX_OBJECTIVE_CHARS: Final = 500
 class Replanned(AbstractCapability[Any]):  # type: ignore[misc]
     """Capability of an agent: a tool that fails is replaced, tried again, skipped or put to a person by the engine.
 
-    Each run of the agent is a session of the engine with the same id. A run that continues one that stopped, at a request
-    for an approval or at an error, resumes its session: calls that were done are not executed again.
+    Each run of the agent is a session of the engine with the same id. A run that continues one that
+    stopped, at a request for an approval or at an error, resumes its session: calls that were done
+    are not executed again.
 
     Args:
-        capabilities: by the name of a tool, its capability, or the fields that `replanning.tool` takes. Tools of the same
-            capability can stand in for one another. The metadata of a tool may state fields, too, under `replanning`.
+        capabilities: by the name of a tool, its capability, or the fields that `replanning.tool`
+            takes. Tools of the same capability can stand in for one another. The metadata of a tool
+            may state fields, too, under `replanning`.
         engine: the engine; by default one with its defaults.
-        approvals: whether a question to a person becomes a request for the approval of the call; by default if
-            `DeferredToolRequests` is among the output types of the agent. Otherwise the agent sees the exception of
-            its tool. With False nobody is asked, not even through the gate of the engine.
+        approvals: whether a question to a person becomes a request for the approval of the call; by
+            default if `DeferredToolRequests` is among the output types of the agent. Otherwise the
+            agent sees the exception of its tool. With False nobody is asked, not even through the
+            gate of the engine.
     """
 
     def __init__(
@@ -151,11 +156,9 @@ class _AgentRun:
     """One run of an agent, and its session."""
 
     def __init__(self, owner: Replanned) -> None:
-        self._engine, self._capabilities, self._approvals = (
-            owner.engine,
-            owner.capabilities,
-            owner.approvals,
-        )
+        self._engine = owner.engine
+        self._capabilities = owner.capabilities
+        self._approvals = owner.approvals
         self._task: SessionTask | None = None
         self._asked = (
             False  # a question was put as a request for an approval, perhaps by an earlier run
@@ -236,8 +239,10 @@ class _AgentRun:
 
         async def execute(other: str, values: Mapping[str, object]) -> object:
             nonlocal executed
-            # An approval applies to the first execution: of this tool, or of its substitute when the agent stopped.
-            approved, executed = ctx.tool_call_approved and not executed, True
+            # An approval applies to the first execution: of this tool, or of its substitute when
+            # the agent stopped.
+            approved = ctx.tool_call_approved and not executed
+            executed = True
             # A function that hangs in a thread is left behind there when its time is over.
             with abandon_threads_on_cancel() if has_deadline(session) else nullcontext():
                 try:
@@ -384,7 +389,8 @@ def _failure_behind(retry: Any) -> Exception | None:
 
 def _first_run(ctx: Any) -> str:
     """Return the id of the run, or of the first of the runs that it continues: each stopped with calls without a result."""
-    run_id, messages = str(ctx.run_id), [each for each in ctx.messages if each.run_id != ctx.run_id]
+    run_id = str(ctx.run_id)
+    messages = [each for each in ctx.messages if each.run_id != ctx.run_id]
     while messages:
         answered: set[str] = set()
         while messages and not isinstance(messages[-1], ModelResponse):

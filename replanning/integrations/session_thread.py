@@ -81,8 +81,9 @@ class SessionThread:
     ) -> ResultT:
         """Await an async function in the thread of the session, and meanwhile execute its tools in this thread.
 
-        A tool with a timeout is executed in a third thread, in which it can be left behind. KeyboardInterrupt, and any
-        other exception of this thread that ends the program, cancels the function.
+        A tool with a timeout is executed in a third thread, in which it can be left behind.
+        KeyboardInterrupt, and any other exception of this thread that ends the program, cancels the
+        function.
 
         Args:
             function: is given what `Session.invoke` takes as `execute`.
@@ -99,7 +100,8 @@ class SessionThread:
             while (work := call.inbox.get()) is not None:
                 _run_without_loop(work())
         except BaseException:
-            # Waits until the call has ended, which its cancellation brings about at once, so that it can be made again.
+            # Waits until the call has ended, which its cancellation brings about at once, so that
+            # it can be made again.
             with suppress(NotRunning, RuntimeError, CancelledError):
                 self.start(call.cancel).result()
             raise

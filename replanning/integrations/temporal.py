@@ -1,7 +1,8 @@
 """Temporal: runs of plans as durable workflows, whose tasks are activities that workers anywhere carry out.
 
-A worker executes tasks with `Worker(client, task_queue="plans", plugins=[ReplanningPlugin(tools=[…])])`; a program starts
-runs with `await TemporalOrchestrator(client, task_queue="plans").start(plan, run_id="page-1")`.
+A worker executes tasks with `Worker(client, task_queue="plans",
+plugins=[ReplanningPlugin(tools=[…])])`; a program starts runs with `await
+TemporalOrchestrator(client, task_queue="plans").start(plan, run_id="page-1")`.
 
 Tested with temporalio 1.35.
 """
@@ -109,13 +110,16 @@ _MAX_UPDATES_AT_ONCE: Final = 8
 _DECISIONS: Final = "replanning-2"
 """How a workflow decides, as a patch in its history.
 
-A workflow replays its history with the code of its worker, which must schedule the same activities and timers in the same order.
-That order follows from the whole engine. So a change after which a recorded history (tests/integrations/histories) no longer
-replays gets another number here, and is not patched apart: a worker leaves workflows of another number to workers of that version.
+A workflow replays its history with the code of its worker, which must schedule the same activities
+and timers in the same order. That order follows from the whole engine. So a change after which a
+recorded history (tests/integrations/histories) no longer replays gets another number here, and is
+not patched apart: a worker leaves workflows of another number to workers of that version.
 """
 
 _CHECKPOINTS_PER_STEP: Final = 50
-"""Checkpoints of the engine in one step of a workflow: Temporal takes one of two seconds for stuck, these take 0.2."""
+"""Checkpoints of the engine in one step of a workflow: Temporal takes one of two seconds for stuck,
+these take 0.2.
+"""
 
 _TASKS_PER_STEP: Final = 5_000
 """Tasks that are read in one step."""
@@ -138,19 +142,21 @@ _MAX_UPDATES: Final = 1_000
 class ReplanningPlugin(SimplePlugin):
     """Plugin for workers: their task queue takes runs of plans.
 
-    The journal of a run, its decisions and its repairs are in the workflow. Each attempt at a task is an activity, and so is each
-    request to a provider in `providers`.
+    The journal of a run, its decisions and its repairs are in the workflow. Each attempt at a task
+    is an activity, and so is each request to a provider in `providers`.
 
     Args:
         work: executes one task, as for `ReplanningEngine.execute`, with an `ActivityContext`.
         tools: functions that execute the tasks instead, and describe the tools of the plan.
-        providers: propose alternatives besides `repair`, as for `ReplanningEngine`; they may do I/O, as language models do.
+        providers: propose alternatives besides `repair`, as for `ReplanningEngine`; they may do
+            I/O, as language models do.
         settings: as for `ReplanningEngine`.
         max_concurrency: the most tasks of a run that are carried out at once.
-        max_history: the number of events in the history of a workflow after which it is continued as a new one.
-        secrets_in_history: whether outputs and reports with secrets may be in the history of a workflow, because a payload
-            codec encrypts it, or because nobody else can read it. Otherwise they do not leave their worker: a task that
-            needs one fails, with the reason.
+        max_history: the number of events in the history of a workflow after which it is continued
+            as a new one.
+        secrets_in_history: whether outputs and reports with secrets may be in the history of a
+            workflow, because a payload codec encrypts it, or because nobody else can read it.
+            Otherwise they do not leave their worker: a task that needs one fails, with the reason.
     """
 
     def __init__(
@@ -173,7 +179,8 @@ class ReplanningPlugin(SimplePlugin):
         self.settings = (
             settings if isinstance(settings, Settings) else Settings.model_validate(settings or {})
         )
-        self.max_concurrency, self.max_history = max_concurrency, max_history
+        self.max_concurrency = max_concurrency
+        self.max_history = max_history
         self._redactor = redactor_for(self.settings)
         self._secrets_in_history = secrets_in_history
         self._generator = AlternativeGenerator(providers, settings=self.settings)
@@ -247,7 +254,8 @@ class ReplanningPlugin(SimplePlugin):
     def _sent_output(self, output: object) -> dict[str, Any]:
         """Return an output in the form that the workflow gets, or else the reason why it gets none.
 
-        It gets no output in which a part is masked: a task that reads it would take the mask for the value.
+        It gets no output in which a part is masked: a task that reads it would take the mask for
+            the value.
         """
         try:
             encoded = encode(output, self._redactor)
@@ -264,8 +272,9 @@ class ReplanningPlugin(SimplePlugin):
     ) -> dict[str, Any]:
         """Return what work has reported and read in the form that the workflow gets, beside an output.
 
-        With it go the keys of the context whose values have masks, so that no task takes a mask for the value. Where
-        secrets are sent, those that the work has added go with them, because the workflow has to mask them in its journal.
+        With it go the keys of the context whose values have masks, so that no task takes a mask for
+        the value. Where secrets are sent, those that the work has added go with them, because the
+        workflow has to mask them in its journal.
         """
         if self._secrets_in_history:
             sent = to_json([output, context.reports])
@@ -290,25 +299,22 @@ class ReplanningPlugin(SimplePlugin):
         """Ask a provider as `AlternativeGenerator` does, about the run of a journal that is replayed here."""
         heart = asyncio.create_task(_beat())
         try:
-            run, store = RunId(activity.info().workflow_id or ""), MemoryStore()
+            run = RunId(activity.info().workflow_id or "")
+            store = MemoryStore()
             lease = store.create(run, "activity", 0.0, 0.0)
             records = await asyncio.to_thread(_decoded, journal)
             for record in records:
                 store.append(lease, record)
             store.release(lease)
             replayed = await RunFactory(store, self.settings, redactor=self._redactor).resume(run)
-            life, provider, notes = (
-                replayed._lifecycle,
-                self.providers[request["provider"]],
-                list[str](),
-            )
+            life = replayed._lifecycle
+            provider = self.providers[request["provider"]]
+            notes = list[str]()
             life.ledger.budget_tracker.reservations += [
                 Usage(**each) for each in request["reserved"]
             ]
-            triggers, now = (
-                [life.ledger.triggers[each] for each in request["triggers"]],
-                life.clock.now(),
-            )
+            triggers = [life.ledger.triggers[each] for each in request["triggers"]]
+            now = life.clock.now()
             situation = Situation.of_run(life)
             asked = replace(
                 self._generator.analyzer.analyze(triggers, situation, now),
@@ -360,7 +366,9 @@ class ReplanningPlugin(SimplePlugin):
 
 
 _plugins: Final[dict[tuple[str, str], ReplanningPlugin]] = {}
-"""By namespace and task queue: the plugin of their worker in this process; by empty texts that of a replayer."""
+"""By namespace and task queue: the plugin of their worker in this process; by empty texts that of a
+replayer.
+"""
 
 
 @dataclass
@@ -373,16 +381,19 @@ class ActivityContext:
         task: the task.
         run_id: the run that the attempt belongs to.
         attempt_id: the id of the attempt.
-        idempotency_key: the same for every attempt at the same call; the id of the activity begins with it.
+        idempotency_key: the same for every attempt at the same call; the id of the activity begins
+            with it.
         context: the context of the plan when the attempt began.
         results: outputs of the tasks that the task depends on; a `KeyError` says why there is none.
         feedback: of a judge on the previous attempt.
         continuations: the number of times that a judge has had the task run again.
         arguments: the task's arguments with references replaced by values.
         secrets: the values that the work has added.
-        reports: what the work has reported: the name of a method of `TaskContext`, and its arguments.
+        reports: what the work has reported: the name of a method of `TaskContext`, and its
+            arguments.
         reads: the keys of the context that the work has read.
-        confirms: whether another tool than that of the task is asked, to confirm what that has said.
+        confirms: whether another tool than that of the task is asked, to confirm what that has
+            said.
         tool: None, because the worker has the description of the tool.
     """
 
@@ -580,7 +591,8 @@ class PlanWorkflow:
     def _values_beside_the_journal(self, run: PlanRun, packed: str) -> dict[str, Any]:
         """Return what the next workflow needs and the journal does not have, because it has masks there.
 
-        That is the plan, if it holds secrets, and the outputs with secrets that this workflow was given.
+        That is the plan, if it holds secrets, and the outputs with secrets that this workflow was
+        given.
 
         Args:
             run: the run.
@@ -619,7 +631,8 @@ class PlanWorkflow:
     async def _work(self, task: Task, context: TaskContext) -> object:
         assert self.live_run is not None
         live = self.live_run.live
-        entry, version = live.entry(task.id), live.staleness.history.version
+        entry = live.entry(task.id)
+        version = live.staleness.history.version
         results: JsonObject = {}
         missing: dict[str, str] = {}
         for name in task.depends_on:
@@ -652,7 +665,8 @@ class PlanWorkflow:
                 "replanning.execute",
                 request,
                 activity_id=_activity_id(context),
-                # Beyond the task's own deadline, which the engine enforces: Temporal would call it a lost worker.
+                # Beyond the task's own deadline, which the engine enforces: Temporal would call it
+                # a lost worker.
                 start_to_close_timeout=timedelta(
                     seconds=(task.timeout or _MAX_TASK_SECONDS) + _HEARTBEAT_SECONDS
                 ),
@@ -759,7 +773,9 @@ _TOO_LARGE: Final = (
 )
 
 _SEND_AGAIN: Final = "SendAgain"
-"""Type of the failure of an update that came too late for a workflow that continues as a new one."""
+"""Type of the failure of an update that came too late for a workflow that continues as a new
+one.
+"""
 
 
 class TemporalOrchestrator:
@@ -771,13 +787,15 @@ class TemporalOrchestrator:
     """
 
     def __init__(self, client: Client, *, task_queue: str) -> None:
-        self._client, self._task_queue = client, task_queue
+        self._client = client
+        self._task_queue = task_queue
 
     async def start(self, plan: Plan, *, run_id: str) -> TemporalRun:
         """Start a run, without waiting for it.
 
         Raises:
-            PlanError: a parameter has no value, or is secret: the history of a workflow may not hold it.
+            PlanError: a parameter has no value, or is secret: the history of a workflow may not
+                hold it.
             temporalio.exceptions.WorkflowAlreadyStartedError: there is a run with this id.
         """
         problems = missing_values(plan.parameters)
@@ -811,7 +829,8 @@ class TemporalOrchestrator:
         Raises:
             temporalio.exceptions.WorkflowAlreadyStartedError: the run is under way.
         """
-        opened, store = records[0].body, _Store()
+        opened = records[0].body
+        store = _Store()
         assert isinstance(opened, RunOpened)
         lease = store.create(RunId(run_id), "", 0.0, 0.0)
         for record in records:
@@ -1005,11 +1024,13 @@ class _Gate:
 class _ActivityProvider:
     """Provider that is asked in an activity, because it may do I/O.
 
-    What it is reserved of the budget, it says in the workflow, and therefore from the request alone.
+    What it is reserved of the budget, it says in the workflow, and therefore from the request
+    alone.
     """
 
     def __init__(self, provider: AlternativeProvider, workflow: PlanWorkflow) -> None:
-        self.name, self._workflow = provider.name, workflow
+        self.name = provider.name
+        self._workflow = workflow
         self.last_resort = getattr(provider, "last_resort", None)
         self.yields_priority = getattr(provider, "yields_priority", None)
         if getattr(provider, "estimate", None) is not None:
@@ -1067,8 +1088,8 @@ class _ActivityProvider:
 async def _activity(name: str, *args: object, **options: Any) -> dict[str, Any]:
     """Execute an activity; when this is cancelled, it is cancelled as well and not waited for.
 
-    A scope of anyio cancels a task again and again until the task has left it, and Temporal waits for the activity instead:
-    together they would never yield.
+    A scope of anyio cancels a task again and again until the task has left it, and Temporal waits
+    for the activity instead: together they would never yield.
     """
     handle = workflow.start_activity(name, args=args, result_type=dict, **options)
     try:
@@ -1088,8 +1109,8 @@ class _LeftWorker(BaseException):
 def _activity_id(context: TaskContext) -> str:
     """Return the id of the activity of an attempt: its idempotency key, and its number.
 
-    The number is needed because Temporal refuses the id of an activity that has not ended, and one that was
-    cancelled at its deadline may end later than the next attempt begins.
+    The number is needed because Temporal refuses the id of an activity that has not ended, and one
+    that was cancelled at its deadline may end later than the next attempt begins.
     """
     number = context.attempt_id.rpartition("#")[2]
     return f"{context.idempotency_key}@{number}"
@@ -1153,7 +1174,8 @@ class _Store(MemoryStore):
         self._chars += len(line)
         if self._chars > _PAGE_CHARS or record.seq == 1:
             self._pages.append((record.seq, _compressed("\n".join(self._lines))))
-            self._lines, self._chars = [], 0
+            self._lines = []
+            self._chars = 0
 
     def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
         kept = self._existing_run(

@@ -39,7 +39,9 @@ _NO_RECORDS: Final = 2**53
 """Number of a record that no journal reaches."""
 
 _TIMEOUT: Final = 15.0
-"""Seconds after which an answer of a worker is given up; Temporal waits up to 10 for one that has just died."""
+"""Seconds after which an answer of a worker is given up; Temporal waits up to 10 for one that has
+just died.
+"""
 
 
 class NoWorker(StoreError):
@@ -50,8 +52,8 @@ async def connect(place: str) -> tuple[Client, str]:
     """Connect to a server.
 
     Args:
-        place: `HOST:PORT/QUEUE`. Without an address, it is that of the environment, as `temporalio.envconfig` finds it, and so
-            are namespace, keys and certificates.
+        place: `HOST:PORT/QUEUE`. Without an address, it is that of the environment, as
+            `temporalio.envconfig` finds it, and so are namespace, keys and certificates.
 
     Returns:
         The client, and the task queue.
@@ -131,8 +133,9 @@ class TemporalStore(RunStore):
     def ask_workers(self, runs: Sequence[str]) -> None:
         """Ask the workers of several listed runs, all at once, whether they answer.
 
-        Reading a run whose worker has died takes the whole time limit, because Temporal does not know of its death at
-        once. After this call, reading the runs of such a task queue fails immediately.
+        Reading a run whose worker has died takes the whole time limit, because Temporal does not
+        know of its death at once. After this call, reading the runs of such a task queue fails
+        immediately.
         """
         first_runs: dict[str, str] = {}
         for run in runs:
@@ -196,7 +199,9 @@ class TemporalStore(RunStore):
             StaleAnswer: the run refuses it.
             NoWorker: no worker answers.
         """
-        there, payload, by = self._run(run), dict(message.payload), message.by
+        there = self._run(run)
+        payload = dict(message.payload)
+        by = message.by
         reason: Any = payload.get("reason")
         goal: Any = payload.get("goal")
         tasks: Any = payload.get("tasks")
@@ -320,7 +325,8 @@ async def _info(execution: WorkflowExecution) -> RunInfo:
         run=RunId(execution.id),
         name=memo.get("name", ""),
         objective=memo.get("objective", ""),
-        # A workflow that was ended from outside has no status of its own: it is like a process that is gone.
+        # A workflow that was ended from outside has no status of its own: it is like a process that
+        # is gone.
         status="running" if running else memo.get("status", "running"),
         created=execution.start_time.timestamp(),
         updated=updated.timestamp(),

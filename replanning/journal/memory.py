@@ -41,7 +41,9 @@ _UNPACKED_RECORDS: Final = 20_000
 """The last records of a session, which stay as they are; earlier ones are packed."""
 
 _PACKED_TOGETHER: Final = 500
-"""Records packed at once: that takes two milliseconds, in which the event loop does nothing else."""
+"""Records packed at once: that takes two milliseconds, in which the event loop does nothing
+else.
+"""
 
 
 @dataclass(slots=True)
@@ -116,7 +118,8 @@ class MemoryStore(RunStore):
                 raise RunOwned(run, str(kept.owner))
             self._forget_end(run)
             kept.epoch += 1
-            kept.owner, kept.until = owner, at + ttl
+            kept.owner = owner
+            kept.until = at + ttl
             return Lease(run, kept.epoch, owner)
 
     def renew(self, lease: Lease, at: float, ttl: float) -> None:
@@ -154,7 +157,8 @@ class MemoryStore(RunStore):
         with self._lock:
             packed = kept.packed[after // _PACKED_TOGETHER :]
             unpacked_after = max(0, after - len(kept.packed) * _PACKED_TOGETHER)
-            times, bodies = kept.times[unpacked_after:], kept.bodies[unpacked_after:]
+            times = kept.times[unpacked_after:]
+            bodies = kept.bodies[unpacked_after:]
         records: Iterator[tuple[float, RecordBody]] = chain(
             _unpacked(packed), zip(times, bodies, strict=True)
         )

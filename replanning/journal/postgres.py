@@ -94,7 +94,9 @@ _CHANNEL: Final = "replanning_inbox"
 _MAX_CONNECTIONS: Final = 4
 
 _LISTEN_SECONDS: Final = 5.0
-"""Seconds after which an inbox is read although no message was notified, in case a notification was lost."""
+"""Seconds after which an inbox is read although no message was notified, in case a notification was
+lost.
+"""
 
 _LIMITS: Final = {
     "keepalives_idle": "5",
@@ -104,7 +106,8 @@ _LIMITS: Final = {
     "application_name": "replanning",
 }
 
-# Checks lease and number, and counts and inserts the record, in one statement, which is a transaction of its own.
+# Checks lease and number, and counts and inserts the record, in one statement, which is a
+# transaction of its own.
 _APPEND_SQL: Final = """
     WITH run AS (
         UPDATE replanning_runs SET records = %(seq)s, updated = %(at)s, status = coalesce(%(status)s, status),
@@ -136,14 +139,15 @@ _RENEW_SQL: Final = """
 class PostgresStore(SqlStore):
     """Store in a PostgreSQL database. Any number of processes on any number of hosts may use it.
 
-    The tables are created, or migrated, when the store is opened; they are in the first schema of the search path. Leases
-    are compared by the clock of the server. Once a record is appended, it is as durable as the server's commits. Where a
-    connection is lost during an append, the store withdraws the record, if the server has it, before it takes the next.
+    The tables are created, or migrated, when the store is opened; they are in the first schema of
+    the search path. Leases are compared by the clock of the server. Once a record is appended, it
+    is as durable as the server's commits. Where a connection is lost during an append, the store
+    withdraws the record, if the server has it, before it takes the next.
 
     Args:
-        place: the address, as in `postgresql://user@host/database`, or `key=value` pairs as libpq takes them; what it
-            leaves out comes from libpq's variables, such as `PGHOST`. Give a password in `PGPASSWORD`, in a password file
-            or in a service file.
+        place: the address, as in `postgresql://user@host/database`, or `key=value` pairs as libpq
+            takes them; what it leaves out comes from libpq's variables, such as `PGHOST`. Give a
+            password in `PGPASSWORD`, in a password file or in a service file.
         timeout: seconds after which a request that the server does not answer has failed.
 
     Raises:
@@ -425,7 +429,8 @@ class _Listener(threading.Thread):
     def __init__(self, address: str, closed: threading.Event) -> None:
         super().__init__(name="replanning-postgres-listener", daemon=True)
         self.notified = 0
-        self._address, self._closed = address, closed
+        self._address = address
+        self._closed = closed
         self._lock = threading.Lock()
         self._listening = False
         self._empty_since: dict[str, float] = {}

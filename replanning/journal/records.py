@@ -1,7 +1,8 @@
 """Records of a journal: one small read-only class per kind, and their JSON form.
 
-A journal is a sequence of `Record`. Its bodies are observations, triggers, alternatives, decisions, revisions, questions
-to people, and the start, pauses and end of the run. Live plan, ledger and history are folds over it.
+A journal is a sequence of `Record`. Its bodies are observations, triggers, alternatives, decisions,
+revisions, questions to people, and the start, pauses and end of the run. Live plan, ledger and
+history are folds over it.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ from replanning.plugins import installed_plugins, load_plugin
 
 JOURNAL_FORMAT: Final = 2
 """Version of the JSON form of records, written into the first record of every journal; raise it when a kind or a field
-of a record is renamed or changes its meaning. A new kind, or a new field with a default, leaves it as it is."""
+of a record is renamed or changes its meaning. A new kind, or a new field with a default, leaves it
+as it is.
+"""
 
 RunStatus = Literal["succeeded", "failed", "aborted", "paused", "needs_human"]
 """How a run ended; `paused` and `needs_human` can be resumed."""
@@ -92,16 +95,18 @@ FailureKind = Literal[
 class Failure:
     """Reason why an attempt did not succeed.
 
-    `kind` names the origin: the work itself (`error`), its deadline, an interruption, or the library while it
-    prepared the attempt (`condition`, `arguments`, `refused` where these make a command dangerous, `secret` where a resumed
-    run lacks one, or `unavailable` for a call of what is not there), stored its result (`output`) or found it not as expected
-    (`unexpected`). A judge's verdict is
-    `unfinished` (the task is run again, with the message as feedback), `rejected` (an alternative is needed) or
-    `blocked` (a person must act). `traceback` shows the last frames outside of this library, without secrets.
+    `kind` names the origin: the work itself (`error`), its deadline, an interruption, or the
+    library while it prepared the attempt (`condition`, `arguments`, `refused` where these make a
+    command dangerous, `secret` where a resumed run lacks one, or `unavailable` for a call of what
+    is not there), stored its result (`output`) or found it not as expected (`unexpected`). A
+    judge's verdict is `unfinished` (the task is run again, with the message as feedback),
+    `rejected` (an alternative is needed) or `blocked` (a person must act). `traceback` shows the
+    last frames outside of this library, without secrets.
 
-    `transient` says that the work had no effect and that its cause may pass. `in_doubt` says that nobody knows whether the
-    work had its effect, as after a timeout, an interruption or a lost connection. `named` says that `on` of the task's
-    retries names it. `not_done` says that a confirmation found that the work had no effect, so that it is not in doubt.
+    `transient` says that the work had no effect and that its cause may pass. `in_doubt` says that
+    nobody knows whether the work had its effect, as after a timeout, an interruption or a lost
+    connection. `named` says that `on` of the task's retries names it. `not_done` says that a
+    confirmation found that the work had no effect, so that it is not in doubt.
     """
 
     type: str
@@ -132,7 +137,8 @@ class Usage:
     `unpriced` says that the price of a part is unknown; a money limit refuses such usage.
 
     Raises:
-        ValueError: an amount is negative, infinite or not a number, or calls or tokens are not whole.
+        ValueError: an amount is negative, infinite or not a number, or calls or tokens are not
+            whole.
     """
 
     calls: int = 0
@@ -190,8 +196,9 @@ def _record_body(cls: type[_Kind]) -> type[_Kind]:
 class AttemptStarted(_Body):
     """An attempt at a task began; `number` counts from 1, `deadline` is in seconds since the epoch.
 
-    `call` is the task itself where this adds it to the plan: a call of an agent whose first attempt began at once.
-    `confirms` is the earlier attempt of which this one asks whether it was done; such attempts are counted apart.
+    `call` is the task itself where this adds it to the plan: a call of an agent whose first attempt
+    began at once. `confirms` is the earlier attempt of which this one asks whether it was done;
+    such attempts are counted apart.
     """
 
     kind: ClassVar = "attempt-started"
@@ -208,8 +215,9 @@ class AttemptStarted(_Body):
 class AttemptSucceeded(_Body):
     """An attempt succeeded. `recoverable` is false when its output, or a part of it, could not be stored.
 
-    `output` is the stored form, see `replanning.journal.values`. `unstored` is the reason why a resumed run lacks the
-    output; what was masked in it is `[redacted]` here. `reads` are the keys of the context that its work read, each with the number of changes to the context before.
+    `output` is the stored form, see `replanning.journal.values`. `unstored` is the reason why a
+    resumed run lacks the output; what was masked in it is `[redacted]` here. `reads` are the keys
+    of the context that its work read, each with the number of changes to the context before.
     """
 
     kind: ClassVar = "attempt-succeeded"
@@ -225,10 +233,11 @@ class AttemptSucceeded(_Body):
 class AttemptFailed(_Body):
     """An attempt failed. The task is run again at `retry_at`; without one the failure is final.
 
-    `exhausted` says that the task's own retries are used up, even if it is run again because the failure
-    threshold has not been reached. `trace` is the W3C trace context of the attempt, as in the next two records. `output` is
-    one that was not as expected. Where `confirm_at` is given, also in the next two, nobody knows whether the task was done,
-    and it is asked then, before anything else follows from the failure.
+    `exhausted` says that the task's own retries are used up, even if it is run again because the
+    failure threshold has not been reached. `trace` is the W3C trace context of the attempt, as in
+    the next two records. `output` is one that was not as expected. Where `confirm_at` is given,
+    also in the next two, nobody knows whether the task was done, and it is asked then, before
+    anything else follows from the failure.
     """
 
     kind: ClassVar = "attempt-failed"
@@ -323,8 +332,8 @@ class UsageCharged(_Body):
 class ConditionEvaluated(_Body):
     """The `when` of a task was evaluated when it was about to be claimed; `value` is None if that failed.
 
-    Where it does not hold, and `leaves_out_branch` is true, what depends on the task alone is left out with it. In
-    runs that an earlier version has written, it runs.
+    Where it does not hold, and `leaves_out_branch` is true, what depends on the task alone is left
+    out with it. In runs that an earlier version has written, it runs.
     """
 
     kind: ClassVar = "condition-evaluated"
@@ -358,7 +367,8 @@ class ContextUpdated(_Body):
 class ResultsStale(_Body):
     """All finished tasks whose results are stale now, each with its causes; earlier records of this kind are outdated.
 
-    A cause is `context.KEY`, which the task read and which has changed since, or the id of a task on which it depends.
+    A cause is `context.KEY`, which the task read and which has changed since, or the id of a task
+    on which it depends.
     """
 
     kind: ClassVar = "results-stale"
@@ -369,8 +379,8 @@ class ResultsStale(_Body):
 class ResourceUpdated(_Body):
     """The capacity of a resource changed, or a tool became available or unavailable.
 
-    A tool that became unavailable because it failed again and again is tried again at `retry_at`, by one task; the record
-    of that trial has the same time.
+    A tool that became unavailable because it failed again and again is tried again at `retry_at`,
+    by one task; the record of that trial has the same time.
     """
 
     kind: ClassVar = "resource-updated"
@@ -492,12 +502,14 @@ class _StatedFields(TypedDict, total=False):
 class TriggerEvent(BaseModel):
     """Fields common to all triggers; a subclass with another `kind` is a kind of one's own.
 
-    `tasks` are the tasks concerned, `root` is the root of their lineage, `cause` the normalised cause. Kind, root and
-    cause form the fingerprint that identifies repetitions. A trigger that is read from a journal while its class is
-    not installed is a plain `TriggerEvent`, with the further fields in `model_extra`. `traceback` is that of the first
-    failed task. `by` names the person or program that raised the trigger; it is empty if a detector did.
+    `tasks` are the tasks concerned, `root` is the root of their lineage, `cause` the normalised
+    cause. Kind, root and cause form the fingerprint that identifies repetitions. A trigger that is
+    read from a journal while its class is not installed is a plain `TriggerEvent`, with the further
+    fields in `model_extra`. `traceback` is that of the first failed task. `by` names the person or
+    program that raised the trigger; it is empty if a detector did.
 
-    The constructor also takes `task_id` or `task_ids` for `tasks`. Where no `reason` is given, the other fields say it.
+    The constructor also takes `task_id` or `task_ids` for `tasks`. Where no `reason` is given, the
+    other fields say it.
 
     Raises:
         TypeError: a class of this project has no such field, or the tasks are given twice.
@@ -574,7 +586,8 @@ class TriggerEvent(BaseModel):
 class TaskFailed(TriggerEvent):
     """A task failed and its own retries are used up.
 
-    The constructor also takes `error`, a text or an exception, which gives `message`, `error_type` and `traceback`.
+    The constructor also takes `error`, a text or an exception, which gives `message`, `error_type`
+    and `traceback`.
     """
 
     kind: Literal["task-failed"] = "task-failed"
@@ -643,8 +656,8 @@ class TaskTimedOut(TriggerEvent):
 class ContextChanged(TriggerEvent):
     """The context or the facts changed in a way that remaining tasks depend on, or the `goal` changed.
 
-    `facts` are needed facts that ceased, or facts that the changed goal lacks. `stale` are the finished tasks that are
-    to be done again, because what they have read has changed.
+    `facts` are needed facts that ceased, or facts that the changed goal lacks. `stale` are the
+    finished tasks that are to be done again, because what they have read has changed.
     """
 
     kind: Literal["context-changed"] = "context-changed"
@@ -895,9 +908,10 @@ class CallMade(_Body):
 class PlanRevised(_Body):
     """Changes were applied: the plan has a new revision.
 
-    `traces` has the trace contexts of the attempts that they cancel. `adopted` is the corrected plan whose tasks they
-    bring about; its tools, context, resources, goal and budget apply from here on. `takes_back` says that the whole run is
-    taken back, so that it ends when its compensations are done.
+    `traces` has the trace contexts of the attempts that they cancel. `adopted` is the corrected
+    plan whose tasks they bring about; its tools, context, resources, goal and budget apply from
+    here on. `takes_back` says that the whole run is taken back, so that it ends when its
+    compensations are done.
     """
 
     kind: ClassVar = "revised"
@@ -996,7 +1010,8 @@ class AnswerRefused(_Body):
 class RunOpened(_Body):
     """First record of a run: the original plan and the settings; `open_ended` if an agent adds the calls that it makes.
 
-    `directory` is the absolute path of the folder in which the tools work, as in `RunResumed`; empty if it is not known.
+    `directory` is the absolute path of the folder in which the tools work, as in `RunResumed`;
+    empty if it is not known.
     """
 
     kind: ClassVar = "run-opened"
@@ -1016,7 +1031,8 @@ class RunOpened(_Body):
 class RunResumed(_Body):
     """A process resumed the run after it had been without an owner for `waited` seconds.
 
-    `directory` is the folder in which the tools work from here on, if it is another one than before.
+    `directory` is the folder in which the tools work from here on, if it is another one than
+    before.
     """
 
     kind: ClassVar = "run-resumed"
@@ -1090,8 +1106,8 @@ class RunProblem:
 class NoteAdded(_Body):
     """A note of the program that executes the run: its own events, such as a model's decision and its result.
 
-    The live plan ignores it; such a program folds its state from these records. The kind is named after
-    the first program that had notes.
+    The live plan ignores it; such a program folds its state from these records. The kind is named
+    after the first program that had notes.
     """
 
     kind: ClassVar = "planning-noted"
@@ -1138,7 +1154,9 @@ BODY_TYPES: Final[dict[str, type[RecordBody]]] = {body.kind: body for body in Re
 _KINDS_WITH_UNIONS: Final = frozenset(
     {"trigger-fired", "alternatives-considered", "revised", "question-asked", "question-answered"}
 )
-"""Kinds with nested unions; their discriminator `kind` is a default value that the JSON text must keep."""
+"""Kinds with nested unions; their discriminator `kind` is a default value that the JSON text must
+keep.
+"""
 
 
 _KINDS_OF_EVERY_TASK: Final = (CallMade.kind, AttemptStarted.kind, AttemptSucceeded.kind)
@@ -1154,8 +1172,9 @@ def _type_adapter(kind: str) -> TypeAdapter[RecordBody]:
 def dump_body(body: RecordBody) -> str:
     """Return the JSON text of a body; `load_body` reads it back."""
     kind = body.kind
-    # A value of a wrong type could not be read back, so it is an error. For the most frequent kinds, that check would take
-    # twice as long as writing: they only warn, by True, because "warn" as a text is as slow as "error".
+    # A value of a wrong type could not be read back, so it is an error. For the most frequent
+    # kinds, that check would take twice as long as writing: they only warn, by True, because "warn"
+    # as a text is as slow as "error".
     strict: Literal[True, "error"] = True if kind in _KINDS_OF_EVERY_TASK else "error"
     serializer = _type_adapter(kind).serializer
     text = serializer.to_json(

@@ -136,8 +136,8 @@ class SqlStore(RunStore):
         Args:
             doing: what could not be done if they fail.
             request: executes the statements.
-            retried: a run tries again while another process holds a lock, so its event loop need not
-                wait for it here.
+            retried: a run tries again while another process holds a lock, so its event loop need
+                not wait for it here.
 
         Raises:
             StoreError: the database does not answer, or refuses them.

@@ -156,13 +156,15 @@ def store_error(error: Exception, path: Path, operation: str) -> StoreError:
 class SqliteStore(SqlStore):
     """Store in a SQLite file, created with its folder if it is missing, and private to its user.
 
-    Any number of processes may use the file; each run is written by the process that owns it. Appended records
-    outlive the process however it ends. A record has a checksum, and a damaged one is refused when it is read.
+    Any number of processes may use the file; each run is written by the process that owns it.
+    Appended records outlive the process however it ends. A record has a checksum, and a damaged one
+    is refused when it is read.
 
     Args:
         path: the file.
-        synchronous: `normal` survives every end of the process, also by SIGKILL; `full` waits for the disk at
-            each record and also survives a power failure; `off` never waits, and a power failure may damage the file.
+        synchronous: `normal` survives every end of the process, also by SIGKILL; `full` waits for
+            the disk at each record and also survives a power failure; `off` never waits, and a
+            power failure may damage the file.
 
     Raises:
         StoreError: the file cannot be opened, is no history, or was written by a newer version.
@@ -400,7 +402,8 @@ class SqliteStore(SqlStore):
             ) from error
         options = _read_only_options(self._path)
         try:
-            # Every statement is its own transaction unless one is begun; calls are serialised by the lock.
+            # Every statement is its own transaction unless one is begun; calls are serialised by
+            # the lock.
             connection = sqlite3.connect(
                 f"{self._path.absolute().as_uri()}?{options}",
                 timeout=lock_timeout(),
@@ -481,7 +484,8 @@ def _use_log(connection: sqlite3.Connection) -> None:
         except sqlite3.OperationalError as error:
             if _error_name(error) != "SQLITE_BUSY":
                 raise
-        # That statement ignores the busy timeout while others open the same new file; this one waits.
+        # That statement ignores the busy timeout while others open the same new file; this one
+        # waits.
         with connection:
             connection.execute("BEGIN IMMEDIATE")
 

@@ -80,8 +80,8 @@ class InboxMessage:
 class ToolOutcome:
     """Success or failure of one use of a tool; evidence for the past success of later alternatives.
 
-    The outcome of an alternative is stored under the name of its source with a leading space, which no tool name has.
-    `seconds` is how long the use took, where that is known.
+    The outcome of an alternative is stored under the name of its source with a leading space, which
+    no tool name has. `seconds` is how long the use took, where that is known.
     """
 
     tool: str
@@ -165,7 +165,8 @@ class RunStore(ABC):
         """Append a record; in a durable store it then outlives the process.
 
         Raises:
-            LeaseLost: another process has taken the run over, or the store no longer has it; nothing was written.
+            LeaseLost: another process has taken the run over, or the store no longer has it;
+                nothing was written.
             StoreError: it could not be written.
         """
 
@@ -177,7 +178,8 @@ class RunStore(ABC):
 
         Raises:
             UnknownRun: the run does not exist.
-            JournalCorrupt: a record other than the last cannot be read, or the journal has another format.
+            JournalCorrupt: a record other than the last cannot be read, or the journal has another
+                format.
         """
 
     @abstractmethod
@@ -231,12 +233,15 @@ def parse_place(place: str | PathLike[str]) -> tuple[str, str]:
     if text in ("memory", ":memory:"):
         return "memory", ""
 
-    name, colon, path = "sqlite", "", text
+    name = "sqlite"
+    colon = ""
+    path = text
     if isinstance(place, str):
         before, colon, after = text.partition(":")
         installed = installed_plugins("stores")
         if colon and before in installed:
-            name, path = before, after
+            name = before
+            path = after
         elif colon and before == "jsonl":
             raise _jsonl_store_is_gone(text)
         elif after and len(before) > 1 and before.replace("-", "_").isidentifier():
@@ -291,8 +296,8 @@ def open_store(place: RunStore | str | PathLike[str]) -> RunStore:
     """Return the store at a place; a store is returned as it is.
 
     Args:
-        place: `memory`; a SQLite file; `postgresql://user@host/database`; or `PLUGIN:PLACE` for an installed
-            store of that name. A leading `~` stands for the home folder.
+        place: `memory`; a SQLite file; `postgresql://user@host/database`; or `PLUGIN:PLACE` for an
+            installed store of that name. A leading `~` stands for the home folder.
 
     Raises:
         StoreError: the place cannot be used.
@@ -316,10 +321,14 @@ LOCK_TIMEOUT: Final = 5.0
 """Seconds that a store in files waits for another process to release a lock."""
 
 LOOP_LOCK_TIMEOUT: Final = 0.05
-"""Likewise for what the event loop of a run waits for; a lock that is held longer is a failing store."""
+"""Likewise for what the event loop of a run waits for; a lock that is held longer is a failing
+store.
+"""
 
 LOCK_TRY: Final = 0.01
-"""Likewise for one try to open or to release a run on an event loop, which has other turns between the tries."""
+"""Likewise for one try to open or to release a run on an event loop, which has other turns between
+the tries.
+"""
 
 
 def lock_timeout() -> float:

@@ -1,7 +1,8 @@
 """Form in which an output is stored: JSON, with tags for the values of the standard library that JSON lacks.
 
-A tagged value is an object such as `{"$replanning": "date", "value": "2026-01-31"}`. The table of tags is closed: what
-is read from a store never names a class. An output with any other value cannot be stored.
+A tagged value is an object such as `{"$replanning": "date", "value": "2026-01-31"}`. The table of
+tags is closed: what is read from a store never names a class. An output with any other value cannot
+be stored.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ CONTAINERS: Final = frozenset({dict, list, tuple, set})
 
 _SHORT_CHARS: Final = 256
 _SHORT_BYTES: Final = 6 * _SHORT_CHARS + 4
-"""Most bytes of a short text as JSON, all of its characters escaped, and of what separates it from the next one."""
+"""Most bytes of a short text as JSON, all of its characters escaped, and of what separates it from
+the next one.
+"""
 
 MIN_INTEGER: Final = -(2**63)
 MAX_INTEGER: Final = 2**63

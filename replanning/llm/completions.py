@@ -77,8 +77,8 @@ class Meter(Protocol):
         """Reserve the estimate of a call and trace it.
 
         Returns:
-            A context in which to make the call; it yields a function to be called with the completion, which settles
-            the reservation with the actual usage.
+            A context in which to make the call; it yields a function to be called with the
+            completion, which settles the reservation with the actual usage.
 
         Raises:
             BudgetExceeded: the call does not fit the remaining budget; nothing was sent.
@@ -112,7 +112,8 @@ class LLMOptions:
         temperature: sampling temperature, from 0 upwards.
         max_tokens: most tokens of the answer.
         schema: shape of the answer; the service's own mechanism is used if it has one.
-        deadline: latest time of an answer, in seconds since the epoch; the provider's own timeout holds as well.
+        deadline: latest time of an answer, in seconds since the epoch; the provider's own timeout
+            holds as well.
         meter: reserves and counts the usage of the call.
         max_attempts: most attempts of a client at a request whose failure may be transient.
     """
@@ -138,12 +139,13 @@ class Price:
 class PriceTable:
     """Prices by model: those given here, else the published ones, which are read without a network.
 
-    A dated edition of a model costs what the model does, and so does one with its maker in front (`openai/gpt-4.1`).
-    A name that only begins like another has no price: such a model may cost many times as much.
+    A dated edition of a model costs what the model does, and so does one with its maker in front
+    (`openai/gpt-4.1`). A name that only begins like another has no price: such a model may cost
+    many times as much.
 
     Args:
-        prices: by name of the model, used before the published ones; a name that ends with `*` stands for all names
-            that begin so, the longest first.
+        prices: by name of the model, used before the published ones; a name that ends with `*`
+            stands for all names that begin so, the longest first.
     """
 
     def __init__(self, prices: Mapping[str, Price] | None = None) -> None:
@@ -173,7 +175,8 @@ class PriceTable:
 
         usage = genai_prices.Usage(input_tokens=input_tokens, output_tokens=output_tokens)
         maker = model.rpartition("/")[0]
-        # Models are found by their names alone, except for some, such as embeddings, which need their maker.
+        # Models are found by their names alone, except for some, such as embeddings, which need
+        # their maker.
         for reference, provider in ((model, None), (name, maker.rpartition("/")[2] or "openai")):
             for edition in dict.fromkeys([reference, _VERSION_SUFFIX.sub("", reference)]):
                 try:

@@ -1,7 +1,7 @@
 """LLMProvider, the interface of language models; their circuit breaker and fallback; and the JSON in their answers.
 
-JSON is found as it was written, never completed or repaired: no part of JSON that is cut off or wrong is taken for an
-answer. The work is linear in the length of the text.
+JSON is found as it was written, never completed or repaired: no part of JSON that is cut off or
+wrong is taken for an answer. The work is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ Answer again with the JSON alone."""
 class LLMProvider(ABC):
     """A language model; implement `request` and set `name`.
 
-    The base class takes secrets out of prompts, reserves the budget before a call and settles it afterwards, traces
-    the call, and ends it at its deadline. A whole provider::
+    The base class takes secrets out of prompts, reserves the budget before a call and settles it
+    afterwards, traces the call, and ends it at its deadline. A whole provider::
 
         class Parrot(LLMProvider):
             name = "parrot"
@@ -203,7 +203,8 @@ class LLMProvider(ABC):
     ) -> Completion:
         """Build the result of `request`; token counts that the service does not report are estimated from above.
 
-        The price is that of the requested model; if it is not known, that of the model that answered.
+        The price is that of the requested model; if it is not known, that of the model that
+        answered.
         """
         requested = options.model or self.model
         if input_tokens is None:
@@ -282,7 +283,8 @@ class LLMProvider(ABC):
             BudgetExceeded: a call does not fit the remaining budget.
         """
         options = self._with_defaults(replace(options or LLMOptions(), schema=schema), self.model)
-        question, is_second = prompt, False
+        question = prompt
+        is_second = False
         while True:
             completion = await self.complete_detailed(question, options)
             problem = "there is no JSON in the answer"
@@ -290,7 +292,8 @@ class LLMProvider(ABC):
                 islice(extract_json(completion.text), _MAX_JSON_CANDIDATES)
             ):
                 try:
-                    # Strict by the rules of JSON: a list may stand for a tuple, text for a date, but not for a number.
+                    # Strict by the rules of JSON: a list may stand for a tuple, text for a date,
+                    # but not for a number.
                     return schema.model_validate_json(json.dumps(value), strict=True)
                 except ValidationError as error:
                     if number == 0:
@@ -478,7 +481,8 @@ class CircuitBreaker:
         Args:
             permit: with which the call was made.
             now: when it failed.
-            permanent: another call will not help, so that it opens at once and for the longest time.
+            permanent: another call will not help, so that it opens at once and for the longest
+                time.
         """
         if permit == "probe":
             self._probing = False
@@ -633,17 +637,17 @@ class GuardedLLM(_LLMWrapper):
 class FallbackLLM(_LLMWrapper):
     """Language models that are asked in order, until one gives a usable answer.
 
-    All of them share one deadline. Each gets an equal share of the remaining time, so that one that hangs leaves time
-    for the next; with `share_time=False`, each gets all of it. A model named in the options is that of the first. Embeddings of
-    different models are not comparable.
+    All of them share one deadline. Each gets an equal share of the remaining time, so that one that
+    hangs leaves time for the next; with `share_time=False`, each gets all of it. A model named in
+    the options is that of the first. Embeddings of different models are not comparable.
 
-    Calls raise an `LLMError` that names all of them with their reasons if none gave an answer, and `BudgetExceeded` if
-    no call fits the remaining budget.
+    Calls raise an `LLMError` that names all of them with their reasons if none gave an answer, and
+    `BudgetExceeded` if no call fits the remaining budget.
 
     Args:
         members: the language models, in order.
-        share_time: whether each gets a share of the time; otherwise each gets what is left, so that the others stand in
-            only for one that fails early, such as one that refuses the key.
+        share_time: whether each gets a share of the time; otherwise each gets what is left, so that
+            the others stand in only for one that fails early, such as one that refuses the key.
     """
 
     def __init__(self, members: Sequence[LLMProvider], *, share_time: bool = True) -> None:
@@ -731,11 +735,12 @@ class _JsonSpan(NamedTuple):
 def extract_json(text: str) -> Iterator[JsonValue]:
     """Yield every JSON value that a text may mean, the likeliest first; one may come twice.
 
-    That is the whole text if it is JSON. Else these are its fenced blocks and then the objects in its prose, the last
-    one first, because models conclude at the end. Values within think tags follow all others.
+    That is the whole text if it is JSON. Else these are its fenced blocks and then the objects in
+    its prose, the last one first, because models conclude at the end. Values within think tags
+    follow all others.
 
-    An object that is cut off, has a duplicate name or a number that is not finite is passed over as a whole.
-    A text of more than 400,000 characters is JSON as a whole, or has none.
+    An object that is cut off, has a duplicate name or a number that is not finite is passed over as
+    a whole. A text of more than 400,000 characters is JSON as a whole, or has none.
     """
     try:
         yield _parse_strict_json(text)
@@ -746,14 +751,16 @@ def extract_json(text: str) -> Iterator[JsonValue]:
         return
     spoken: list[str] = []
     thoughts: list[str] = []
-    thinking, start = False, 0
+    thinking = False
+    start = 0
     for tag in _THINKING_TAG.finditer(text):
         closes = bool(tag[1])
         if closes and not thinking:  # the opening tag was part of the prompt
             thoughts += spoken
             spoken.clear()
         (thoughts if thinking or closes else spoken).append(text[start : tag.start()])
-        thinking, start = not closes, tag.end()
+        thinking = not closes
+        start = tag.end()
     (thoughts if thinking else spoken).append(text[start:])
     for part in (*reversed(spoken), *reversed(thoughts)):
         yield from _json_values(part)

@@ -1,7 +1,8 @@
 """Untrusted data in prompts: JSON that can neither close a tag nor hide anything, truncated visibly.
 
-Data are written as JSON, one value a line, between tags. Within them `<`, `>`, `&` and all invisible characters are
-escaped as JSON escapes, so that no text can close a tag, open another or hide.
+Data are written as JSON, one value a line, between tags. Within them `<`, `>`, `&` and all
+invisible characters are escaped as JSON escapes, so that no text can close a tag, open another or
+hide.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ def encode_data(value: JsonValue) -> str:
 def encode_excerpt(value: JsonValue, room: int, redact: Callable[[JsonValue], JsonValue]) -> str:
     """Return a value as a line of data without secrets, truncated to about `room` characters.
 
-    Secrets are taken out before it is truncated to that size: what is left of one that was cut would
-    not be recognised any more. Truncating it roughly beforehand spares the look through huge values.
+    Secrets are taken out before it is truncated to that size: what is left of one that was cut
+    would not be recognised any more. Truncating it roughly beforehand spares the look through huge
+    values.
     """
     return encode_data(truncate_value(redact(truncate_value(value, 8 * room)), room))
 
@@ -73,7 +75,8 @@ def _truncate_value(value: JsonValue, room: int, depth: int) -> tuple[JsonValue,
         return f"[cut: a number that is {value}]", 30
     if depth >= _MAX_DEPTH:
         return "… [cut: nested deeper]", 20
-    left, last = room, len(value) - 1
+    left = room
+    last = len(value) - 1
     if isinstance(value, Mapping):
         members: dict[str, JsonValue] = {}
         for index, (key, item) in enumerate(value.items()):
@@ -154,7 +157,9 @@ def fit_sections(sections: Sequence[DataSection], room: int, cut_first: Iterable
     for name in cut_first:
         for section in sections:
             if over > 0 and section.name == name:
-                size, removed, kept = len(section.render()), 0, len(section.lines)
+                size = len(section.render())
+                removed = 0
+                kept = len(section.lines)
                 while kept and removed < over + 40:  # the mark takes some of the room again
                     kept -= 1
                     removed += len(section.lines[kept]) + 1

@@ -26,7 +26,9 @@ AUTO_PROVIDERS: Final = {
     "anthropic": ("ANTHROPIC_API_KEY",),
     "openai": ("OPENAI_API_KEY", "OPENAI_BASE_URL"),  # a compatible server may need no key
 }
-"""Providers that `auto` looks for, in this order, by the variables of which one must be set; Ollama comes last."""
+"""Providers that `auto` looks for, in this order, by the variables of which one must be set; Ollama
+comes last.
+"""
 
 
 def create_llm_provider(
@@ -40,12 +42,14 @@ def create_llm_provider(
 ) -> LLMProvider:
     """Create a language model by name, or the first that can be used, configured by the settings.
 
-    `auto` takes those that the setting `provider` names; else the first of GitHub Copilot, Anthropic and OpenAI whose
-    key is in the environment, else Ollama if `llm.ollama` is on. If these fail, the models of `llm.fallback` are asked;
-    where that names none, `auto` asks the next one that it finds. Each has a circuit breaker, and `llm.max_concurrency` calls at once.
+    `auto` takes those that the setting `provider` names; else the first of GitHub Copilot,
+    Anthropic and OpenAI whose key is in the environment, else Ollama if `llm.ollama` is on. If
+    these fail, the models of `llm.fallback` are asked; where that names none, `auto` asks the next
+    one that it finds. Each has a circuit breaker, and `llm.max_concurrency` calls at once.
 
     Args:
-        name: a plugin, `name:model` for one of its models, or several, in a list or with commas, to be asked in order.
+        name: a plugin, `name:model` for one of its models, or several, in a list or with commas, to
+            be asked in order.
         settings: those under `llm`, `timeout.replan` and `provider` are used.
         environ: source of keys; by default the environment of the process.
         environment: source of time and chance.

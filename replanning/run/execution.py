@@ -127,7 +127,8 @@ class LineageExecution:
         Raises:
             NotRunning: somebody else performs the lineage.
         """
-        life, root = self._lifecycle, self.root
+        life = self._lifecycle
+        root = self.root
         life.reserve(root)
         try:
             # A call that had nothing to wait for was started as it was added, and never queued.
@@ -226,7 +227,8 @@ class LineageExecution:
 
     def _output(self) -> object:
         """Return the output of a lineage as the work returned it, or else the recorded output."""
-        root, outputs = self.root, self.outputs
+        root = self.root
+        outputs = self.outputs
         # The object that the work returned: the recorded output is its JSON, without its class.
         leaf = root
         while leaf.state is TaskState.REPLACED_BY_REPLAN and len(leaf.replacement.sinks) == 1:

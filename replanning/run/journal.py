@@ -67,7 +67,8 @@ class RunJournal:
         redactor: masks secrets in records, where they leave the run.
         on_recovered: called when a failing store works again and has all records.
         on_given_up: called with the status and the reason when nothing more will be written: the
-            store failed for too long or no longer has the run, or another process has taken it over.
+            store failed for too long or no longer has the run, or another process has taken it
+            over.
 
     Attributes:
         seq: the number of the last record.

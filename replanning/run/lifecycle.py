@@ -442,10 +442,14 @@ class Lifecycle:
         undone = self.undo_of(changes)
         if undone is not None:
             changes, reason = undone
-            shown, draft, takes_back = None, None, True
+            shown = None
+            draft = None
+            takes_back = True
         compensated = self._with_compensations(changes, leaves_effects=leaves_effects)
         if compensated is not changes:
-            changes, shown, draft = compensated, None, None
+            changes = compensated
+            shown = None
+            draft = None
         parent = live.revision
         stopped: dict[TaskId, AttemptId] = {}
         traces: dict[TaskId, str] = {}

@@ -560,7 +560,8 @@ class RunFactory:
 
         Raises:
             ChangeRejected: the task of `to` is not done.
-            NotRunning: its calls are those of a program, or of planning mode, or its budget is used up.
+            NotRunning: its calls are those of a program, or of planning mode, or its budget is used
+                up.
             UnknownRun: there is no such run.
             UnknownTask: there never was a task that is named.
             StoreError: the store fails.
@@ -840,7 +841,8 @@ def _give_parameters(records: list[Record], given: Mapping[str, JsonValue]) -> N
     """Put values of parameters, which a journal does not keep, into the plans on record.
 
     Raises:
-        PlanError: one is unknown, of another type, or has another value in the run; names every one.
+        PlanError: one is unknown, of another type, or has another value in the run; names every
+            one.
     """
     *_, latest = _plans_on_record(records)
     _, problems = with_values(latest.parameters, given)

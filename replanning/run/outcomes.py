@@ -35,7 +35,9 @@ MAX_EVALUATION_SECONDS: Final = 0.1
 """Seconds after which an evaluator is not asked again; the run blocks while it evaluates."""
 
 _MAX_STORED_OUTCOMES: Final = 10_000
-"""Outcomes of tools that a run keeps for later runs; those of each tool that count are far fewer."""
+"""Outcomes of tools that a run keeps for later runs; those of each tool that count are far
+fewer.
+"""
 
 ATTEMPT_ENDS: Final = (AttemptSucceeded, AttemptFailed, AttemptTimedOut, AttemptInterrupted)
 """Kinds of record with which an attempt ends."""
@@ -169,7 +171,8 @@ class OutcomeCollector:
     def recheck(self, record: Record) -> None:
         """Take the last record of a resumed run, because its earlier process may have died before.
 
-        What an attempt's end says of a tool is not collected again: that process may have stored it.
+        What an attempt's end says of a tool is not collected again: that process may have stored
+        it.
         """
         body = record.body
         if isinstance(body, ATTEMPT_ENDS):

@@ -1,9 +1,9 @@
 """Processes that tools start: marked, ended with all that they started, and found again after a crash.
 
-A process can leave its group and lose its parent, but not the variable that it was started with. So the
-processes of an attempt, or of an MCP server, carry a mark in their environment (`process_mark`), by which
-`ProcessTree` finds them wherever they are. What an earlier, killed process of this library left behind is
-found by the records of its run (`kill_orphaned_processes`).
+A process can leave its group and lose its parent, but not the variable that it was started with. So
+the processes of an attempt, or of an MCP server, carry a mark in their environment
+(`process_mark`), by which `ProcessTree` finds them wherever they are. What an earlier, killed
+process of this library left behind is found by the records of its run (`kill_orphaned_processes`).
 """
 
 from __future__ import annotations
@@ -177,11 +177,12 @@ def kill_marked_processes() -> list[str]:
 class ProcessTree:
     """The processes with a mark, and those that they have started, in whatever group or session.
 
-    A process without the mark belongs to them if its parent does: it may have been started with an empty
-    environment, or as another user, whose environment cannot be read. On systems without /proc no process is
-    found.
+    A process without the mark belongs to them if its parent does: it may have been started with an
+    empty environment, or as another user, whose environment cannot be read. On systems without
+    /proc no process is found.
 
-    Its state is what it knows of processes. Each is looked at once, before it can flee to another parent.
+    Its state is what it knows of processes. Each is looked at once, before it can flee to another
+    parent.
 
     Args:
         mark: the mark, which no other process may have.
@@ -204,7 +205,8 @@ class ProcessTree:
     def find(self) -> bool:
         """Look at processes that were not looked at yet; return whether there may be more.
 
-        There may be where one was found, or one was gone before it was looked at: both may have started
+        There may be where one was found, or one was gone before it was looked at: both may have
+            started
         another one meanwhile.
         """
         pids = set(_all_pids())

@@ -186,7 +186,9 @@ _AWS_TRANSIENT: Final = re.compile(
 """Codes of botocore that may pass; most of them come with HTTP 400."""
 
 _MCP_IN_DOUBT: Final = (408, -32000, -32001)
-"""Codes of errors of the MCP SDK, by its versions: a request timed out, or its connection was closed."""
+"""Codes of errors of the MCP SDK, by its versions: a request timed out, or its connection was
+closed.
+"""
 
 _SQLITE_BUSY: Final = (
     "SQLITE_BUSY",

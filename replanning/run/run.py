@@ -110,8 +110,8 @@ class RunResult:
         revisions: the revisions of the plan with their reasons, in order.
         questions: the ids of the questions that a person must answer.
         spent: the usage that budgets counted.
-        unjournaled: whether the store failed and the run continued without it, or the store lost the
-            run. The journal lacks what happened from then on.
+        unjournaled: whether the store failed and the run continued without it, or the store lost
+            the run. The journal lacks what happened from then on.
         failures: by task, the last failure of each one that ended FAILED or BLOCKED, with its true
             text. `reason` and `problems` are as recorded, where secrets are masked.
         stale: by task, the causes of each stale result: `context.KEY`, which the task has read and
@@ -173,8 +173,8 @@ class PlanRun(ObservedRun):
 
     Any thread may report, observe, edit, pause and ask for replanning: a call from another thread
     waits until the event loop of the run has executed it, and raises what it raises there. Once the
-    run was left, such a call raises `NotRunning`. Any thread may read `plan`, `result`, `history` and
-    `replanning_info`; `live` and `view` belong to the thread of the event loop.
+    run was left, such a call raises `NotRunning`. Any thread may read `plan`, `result`, `history`
+    and `replanning_info`; `live` and `view` belong to the thread of the event loop.
     """
 
     _history: ReplanHistory | None = field(default=None, init=False)
@@ -209,7 +209,8 @@ class PlanRun(ObservedRun):
         Raises:
             NotRunning: it has not ended yet.
         """
-        end, ledger = self._lifecycle.end, self._lifecycle.ledger
+        end = self._lifecycle.end
+        ledger = self._lifecycle.ledger
         if end is None:
             raise NotRunning(f"run {self.id!r} has not ended yet; its result is known afterwards")
         failures = {}
@@ -414,8 +415,9 @@ class PlanRun(ObservedRun):
         Args:
             reason: why, for the record.
             by: who asks.
-            within: seconds or timedelta after which attempts that still run are cut off: their work is cancelled, their
-                calls are in doubt, and the run ends. None waits for them without limit.
+            within: seconds or timedelta after which attempts that still run are cut off: their work
+                is cancelled, their calls are in doubt, and the run ends. None waits for them
+                without limit.
         """
         life = self._lifecycle
         if life.end is not None:
@@ -529,7 +531,8 @@ class PlanRun(ObservedRun):
     def compare(self, plan: Plan, *, rerun: Rerun = "changed") -> Correction:
         """Return what `adopt` would change; nothing changes.
 
-        Secrets of the plan, which a resumed run lacks, are at hand from then on: they are no difference.
+        Secrets of the plan, which a resumed run lacks, are at hand from then on: they are no
+            difference.
 
         Raises:
             ChangeRejected: it is another plan, or the run cannot take it; names every reason.
@@ -682,7 +685,8 @@ class PlanRun(ObservedRun):
         knows. The result of the task is the list of theirs.
 
         Raises:
-            ChangeRejected: as `apply`; also if there are too many elements, or keys that are no names.
+            ChangeRejected: as `apply`; also if there are too many elements, or keys that are no
+                names.
             UnknownTask: there is no such task.
         """
         task = self.view.task(task_id).task

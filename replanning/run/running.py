@@ -128,7 +128,8 @@ class RunningAttempts:
         run: knows when it is over, and looks for its end.
 
     Attributes:
-        running: the attempts that have not ended, with the task of each, and the handle of whoever executes it.
+        running: the attempts that have not ended, with the task of each, and the handle of whoever
+            executes it.
         at_work: attempts that have ended, and whose work has not: it may still take effect. Each
             stands under its id until its body has stopped, and under a key for each thread.
     """

@@ -22,7 +22,9 @@ from replanning.plan.types import RunId, TriggerId
 from replanning.run.journal import RunJournal
 
 TriggerOutcome = DecisionMade | QuestionAsked | TriggerDropped
-"""What became of a trigger: a decision, a question to a person, or the reason why it was dropped."""
+"""What became of a trigger: a decision, a question to a person, or the reason why it was
+dropped.
+"""
 
 _DECIDING: Final = (DecisionMade, QuestionAsked, TriggerAttached, TriggerDropped)
 

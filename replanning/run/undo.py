@@ -422,7 +422,8 @@ class _Undo:
                 if position[other] > position[task_id]:
                     needed.append(other)
             added.append(AddTask(task=task.model_copy(update={"depends_on": tuple(needed)})))
-        # Those that may start first come first. What is given up or skipped itself cannot be modified any more.
+        # Those that may start first come first. What is given up or skipped itself cannot be
+        # modified any more.
         return [*reversed(added), *self._freed(), *self._further]
 
     def compensations(self) -> dict[TaskId, RunEffect]:

@@ -7,7 +7,8 @@ from typing import Final
 INSTRUMENTATION_SCOPE: Final = "replanning"
 """The name of the instrumentation, and of the agent that plans."""
 
-# Spans. A provider that is asked has a span `propose {provider}`, a call of a language model `chat {model}`.
+# Spans. A provider that is asked has a span `propose {provider}`, a call of a language model `chat
+# {model}`.
 RUN_SPAN: Final = "replanning.run"
 ATTEMPT_SPAN: Final = "replanning.attempt"
 PLAN_SPAN: Final = f"plan {INSTRUMENTATION_SCOPE}"
@@ -55,7 +56,9 @@ USAGE_ATTRIBUTES: Final = (
 )
 
 PROGRESS: Final = "replanning.progress"
-"""Share of the tasks that are done; on spans of attempts and replans at their beginning, of a run at its end."""
+"""Share of the tasks that are done; on spans of attempts and replans at their beginning, of a run
+at its end.
+"""
 
 HEALTH: Final = "replanning.health"
 REMAINING_SECONDS: Final = "replanning.remaining_seconds"
@@ -78,7 +81,9 @@ ASKED_EVENT: Final = "replanning.asked"
 """Event of an attempt: the second tool of `agrees_with`, which the event names, is called."""
 
 LINK_KIND: Final = "replanning.link"
-"""On a link: how a span comes from the attempt it points to: `replaces`, `retries` or `caused-by`."""
+"""On a link: how a span comes from the attempt it points to: `replaces`, `retries` or
+`caused-by`.
+"""
 
 # Attributes of a replan and of what it consists of
 REPLAN_ID: Final = "replanning.replan.id"

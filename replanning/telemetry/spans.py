@@ -137,7 +137,8 @@ class SpanWriter:
     ) -> Span:
         """Start a span at `at` (default: now) within `context` (default: the current one), with these ids if possible."""
         at = self.now() if at is None else at
-        self._ids.trace_id, self._ids.span_id = trace_id, span_id
+        self._ids.trace_id = trace_id
+        self._ids.span_id = span_id
         try:
             return self._tracer.start_span(name, context, kind, attributes, links, at)
         except Exception as error:  # noqa: BLE001 - a span processor may raise anything
@@ -248,9 +249,11 @@ class OTelRunTracer(RunTracer):
                 case journal.RunOpened() | journal.RunResumed():
                     current = _parse_trace(body.trace or "")
                     first = first if first.is_valid else current
-                    killed, self._base = record, self._base or current.span_id
+                    killed = record
+                    self._base = self._base or current.span_id
                 case journal.RunEnded():
-                    killed, self._base = None, 0
+                    killed = None
+                    self._base = 0
                     self._cut_off.clear()
                 case (
                     journal.AttemptFailed()
@@ -264,7 +267,8 @@ class OTelRunTracer(RunTracer):
                         task: _parse_trace(trace) for task, trace in body.traces.items()
                     }
         if first.is_valid:
-            # The trace of the run continues; the caller that resumes it becomes a link instead of the parent.
+            # The trace of the run continues; the caller that resumes it becomes a link instead of
+            # the parent.
             caller = get_current_span().get_span_context()
             links = (Link(caller),) if caller.is_valid else ()
             parent = set_span_in_context(NonRecordingSpan(first), parent)
@@ -288,7 +292,8 @@ class OTelRunTracer(RunTracer):
         )
         self._context = set_span_in_context(self._span, parent)
         self.traceparent = _format_trace(self._context)
-        # The spans that a process leaves open when it is killed have ids that the next one knows, from the same base.
+        # The spans that a process leaves open when it is killed have ids that the next one knows,
+        # from the same base.
         self._base = self._base or self._span.get_span_context().span_id
         self._run: WatchedRun | None = None
         self._attempt_spans: dict[AttemptId, Span] = {}
@@ -308,7 +313,8 @@ class OTelRunTracer(RunTracer):
     def watch(self, run: WatchedRun) -> None:
         """Follow the records of a run from now on."""
         self._run = run
-        plan, writer = run.live.plan, self._writer
+        plan = run.live.plan
+        writer = self._writer
         writer.on_error = self._report_error
         self._span.set_attribute(names.PLAN_TASKS, len(plan.tasks))
         if plan.name:
@@ -326,7 +332,9 @@ class OTelRunTracer(RunTracer):
             self._start_question(question, writer.now())
 
     def _on_record(self, record: journal.Record) -> None:
-        body, at, writer = record.body, to_nanoseconds(record.at), self._writer
+        body = record.body
+        at = to_nanoseconds(record.at)
+        writer = self._writer
         match body:
             case journal.AttemptStarted():
                 self._on_started(body, at, record.seq)
@@ -425,7 +433,8 @@ class OTelRunTracer(RunTracer):
         if self._closed:
             return
         self._closed = True
-        now, run = self._writer.now(), self._run
+        now = self._writer.now()
+        run = self._run
         if run is not None:
             self._end_open_spans(now)
             self._span.set_attribute(names.REVISION, run.live.revision)
@@ -504,7 +513,8 @@ class OTelRunTracer(RunTracer):
             body, entry, "succeeded"
         )  # set once for the usual outcome, which is cheaper
         attributes[names.PROGRESS] = self._run.live.progress().share
-        links, span_id = self._predecessor_links(entry), _span_id(self._base, seq)
+        links = self._predecessor_links(entry)
+        span_id = _span_id(self._base, seq)
         span = self._writer.start(
             names.ATTEMPT_SPAN, attributes, self._context, links, at, span_id=span_id
         )
@@ -551,11 +561,13 @@ class OTelRunTracer(RunTracer):
         contexts = self._unsuccessful_contexts
         if not contexts:
             return ()
-        kind, ancestor = "retries", entry
+        kind = "retries"
+        ancestor = entry
         while ancestor.id not in contexts:
             if ancestor.parent is None:
                 return ()
-            kind, ancestor = "replaces", ancestor.parent
+            kind = "replaces"
+            ancestor = ancestor.parent
         return (Link(contexts[ancestor.id], {names.LINK_KIND: kind}),)
 
     def _set_output(self, body: journal.AttemptSucceeded | journal.AttemptFailed) -> None:
@@ -664,7 +676,8 @@ class OTelRunTracer(RunTracer):
             if task in self._unsuccessful_contexts
         ]
         links = [Link(cause, _CAUSED_BY_ATTRIBUTES) for cause in causes]
-        # What a killed process was deciding is decided again under the same id, above the spans that it left.
+        # What a killed process was deciding is decided again under the same id, above the spans
+        # that it left.
         span_id = (
             0 if replan in self._decided else _span_id(self._base, -int.from_bytes(replan.encode()))
         )
@@ -697,7 +710,8 @@ class OTelRunTracer(RunTracer):
     def chat_span(self, call: LLMCall) -> Iterator[ReportCompletion]:
         """Trace a call of a language model as a child of the current span."""
         writer = self._writer
-        redact, content = writer.redact_text, writer.capture_content
+        redact = writer.redact_text
+        content = writer.capture_content
         attributes: dict[str, str | int | float | None] = {
             names.OPERATION_NAME: call.operation,
             names.LLM_PROVIDER_NAME: redact(call.provider),

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 ReportProposals = Callable[[int, bool], None]
-"""Called with the number of alternatives a provider proposed, and with True if the provider was cut off."""
+"""Called with the number of alternatives a provider proposed, and with True if the provider was cut
+off.
+"""
 
 ReportCompletion = Callable[[Completion], None]
 """Called with the completion of a language model."""

@@ -1,17 +1,19 @@
 """Fakes for testing plans, orchestrators and stores without waiting, network or chance.
 
-A plan is tested as a program is: run it with scripted work on a virtual clock, and look at the result::
+A plan is tested as a program is: run it with scripted work on a virtual clock, and look at the
+result::
 
     async def test_the_release_survives_a_missing_tool():
         async with VirtualClock() as clock:
-            script = {"pypa-build": raises(FileNotFoundError("pypa-build")), "pip-wheel": returns({"wheel": "a.whl"})}
-            work = ScriptedExecutor(script, clock=clock)
-            engine = ReplanningEngine(environment=virtual_environment(clock=clock))
-            result = await engine.execute(Plan.load("release.yaml"), work)
+            script = {"pypa-build": raises(FileNotFoundError("pypa-build")), "pip-wheel":
+            returns({"wheel": "a.whl"})} work = ScriptedExecutor(script, clock=clock) engine =
+            ReplanningEngine(environment=virtual_environment(clock=clock)) result = await
+            engine.execute(Plan.load("release.yaml"), work)
         assert result.status == "succeeded"
 
-All fakes share one small language: a step `returns` a value, `raises` an error or `hangs`, after some seconds.
-`ScriptedProvider`, `ScriptedGate` and `ScriptedLLM` stand in for providers, people and language models.
+All fakes share one small language: a step `returns` a value, `raises` an error or `hangs`, after
+some seconds. `ScriptedProvider`, `ScriptedGate` and `ScriptedLLM` stand in for providers, people
+and language models.
 
 `simulate` runs a plan many times with random faults and reports how it fares::
 

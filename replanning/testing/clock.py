@@ -22,7 +22,9 @@ EPOCH: Final = 1_700_000_000.0
 """Default start of a virtual clock: November 2023, in seconds since the epoch."""
 
 IDLE_ROUNDS: Final = 12
-"""Rounds of the event loop without a look at the clock after which the program is considered idle."""
+"""Rounds of the event loop without a look at the clock after which the program is considered
+idle.
+"""
 
 THREAD_POLL_SECONDS: Final = 0.001
 """Real seconds between checks whether a thread still works."""
@@ -47,11 +49,12 @@ class VirtualClock:
 
     Outside of `async with`, time moves by `advance` alone.
 
-    The program counts as idle when nothing has read the clock for a dozen rounds of the event loop; every journal
-    record reads it. The clock waits for threads started through `anyio.to_thread`, but work that waits for anything
-    else outside of the loop (a process, a connection, `anyio.sleep`) looks idle, and time jumps past it if a sleeper
-    waits. On asyncio the same program runs in the same way each time; trio runs tasks that are ready at the same time
-    in random order.
+    The program counts as idle when nothing has read the clock for a dozen rounds of the event loop;
+    every journal record reads it. The clock waits for threads started through `anyio.to_thread`,
+    but work that waits for anything else outside of the loop (a process, a connection,
+    `anyio.sleep`) looks idle, and time jumps past it if a sleeper waits. On asyncio the same
+    program runs in the same way each time; trio runs tasks that are ready at the same time in
+    random order.
 
     Args:
         start: the first moment, in seconds since the epoch.
@@ -131,7 +134,8 @@ class VirtualClock:
         trace: TracebackType | None,
     ) -> bool | None:
         assert self._group is not None
-        group, self._group = self._group, None
+        group = self._group
+        self._group = None
         group.cancel_scope.cancel()
         if isinstance(error, anyio.get_cancelled_exc_class()):
             return await group.__aexit__(kind, error, trace)
@@ -164,7 +168,8 @@ class VirtualClock:
 
     async def _wait_until_idle(self) -> None:
         threads = anyio.to_thread.current_default_thread_limiter()
-        rounds, seen = 0, self._activity
+        rounds = 0
+        seen = self._activity
         while rounds < IDLE_ROUNDS:
             await anyio.lowlevel.checkpoint()
             rounds += 1
@@ -172,7 +177,8 @@ class VirtualClock:
                 await anyio.sleep(THREAD_POLL_SECONDS)  # noqa: TID251 - a thread works in real time
                 rounds = 0
             if seen != self._activity:
-                rounds, seen = 0, self._activity
+                rounds = 0
+                seen = self._activity
 
     def _wake(self, until: float) -> None:
         self._note_activity()
@@ -186,7 +192,8 @@ def virtual_environment(seed: int = 0, *, clock: Clock | None = None) -> Environ
 
     Args:
         seed: seed of the random numbers, which spread the delays of retries.
-        clock: the clock; a new `VirtualClock` by default, to be entered by the caller (`environment.clock`).
+        clock: the clock; a new `VirtualClock` by default, to be entered by the caller
+            (`environment.clock`).
 
     Returns:
         An environment whose runs have the ids `run-1`, `run-2` and so on.

@@ -60,12 +60,14 @@ class FlakyStore(RunStore):
 
     ::
 
-        store = FlakyStore(fails=lambda operation, number: operation == "append" and 10 <= number < 15)
+        store = FlakyStore(fails=lambda operation, number: operation == "append" and 10 <= number <
+        15)
 
     Args:
         store: the other store; a `MemoryStore` by default.
-        fails: called with the name of a method and the number of the call to it, from 1; returns whether it fails:
-            true, with nothing written, or `"after"` where it is carried out and fails all the same.
+        fails: called with the name of a method and the number of the call to it, from 1; returns
+            whether it fails: true, with nothing written, or `"after"` where it is carried out and
+            fails all the same.
         durable: value of the attribute `durable`; that of the other store by default.
 
     Attributes:
@@ -210,7 +212,8 @@ class FaultSchedule:
 class RunFaults:
     """Faults of one run, drawn from a `FaultSchedule`.
 
-    The faults of an attempt depend on the seed, the task and the number of the attempt only, not on the order of events.
+    The faults of an attempt depend on the seed, the task and the number of the attempt only, not on
+    the order of events.
     """
 
     schedule: FaultSchedule
@@ -224,7 +227,8 @@ class RunFaults:
 
     def attempt_step(self, call: ExecutorCall) -> ScriptStep:
         """Return the step of an attempt; the script of a `ScriptedExecutor`."""
-        schedule, task = self.schedule, call.task
+        schedule = self.schedule
+        task = call.task
         call.context.record_checked()  # the commands of `expect` succeed: they are not run either
         of_list = _list_of(task)
         keys = (task.id, of_list, task.tool, ANY_TASK)
@@ -301,7 +305,8 @@ class _FaultyProvider:
     async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
         """Return the proposals of the provider, or fail or hang."""
         self._requests += 1
-        schedule, number = self._faults.schedule, self._requests
+        schedule = self._faults.schedule
+        number = self._requests
         if self._faults.chance("provider hang", self.name, number) < schedule.provider_hang:
             await anyio.sleep_forever()
         if self._faults.chance("provider fail", self.name, number) < schedule.provider_fail:
@@ -322,8 +327,8 @@ def _list_of(task: Task) -> str | None:
 def synthetic_outputs(plan: Plan) -> JsonObject:
     """Return outputs with the fields that references in other tasks need; the values are made up.
 
-    For the argument `${build.output.path}` the output of `build` is `{"path": "build.path"}`, and for
-    `for_each: ${build.output}` it is a list of three elements.
+    For the argument `${build.output.path}` the output of `build` is `{"path": "build.path"}`, and
+    for `for_each: ${build.output}` it is a list of three elements.
     """
     outputs: JsonObject = {}
     for task in plan.tasks:

@@ -38,8 +38,9 @@ class ScriptedLLM(LLMProvider):
 
     ::
 
-        model = ScriptedLLM(['{"sum": 5}', LLMUnavailable("busy"), returns("late", after=40), hangs()])
-        model = ScriptedLLM(lambda prompt: {"sum": 5} if "2 + 3" in prompt else "I do not know.")
+        model = ScriptedLLM(['{"sum": 5}', LLMUnavailable("busy"), returns("late", after=40),
+        hangs()]) model = ScriptedLLM(lambda prompt: {"sum": 5} if "2 + 3" in prompt else "I do not
+        know.")
 
     Args:
         script: the replies in order; or a function of the prompt.
@@ -51,7 +52,8 @@ class ScriptedLLM(LLMProvider):
         prices: prices of the model.
         environment: steps wait on its clock; `virtual_environment(clock=clock)` in most tests.
         unavailable_reason: why it cannot be used, such as a missing key; calls work all the same.
-        embeddings: vectors of texts; by default made up from their words, so that texts with common words are similar.
+        embeddings: vectors of texts; by default made up from their words, so that texts with common
+            words are similar.
 
     Attributes:
         requests: every request, in order.

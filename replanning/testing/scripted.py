@@ -102,8 +102,9 @@ class ScriptedExecutor:
         )
 
     Args:
-        script: for the id of a task, or else the name of its tool, the step of every attempt or the steps of its
-            attempts in order, of which the last one repeats; or a function of the call.
+        script: for the id of a task, or else the name of its tool, the step of every attempt or the
+            steps of its attempts in order, of which the last one repeats; or a function of the
+            call.
         clock: the clock on which steps wait.
         default: the step of tasks that the script does not name.
 
@@ -216,8 +217,8 @@ class ScriptedGate:
         gate = ScriptedGate([returns(Answer("approve", by="ada"), after=60)], clock=clock)
 
     Args:
-        script: answers, or steps that return one, in the order of the questions, after which no answer comes;
-            or a function of the question.
+        script: answers, or steps that return one, in the order of the questions, after which no
+            answer comes; or a function of the question.
         clock: the clock on which steps wait.
 
     Attributes:

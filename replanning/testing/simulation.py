@@ -31,7 +31,8 @@ class SimulatedRun:
 
     Attributes:
         seed: `simulate(..., runs=1, seed=seed)` repeats the run.
-        status: the status of the run; `stuck` if it had not ended at the time limit, `crashed` if it raised.
+        status: the status of the run; `stuck` if it had not ended at the time limit, `crashed` if
+            it raised.
         reason: one sentence about the status.
         makespan: virtual seconds from start to end.
         revisions: number of revisions of the plan, apart from those that expand a list.
@@ -178,8 +179,8 @@ def simulate(
 ) -> SimulationReport:
     """Run a plan many times on a virtual clock, with faults drawn anew for each run.
 
-    No tool is executed: attempts take the time and have the outcome that the faults say. The plan, the engine
-    and its providers are the real ones. Equal arguments give equal reports. ::
+    No tool is executed: attempts take the time and have the outcome that the faults say. The plan,
+    the engine and its providers are the real ones. Equal arguments give equal reports. ::
 
         report = simulate(Plan.load("release.yaml"), FaultSchedule(fail={"build": 1.0}), runs=200)
         assert report.success_rate == 1.0
@@ -191,7 +192,8 @@ def simulate(
         faults: what goes wrong; nothing by default.
         runs: number of runs.
         seed: of the first run; each further run has the next number.
-        engine_factory: builds the engine of each run, such as `partial(ReplanningEngine, ["repair"], settings=...)`.
+        engine_factory: builds the engine of each run, such as `partial(ReplanningEngine,
+            ["repair"], settings=...)`.
         max_concurrency: largest number of tasks that run at once.
         time_limit: virtual seconds after which a run is given up as stuck.
 
@@ -221,7 +223,8 @@ async def _simulate_run(
     workers: int,
     time_limit: float,
 ) -> SimulatedRun:
-    clock, store = VirtualClock(), journal.MemoryStore()
+    clock = VirtualClock()
+    store = journal.MemoryStore()
     current: PlanRun | None = None
     abnormal_end: tuple[SimulatedStatus, str] | None = None
 
@@ -281,7 +284,8 @@ async def _simulate_run(
         )
         status, reason = abnormal_end or ("crashed", "the run was not opened")
         if current is not None and abnormal_end is None:
-            status, reason = current.result.status, current.result.reason
+            status = current.result.status
+            reason = current.result.reason
         return SimulatedRun(
             seed=seed,
             status=status,

@@ -1,14 +1,14 @@
 """Conformance suite for stores: checks that the tests of any store can run.
 
-A check takes a function that opens the store; each call opens the same one, so that a durable store finds what
-was kept through an earlier opening. With pytest::
+A check takes a function that opens the store; each call opens the same one, so that a durable store
+finds what was kept through an earlier opening. With pytest::
 
     @pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.__name__)
     def test_store(check, tmp_path):
         check(lambda: MyStore(tmp_path / "history"))
 
-A check that fails raises AssertionError with the promise, the expected and the actual value. Checks of data that outlives
-a closed store pass at once for a store that is not `durable`.
+A check that fails raises AssertionError with the promise, the expected and the actual value. Checks
+of data that outlives a closed store pass at once for a store that is not `durable`.
 """
 
 from __future__ import annotations
@@ -180,10 +180,8 @@ def check_runs_are_listed_newest_first(open_store: StoreFactory) -> None:
             (run.run, run.name, run.objective, run.created, run.records, run.owner)
             for run in store.runs()
         ]
-        newer, older = (
-            (RunId("run-2"), "", "", 20.0, 1, "you"),
-            (RUN, "Größe", "get there", 10.0, 1, "me"),
-        )
+        newer = (RunId("run-2"), "", "", 20.0, 1, "you")
+        older = (RUN, "Größe", "get there", 10.0, 1, "me")
         _assert_equal(rows, [newer, older], "the newest run comes first")
         _assert_equal(
             [run.updated for run in store.runs()],
@@ -308,7 +306,8 @@ def check_runs_are_owned_one_by_one(open_store: StoreFactory) -> None:
     """The lease of one run is worth nothing for another, and taking over one leaves the other alone."""
     other = RunId("run-2")
     with closing(open_store()) as store:
-        first, second = store.create(RUN, "me", 0.0, 5.0), store.create(other, "me", 0.0, 5.0)
+        first = store.create(RUN, "me", 0.0, 5.0)
+        second = store.create(other, "me", 0.0, 5.0)
         store.acquire(RUN, "you", 6.0, 5.0)
         _assert_raises(LeaseLost, lambda: store.append(first, sample_record(1)), "a lost lease")
         store.append(second, sample_record(1))
@@ -405,7 +404,8 @@ def check_everything_outlives_the_store(open_store: StoreFactory) -> None:
         lease = _create_run(store, records)
         store.post(RUN, sample_message("a"))
         store.add_outcomes([outcome])
-        listed, messages = list(store.runs()), list(store.inbox(RUN))
+        listed = list(store.runs())
+        messages = list(store.inbox(RUN))
     with closing(open_store()) as store:
         _assert_equal(_read_records(store), records, "records")
         _assert_equal(

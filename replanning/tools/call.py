@@ -53,10 +53,11 @@ _MAX_JSON_DEPTH: Final = 100
 class Secrets:
     """Variables that one use of a tool refers to: looked up late, and hidden in the messages of its errors.
 
-    Its output has true values. What leaves the run is masked by the run, which is told of each value.
+    Its output has true values. What leaves the run is masked by the run, which is told of each
+    value.
 
-    Values of fewer than four characters are not hidden: they are flags rather than secrets, and hiding
-    every `1` would spoil the output.
+    Values of fewer than four characters are not hidden: they are flags rather than secrets, and
+    hiding every `1` would spoil the output.
 
     Args:
         environ: the environment variables.
@@ -242,9 +243,10 @@ def find_artifacts(
 ) -> JsonObject:
     """Return what a tool produced, by name, as far as it can be determined.
 
-    The value of an artifact is the first of these that exists: the key of its name in the JSON output; the argument of
-    its name; the file that changed and has its name, else the only one that ends in it, else the only one. The last is
-    an observation, which requires that no other tool writes to the directory meanwhile.
+    The value of an artifact is the first of these that exists: the key of its name in the JSON
+    output; the argument of its name; the file that changed and has its name, else the only one that
+    ends in it, else the only one. The last is an observation, which requires that no other tool
+    writes to the directory meanwhile.
 
     Args:
         tool: the tool; `produces` names its artifacts, with placeholders for arguments.

@@ -150,7 +150,8 @@ def _included_problems(plan: Plan, check: Callable[[Plan], Sequence[Problem]]) -
 def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
     used = used_tools(plan.tasks)
     for index, tool in enumerate(plan.tools):
-        at, name = f"tools[{index}]", f"tool {tool.name!r}"
+        at = f"tools[{index}]"
+        name = f"tool {tool.name!r}"
         if tool.kind is None or tool.kind not in known:
             hint = did_you_mean(tool.kind or "", known) if tool.name in used else ""
             message = (
@@ -171,7 +172,8 @@ def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
             yield Problem(
                 f"{at}.produces", f"{name}: {key!r} is a part of every output; name it otherwise"
             )
-    # Many tasks may use one long tool, and many fallbacks inherit the same checks: each of these is read once.
+    # Many tasks may use one long tool, and many fallbacks inherit the same checks: each of these is
+    # read once.
     tools = {tool.name: tool for tool in plan.tools}
     needed_by_body = {
         tool.name: missing_arguments(iter_strings(tool.body), {IDEMPOTENCY_KEY: ""})
@@ -427,7 +429,8 @@ def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[
         if tool.kind == "shell" and tool.workspace is not None and not is_confined:
             unconfined[tool.name] = index
     if unconfined:
-        one, names = len(unconfined) == 1, ", ".join(map(repr, unconfined))
+        one = len(unconfined) == 1
+        names = ", ".join(map(repr, unconfined))
         which = (
             f"tool {names} is not confined to its"
             if one

@@ -90,7 +90,8 @@ class ToolUnavailable(ToolError):
     """Something that a tool needs is missing on this machine."""
 
     def __init__(self, tool: str, missing: str, advice: str) -> None:
-        self.tool, self.missing = tool, missing
+        self.tool = tool
+        self.missing = missing
         super().__init__(f"tool {tool!r} needs {missing}; {advice}")
 
 
@@ -106,7 +107,9 @@ class CommandFailed(ToolError):
         self, tool: str, command: str, exit_code: int, stderr: str, stdout: str = ""
     ) -> None:
         self.stderr, self.stdout = tail(stderr), tail(stdout)
-        self.tool, self.command, self.exit_code = tool, command, exit_code
+        self.tool = tool
+        self.command = command
+        self.exit_code = exit_code
         ended = f"exit code {exit_code}"
         with suppress(ValueError):  # no signal has this number
             ended += f" ({signal.Signals(exit_code - 128).name})"
@@ -175,7 +178,8 @@ class HttpUnreachable(ToolError, TransientError):
     """A server could not be reached, so it has not received the request."""
 
     def __init__(self, tool: str, request: str, cause: str) -> None:
-        self.tool, self.request = tool, request
+        self.tool = tool
+        self.request = request
         super().__init__(f"tool {tool!r}: {request} got no answer: {cause}")
 
 
@@ -185,7 +189,8 @@ class HttpConnectionLost(ToolError):
     in_doubt = True
 
     def __init__(self, tool: str, request: str, cause: str) -> None:
-        self.tool, self.request = tool, request
+        self.tool = tool
+        self.request = request
         super().__init__(f"tool {tool!r}: {request} got no answer: {cause}")
 
 
@@ -193,7 +198,9 @@ class McpToolFailed(ToolError):
     """A tool of an MCP server, or the server itself, reports an error."""
 
     def __init__(self, tool: str, server: str, said: str) -> None:
-        self.tool, self.server, self.message = tool, server, said
+        self.tool = tool
+        self.server = server
+        self.message = said
         super().__init__(f"tool {tool!r}: the MCP server {server!r} reports an error: {head(said)}")
 
 
@@ -203,7 +210,9 @@ class McpServerLost(ToolError):
     in_doubt = True
 
     def __init__(self, tool: str, server: str, reason: str) -> None:
-        self.tool, self.server, self.reason = tool, server, reason
+        self.tool = tool
+        self.server = server
+        self.reason = reason
         super().__init__(
             f"tool {tool!r}: the MCP server {server!r} went away while it was at work: {head(reason)}"
         )
@@ -225,7 +234,8 @@ class ToolTimedOut(ToolError):
     in_doubt = True
 
     def __init__(self, tool: str, limit: float) -> None:
-        self.tool, self.timeout = tool, limit
+        self.tool = tool
+        self.timeout = limit
         super().__init__(
             f"tool {tool!r} was stopped after {limit:g} s, the limit where nothing else is stated; "
             "give the task or the tool a `timeout` if it needs longer"
@@ -238,7 +248,8 @@ class ToolOutputTooLarge(ToolError, OutputError):
     in_doubt = True
 
     def __init__(self, tool: str, limit: int, source: str) -> None:
-        self.tool, self.limit = tool, limit
+        self.tool = tool
+        self.limit = limit
         super().__init__(
             f"tool {tool!r} was stopped because {source} exceeded {limit} bytes; "
             "let it write to a file and name the file, or raise the output limit (`max_output` in the settings)"

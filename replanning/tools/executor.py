@@ -65,20 +65,26 @@ class ToolExecutor:
         result = await engine.attach(SwarmOrchestrator(work)).run(plan)
     ```
 
-    It knows the kinds `shell`, `http`, `python` and `mcp`. Variables `{env:NAME}` in the description of a tool are
-    looked up when it is run. Their values are hidden in errors, and the run masks them in everything that leaves it.
+    It knows the kinds `shell`, `http`, `python` and `mcp`. Variables `{env:NAME}` in the
+    description of a tool are looked up when it is run. Their values are hidden in errors, and the
+    run masks them in everything that leaves it.
 
     Args:
-        tools: the plan, or the tools themselves. A tool of the live plan takes precedence over one of the same name.
-        default_timeout: seconds or timedelta for a task without a timeout of its own or its tool; None for no limit.
-        output_limit: bytes that one task may print or receive; more is an error, output is never truncated.
-        cwd: the working directory of commands, to which `cwd` of a tool is relative; it is relative to the folder of the
-            run. MCP servers are started before a run is open, so for them it is relative to the folder of this process.
+        tools: the plan, or the tools themselves. A tool of the live plan takes precedence over one
+            of the same name.
+        default_timeout: seconds or timedelta for a task without a timeout of its own or its tool;
+            None for no limit.
+        output_limit: bytes that one task may print or receive; more is an error, output is never
+            truncated.
+        cwd: the working directory of commands, to which `cwd` of a tool is relative; it is relative
+            to the folder of the run. MCP servers are started before a run is open, so for them it
+            is relative to the folder of this process.
         environ: the environment of commands and of `{env:NAME}`; by default that of the process.
         grace: seconds or timedelta that a stopped process has to end by itself before it is killed.
         kinds: runners of further kinds by name, or replacements of the built-in ones.
         servers: the MCP servers; by default those of the plan.
-        clock: the clock for delays between restarts of an MCP server; by default that of this machine.
+        clock: the clock for delays between restarts of an MCP server; by default that of this
+            machine.
         commands: commands that tasks may expect to succeed, beside those in the tasks of the plan.
     """
 
@@ -147,8 +153,8 @@ class ToolExecutor:
     async def discover(self, plan: Plan) -> Plan:
         """Start the MCP servers of a plan and return the plan with their tools, as `SERVER.TOOL`.
 
-        Descriptions in the plan take precedence over those of the servers. A tool that a task names and whose server
-        is missing is described as unavailable.
+        Descriptions in the plan take precedence over those of the servers. A tool that a task names
+        and whose server is missing is described as unavailable.
 
         Raises:
             PlanError: the tasks do not fit the tools.
@@ -164,8 +170,8 @@ class ToolExecutor:
         """Report which tools of MCP servers are available, now and whenever that changes.
 
         Args:
-            report: `run.change_resource` or a function with its parameters; None stops the reports. Without this call
-                the reports begin with the first task that uses such a tool.
+            report: `run.change_resource` or a function with its parameters; None stops the reports.
+                Without this call the reports begin with the first task that uses such a tool.
         """
         if self._mcp_runner.servers:
             self._mcp_runner.watch(report)
@@ -203,7 +209,8 @@ class ToolExecutor:
             The output, as its kind defines it.
 
         Raises:
-            ToolError: the tool cannot be run, or failed; those that may pass are `TransientError`s too.
+            ToolError: the tool cannot be run, or failed; those that may pass are `TransientError`s
+                too.
             UnexpectedOutput: a command that is expected to succeed has failed.
             NotAccepted: a command that the task expects to succeed is not in the plan.
             Exception: whatever a function of kind `python` raises.

@@ -48,7 +48,9 @@ _HTTP_URL_START: Final = re.compile(r"https?://[^/?#]", re.IGNORECASE)
 _HTTP_URL: Final = re.compile(r"https?://(?:[^/?#@]*@)?[^/?#@%]+(?:[/?#]|\Z)", re.IGNORECASE)
 _SCHEME_AND_HOST: Final = re.compile(r"\A(?:[^/?#]*://)?[^/?#]*")
 _BASE_PLACEHOLDER: Final = re.compile(rf"{MARKED_HOLE.pattern}|{{env:\w+}}")
-"""An argument or a variable at the start of a URL: it brings scheme and host, so it is not quoted."""
+"""An argument or a variable at the start of a URL: it brings scheme and host, so it is not
+quoted.
+"""
 
 _SECRET_HEADERS: Final = frozenset(
     {"authorization", "cookie", "proxy-authorization", "x-api-key", "api-key"}
@@ -71,7 +73,8 @@ class Request:
 
 def request_problems(tool: ToolSpec) -> list[str]:
     """Return the problems of the description of an HTTP tool."""
-    method, problems = (tool.method or "GET").upper(), list[str]()
+    method = (tool.method or "GET").upper()
+    problems = list[str]()
     if not _METHOD.fullmatch(method):
         problems.append(f"its method {tool.method!r} is not one of HTTP, such as GET or POST")
     if tool.url is None:
@@ -130,7 +133,9 @@ def build_request(
     Raises:
         ValueError: an argument does not fit its place; the message has the reason.
     """
-    method, headers, content = (tool.method or "GET").upper(), dict[str, str](), None
+    method = (tool.method or "GET").upper()
+    headers = dict[str, str]()
+    content = None
     for name, template in tool.headers.items():
         text = render(
             mark_holes(template), secrets, lambda hole: _scalar_text(hole, arguments[hole])
@@ -244,9 +249,9 @@ class HttpToolRunner:
         Redirects are followed when they only read and stay on the same host; any other is an error.
 
         Returns:
-            `status`; `headers`, those of interest; `json` or, where the answer is none, `text`; what the
-            tool produces, by name, where the answer is an object that has it; `undecodable`, if bytes of the
-            text were replaced.
+            `status`; `headers`, those of interest; `json` or, where the answer is none, `text`;
+            what the tool produces, by name, where the answer is an object that has it;
+            `undecodable`, if bytes of the text were replaced.
 
         Raises:
             InvalidTool: the description makes no request.
@@ -266,13 +271,15 @@ class HttpToolRunner:
         except ValueError as error:
             raise InvalidArguments(call.tool.name, [str(error)]) from None
         response, body = await self._fetch(call, request)
-        status, is_decodable = response.status_code, True
+        status = response.status_code
+        is_decodable = True
         stated = (response.charset_encoding or "").lower()
         try:
             text = body.decode(stated if stated.startswith(_CHARSET_PREFIXES) else "utf-8")
             text.encode()
         except (LookupError, ValueError):
-            text, is_decodable = body.decode(errors="replace"), False
+            text = body.decode(errors="replace")
+            is_decodable = False
         if not response.is_success and status not in call.tool.accepted:
             is_declared = status in call.tool.transient
             is_transient = is_declared or status_verdict(status) == "may-pass"
@@ -307,7 +314,8 @@ class HttpToolRunner:
 
     async def aclose(self) -> None:
         """Close all connections."""
-        client, self._client = self._client, None
+        client = self._client
+        self._client = None
         if client is not None:
             await client.aclose()
 
@@ -321,7 +329,8 @@ class HttpToolRunner:
                 # What one task is told to keep is no business of the next.
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
             )
-        url, hops = request.url, 0
+        url = request.url
+        hops = 0
         headers = [
             (name.encode(), value.encode(errors="surrogateescape"))
             for name, value in request.headers.items()
@@ -341,7 +350,8 @@ class HttpToolRunner:
                 target = same_origin_url(url, response.headers["location"]) if is_redirect else ""
                 if not target or hops == _MAX_REDIRECTS:
                     return response, body
-                url, hops = target, hops + 1
+                url = target
+                hops = hops + 1
         except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError) as error:
             problem = f"{request.redacted}: {call.secrets.redact(str(error))}"
             raise InvalidArguments(call.tool.name, [problem]) from error

@@ -61,7 +61,8 @@ def mcp_tool_spec(
     """
     text = hide(json.dumps(tool.input_schema))
     schema = parse_json(text) if len(text) <= MAX_SCHEMA_CHARS else None
-    properties, required = tool.input_schema.get("properties"), tool.input_schema.get("required")
+    properties = tool.input_schema.get("properties")
+    required = tool.input_schema.get("required")
     parameters: dict[str, str] = {}
     for each, described in islice(
         properties.items() if isinstance(properties, dict) else (), _MAX_PARAMETERS
@@ -150,7 +151,9 @@ class McpToolRunner:
 
     async def aclose(self) -> None:
         """End the servers that were started."""
-        group, self._group, self._listener = self._group, None, None
+        group = self._group
+        self._group = None
+        self._listener = None
         if group is None:
             return
         for session in self._sessions.values():
@@ -161,15 +164,16 @@ class McpToolRunner:
 
     def watch(self, report: AvailabilityListener | None) -> None:
         """Report which tools are available, now and whenever that changes; None stops the reports."""
-        self._listener, self._reported = report, {}
+        self._listener = report
+        self._reported = {}
         for session in self._sessions.values():
             self._report_availability(session)
 
     async def discover(self, plan: Plan) -> Plan:
         """Start the servers of a plan and return the plan with their tools.
 
-        Descriptions in the plan take precedence over those of the servers. A tool that a task names and whose server
-        is missing is described as unavailable.
+        Descriptions in the plan take precedence over those of the servers. A tool that a task names
+        and whose server is missing is described as unavailable.
 
         Raises:
             PlanError: the tasks do not fit the tools.
@@ -202,7 +206,8 @@ class McpToolRunner:
                     )
                     break
         self._tools |= {tool.name: tool for tool in tools if tool.kind == "mcp"}
-        specs, hints = {tool.name: tool for tool in tools}, NameSuggester()
+        specs = {tool.name: tool for tool in tools}
+        hints = NameSuggester()
         problems = [
             Problem(
                 format_path(("tasks", *path, "tool")),
@@ -226,7 +231,8 @@ class McpToolRunner:
         """Call a tool of a server.
 
         Returns:
-            Its `text`, its `json` or the text parsed as JSON, what it produces, and other `content`.
+            Its `text`, its `json` or the text parsed as JSON, what it produces, and other
+            `content`.
 
         Raises:
             InvalidArguments: they do not fit the schema of the tool.
@@ -236,7 +242,8 @@ class McpToolRunner:
             ToolOutputTooLarge: it answers more than may be kept.
             McpNotInstalled: the SDK is not there.
         """
-        tool, name = call.tool, call.tool.server or ""
+        tool = call.tool
+        name = call.tool.server or ""
         report: AvailabilityListener | None = getattr(
             call.context, "change_resource", None
         )  # others' need have none

@@ -299,7 +299,8 @@ class McpSession:
     Attributes:
         tools: its tools by name, as it stated them last.
         unavailable_reason: why it is unavailable; "" if it is available.
-        starts_again: whether it has answered before and is being started again, for which calls wait.
+        starts_again: whether it has answered before and is being started again, for which calls
+            wait.
         secrets: the secrets that it was given.
     """
 
@@ -313,12 +314,16 @@ class McpSession:
         clock: Clock,
         on_change: Callable[[McpSession], object],
     ) -> None:
-        self.name, self.server = name, server
+        self.name = name
+        self.server = server
         self.tools: dict[str, Tool] = {}
         self.unavailable_reason = "it was not started yet"
         self.starts_again = False
         self.secrets = Secrets(environ)
-        self._environ, self._cwd, self._clock, self._on_change = environ, cwd, clock, on_change
+        self._environ = environ
+        self._cwd = cwd
+        self._clock = clock
+        self._on_change = on_change
         self._connection = _Connection(name, self.secrets)
         self._start_requested = anyio.Event()
         self._scope = anyio.CancelScope()
@@ -400,7 +405,8 @@ class McpSession:
         if connection.client is None:
             raise self._absent(named, self.unavailable_reason)
         outcome: CallToolResult | Exception | None = None  # none if the server goes away
-        lost, scope = False, anyio.CancelScope()
+        lost = False
+        scope = anyio.CancelScope()
         connection.calls.add(scope)
         try:
             with scope:
@@ -426,8 +432,8 @@ class McpSession:
             raise outcome
         connection.ended.set()
         await connection.closed.wait()
-        # The task runs on until the server is back, or cannot be started: nothing else may be under way, and a run in
-        # which nothing can be done is over.
+        # The task runs on until the server is back, or cannot be started: nothing else may be under
+        # way, and a run in which nothing can be done is over.
         await self._connection.settled.wait()
         if expired:
             raise self._absent(named, connection.reason)
@@ -449,7 +455,8 @@ class McpSession:
                     _keep_rejected_text(client.session)
                     self.tools = await _list_tools(client)
                     scope.deadline = math.inf
-                    connection.client, self.unavailable_reason = client, ""
+                    connection.client = client
+                    self.unavailable_reason = ""
                     self.starts_again = False
                     self._on_change(self)
                     connection.settled.set()
@@ -475,7 +482,8 @@ class McpSession:
         if self._start_count <= MAX_RESTARTS and not self._closing:
             self._connection = _Connection(self.name, self.secrets)
             self.starts_again = connection.client is not None
-        # That a server ended which nobody was using is worth a word only if it cannot be started again.
+        # That a server ended which nobody was using is worth a word only if it cannot be started
+        # again.
         told = not self._closing and (connection.client is None or bool(connection.calls))
         connection.client = None
         connection.closed.set()

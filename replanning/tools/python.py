@@ -24,10 +24,10 @@ _MAX_THREADS: Final = 40
 class PythonToolRunner:
     """Runner of Python functions: asynchronous ones directly, others in a thread.
 
-    A thread cannot be stopped. When the task of a function that is not asynchronous is cancelled, or times
-    out, nobody waits for the function any longer and its result is dropped, but it runs on to its end, and
-    counts among the 40 that may run at once. Work that must be stopped belongs into an asynchronous function
-    or a command.
+    A thread cannot be stopped. When the task of a function that is not asynchronous is cancelled,
+    or times out, nobody waits for the function any longer and its result is dropped, but it runs on
+    to its end, and counts among the 40 that may run at once. Work that must be stopped belongs into
+    an asynchronous function or a command.
     """
 
     # Threads of its own, so that functions that never end do not starve the rest of the program.

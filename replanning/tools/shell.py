@@ -1,7 +1,8 @@
 """Tools of kind `shell`: commands, run by `/bin/sh` in a process group of which nothing outlives the command.
 
-What a command starts in a session of its own outlives the command only if it ends by itself, so that a task can start a
-service. If the command is cut off, by a time limit or because the run stops, all that it started is ended with it.
+What a command starts in a session of its own outlives the command only if it ends by itself, so
+that a task can start a service. If the command is cut off, by a time limit or because the run
+stops, all that it started is ended with it.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ async def run_shell(call: ToolCall) -> JsonValue:
     """Run the command of a tool; the shell stops at the first command that fails (`sh -e`).
 
     Returns:
-        `exit_code`, `stdout` and `stderr` (text, without the line ends at their end); `json`, where stdout
-        is a JSON object or array or its last line an object; what the tool produces, by name; `undecodable`, the
-        streams in which bytes that are no UTF-8 were replaced, if any.
+        `exit_code`, `stdout` and `stderr` (text, without the line ends at their end); `json`, where
+        stdout is a JSON object or array or its last line an object; what the tool produces, by
+        name; `undecodable`, the streams in which bytes that are no UTF-8 were replaced, if any.
 
     Raises:
         InvalidTool: the command cannot be run.
@@ -92,7 +93,8 @@ async def run_shell(call: ToolCall) -> JsonValue:
         ) from error
     stdout, stderr = (stream.decode(errors="replace") for stream in streams)
     if exit_code != 0 and exit_code not in tool.accepted:
-        stdout, stderr = call.secrets.redact(stdout), call.secrets.redact(stderr)
+        stdout = call.secrets.redact(stdout)
+        stderr = call.secrets.redact(stderr)
         if exit_code in tool.transient:
             raise TransientCommandFailed(tool.name, tool.command or "", exit_code, stderr, stdout)
         not_found = rf"^{re.escape(tool.name)}: (?:line )?\d+: (.+?): (?:command )?not found$"
@@ -107,7 +109,8 @@ async def run_shell(call: ToolCall) -> JsonValue:
         "stdout": stdout.rstrip("\r\n"),
         "stderr": stderr.rstrip("\r\n"),
     }
-    whole, last = stdout.strip(), stdout.rstrip("\r\n").rpartition("\n")[2].strip()
+    whole = stdout.strip()
+    last = stdout.rstrip("\r\n").rpartition("\n")[2].strip()
     said = parse_json(whole) if whole[:1] in {"{", "["} else None
     if said is None and last[:1] == "{":
         said = parse_json(last)
@@ -139,14 +142,16 @@ SANDBOX_PROGRAM: Final = "bwrap"
 """Bubblewrap, which confines a command to its workspace."""
 
 _working_sandboxes: dict[str, bool] = {}
-"""Whether each program of that name works: without user namespaces, as in many containers, it does not."""
+"""Whether each program of that name works: without user namespaces, as in many containers, it does
+not.
+"""
 
 
 async def _sandbox_words(call: ToolCall) -> list[str]:
     """Return the words before a command that confine it to its workspace; none without a workspace or a sandbox.
 
-    It can write only in the workspace, in `call.writable` and in an empty /tmp, and sees no other processes. Reading and
-    the network are not confined.
+    It can write only in the workspace, in `call.writable` and in an empty /tmp, and sees no other
+    processes. Reading and the network are not confined.
     """
     program = shutil.which(SANDBOX_PROGRAM, path=call.environ.get("PATH", os.defpath))
     if call.workspace is None or program is None:
@@ -184,18 +189,20 @@ async def _sandbox_words(call: ToolCall) -> list[str]:
 _START_BARRIER = "read -r _ || exit 125; exec </dev/null; "
 """Beginning of every script: it waits until its process group is recorded; then its input is empty.
 
-If we are killed between starting a process and recording it, the read fails and the process ends by itself.
+If we are killed between starting a process and recording it, the read fails and the process ends by
+itself.
 """
 
 
 async def _run_process(call: ToolCall, script: Script) -> tuple[int, bytes, bytes]:
     """Run a script in a process group of its own until it ends, and kill its background processes.
 
-    If the surrounding scope is cancelled, everything that it started is terminated, and killed after the grace period,
-    before this returns.
+    If the surrounding scope is cancelled, everything that it started is terminated, and killed
+    after the grace period, before this returns.
 
     Returns:
-        The exit code (128 and the number of the signal that ended it), and what it wrote to stdout and stderr.
+        The exit code (128 and the number of the signal that ended it), and what it wrote to stdout
+        and stderr.
 
     Raises:
         ToolOutputTooLarge: it printed more than allowed; it was stopped.
@@ -221,7 +228,8 @@ async def _run_process(call: ToolCall, script: Script) -> tuple[int, bytes, byte
                 env={**call.environ, **own},
                 start_new_session=True,
             )
-        stdout, stderr = bytearray(), bytearray()
+        stdout = bytearray()
+        stderr = bytearray()
         is_too_much = is_over = False
         try:
             call.context.record_process(process.pid)
@@ -247,8 +255,8 @@ async def _run_process(call: ToolCall, script: Script) -> tuple[int, bytes, byte
                 group.start_soon(collect, process.stdout, stdout)
                 group.start_soon(collect, process.stderr, stderr)
                 await process.wait()
-                # What it printed is in the pipes already. Only a process that left the group can still hold them
-                # open after this, and that one is not waited for.
+                # What it printed is in the pipes already. Only a process that left the group can
+                # still hold them open after this, and that one is not waited for.
                 _signal_group(process.pid, signal.SIGKILL)
                 group.cancel_scope.deadline = anyio.current_time() + call.grace
             is_over = not is_too_much
@@ -267,8 +275,8 @@ async def _run_process(call: ToolCall, script: Script) -> tuple[int, bytes, byte
 async def _cut_off(process: Process, mark: str, call: ToolCall) -> None:
     """End the processes of a command: its group, and those that have left it.
 
-    They are asked first, and those that still run after the grace period are killed. What cannot be ended is named in the
-    log.
+    They are asked first, and those that still run after the grace period are killed. What cannot be
+    ended is named in the log.
     """
     deadline = anyio.current_time() + call.grace
     tree = ProcessTree(mark)

@@ -1,7 +1,8 @@
 """A trip as a graph whose error handler goes to a node that cancels what was booked, with a checkpointer.
 
-https://docs.langchain.com/oss/python/langgraph/fault-tolerance (error handlers, *Saga / compensation patterns*) and
-https://docs.langchain.com/oss/python/langgraph/durable-execution (resuming, idempotency keys, existing results).
+https://docs.langchain.com/oss/python/langgraph/fault-tolerance (error handlers, *Saga /
+compensation patterns*) and https://docs.langchain.com/oss/python/langgraph/durable-execution
+(resuming, idempotency keys, existing results).
 """
 
 import operator

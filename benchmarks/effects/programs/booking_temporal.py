@@ -3,8 +3,8 @@
 https://learn.temporal.io/tutorials/python/trip-booking-app/ and
 https://docs.temporal.io/activity-definition#idempotency
 
-The tutorial puts a compensation on the list before its activity, which takes an id that the caller has chosen. Here the
-shop chooses the ids, so a compensation is put there once the booking is known.
+The tutorial puts a compensation on the list before its activity, which takes an id that the caller
+has chosen. Here the shop chooses the ids, so a compensation is put there once the booking is known.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
 """A payment as a graph of one node, with a checkpointer.
 
 https://docs.langchain.com/oss/python/langgraph/fault-tolerance (retries) and
-https://docs.langchain.com/oss/python/langgraph/durable-execution (resuming, idempotency keys, existing results).
+https://docs.langchain.com/oss/python/langgraph/durable-execution (resuming, idempotency keys,
+existing results).
 """
 
 import sqlite3

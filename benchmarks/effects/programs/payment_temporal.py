@@ -1,6 +1,7 @@
 """A payment as a workflow of one activity, with its worker in the same program.
 
-https://docs.temporal.io/encyclopedia/retry-policies and https://docs.temporal.io/activity-definition#idempotency
+https://docs.temporal.io/encyclopedia/retry-policies and
+https://docs.temporal.io/activity-definition#idempotency
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """A list as a mapped task, and another task for the documents at which that failed.
 
-https://docs.prefect.io/v3/how-to-guides/workflows/run-work-concurrently (`.map`, futures and their states) and
-https://docs.prefect.io/v3/advanced/results (results that outlive a process).
+https://docs.prefect.io/v3/how-to-guides/workflows/run-work-concurrently (`.map`, futures and their
+states) and https://docs.prefect.io/v3/advanced/results (results that outlive a process).
 """
 
 import json
