@@ -37,6 +37,7 @@ from replanning.live.states import (
 from replanning.plan.checks import TaskScope, check_task, may_read_results, result_references
 from replanning.plan.document import Plan
 from replanning.plan.elements import (
+    LIST_FIELDS,
     element_tasks,
     elements_problem,
     in_place_of_element,
@@ -437,6 +438,14 @@ class Draft:
 
     def _stage_modify_elements(self, template: TaskEntry, change: ModifyTask) -> None:
         """Stage a change of all elements of a task that are waiting."""
+        for name in ("for_each", *LIST_FIELDS):
+            # Only this one is about elements that are there.
+            if name in change.fields and name != "on_item_failure":
+                self._add_problem(
+                    f"task {template.id!r}: `{name}` cannot change once there are elements: retry "
+                    "the task in the same changes, before this one, to have its list made again"
+                )
+                return
         waiting: list[TaskId] = []
         for element in template.replacement.sinks:
             # Not told apart by whether they were tried: a backoff ends without a record.

@@ -6,6 +6,7 @@ import heapq
 import re
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import chain, islice
@@ -14,9 +15,9 @@ from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, JsonValue
 
-from replanning.errors import ExpressionError, Problem
+from replanning.errors import ExpressionError, PlanError, Problem
 from replanning.plan.conditions import OUTPUT_ROOTS, Condition
-from replanning.plan.elements import template_of
+from replanning.plan.elements import LIST_FIELDS, template_of
 from replanning.plan.inclusion import declared_parameters, with_problems
 from replanning.plan.json_values import iter_strings, json_type_name
 from replanning.plan.messages import (
@@ -25,6 +26,7 @@ from replanning.plan.messages import (
     brief_repr,
     first_problems,
     format_path,
+    parse_path,
 )
 from replanning.plan.parameters import PARAMETERS, Parameters, declaration_problems
 from replanning.plan.references import (
@@ -118,6 +120,7 @@ _PARTS_WITH_NAMES: Final = frozenset(
         "fields",
     }
 )
+_NO_ELEMENT: Final = "is about an element: only a task with `for_each` has any"
 _COMPARISON: Final = re.compile("[=<>!]+")
 
 
@@ -176,7 +179,7 @@ def _check_tasks(
             bodies.append(_parsed_bodies(task, ids))
     for index, task in enumerate(tasks):
         found = chain(
-            _check_elements(task, bodies[index]),
+            _check_list(task, bodies[index]),
             _check_inclusion(task),
             _check_parameters(bodies[index], scope),
         )
@@ -213,10 +216,10 @@ def _check_inclusion(task: Task) -> Iterator[Finding]:
         if getattr(task, name) is not None:
             text = f"a task with `include` has no `{name}`: state it in the included plan"
             yield (name,), text
-    declared = declared_parameters(task.include)
-    stated = dict(task.with_ or {})
-    for problem in with_problems(declared, stated):
-        yield ("with",), problem
+    with suppress(PlanError):  # it is told with the plan itself
+        declared = declared_parameters(task.include)
+        for problem in with_problems(declared, task.with_ or {}):
+            yield ("with",), problem
     ids = {part.id for part in task.include.tasks}
     try:
         for reference in find_references(task.outputs, ids):
@@ -231,7 +234,13 @@ def _check_included(
     included: SubPlan, scope: TaskScope, uses_of_tools: Mapping[str, Mapping[str, str]]
 ) -> Iterator[Finding]:
     """Yield what is wrong with an included plan, whose tools are those of the whole."""
-    declared = declared_parameters(included)
+    try:
+        declared = declared_parameters(included)
+    except PlanError as error:
+        for problem in error.problems:
+            # Without the name of what was read.
+            yield parse_path(problem.place)[1:], problem.message
+        return
     yield from _check_declared(declared, included.tasks)
     own = replace(scope, parameters=declared)
     yield from _check_tasks(included.tasks, own, uses_of_tools)
@@ -348,14 +357,16 @@ def _check_dependencies(
 
 def check_task(task: TaskBody, scope: TaskScope) -> list[str]:
     """Return the problems of one task and its fallbacks, without its relations to other tasks."""
-    if _is_simple_call(task, scope) and not may_read_results(task):
-        return []
     problems = []
-    bodies = _parsed_bodies(task)
+    bodies: list[_ParsedBody] = []
+    if not _is_simple_call(task, scope) or may_read_results(task):
+        bodies = _parsed_bodies(task)
     found = _check_bodies(bodies, scope)
     has_own_parameters = False
     if isinstance(task, Task):
-        found = chain(_check_elements(task, bodies), _check_inclusion(task), found)
+        found = chain(_check_list(task, bodies), _check_inclusion(task), found)
+        if isinstance(task.include, SubPlan):
+            found = chain(found, _check_staged_inclusion(task.include, scope))
         has_own_parameters = PARAMETERS in (task.scope or {})
     # A plan without parameters may have a task of that name, and which tasks there are is not known.
     if scope.parameters and not has_own_parameters:
@@ -368,6 +379,13 @@ def check_task(task: TaskBody, scope: TaskScope) -> list[str]:
     if problems:
         scope.hints = NameSuggester()  # its bound is for one task
     return problems
+
+
+def _check_staged_inclusion(included: SubPlan, scope: TaskScope) -> Iterator[Finding]:
+    """Yield what is wrong with an included plan, where the message has to say the place as well."""
+    for path, text in _check_included(included, scope, {}):
+        place = ("include", *path)
+        yield place, f"{format_path(place)}: {text}"
 
 
 def _is_simple_call(task: TaskBody, scope: TaskScope) -> bool:
@@ -904,8 +922,9 @@ def _check_reserved_ids(tasks: Sequence[Task]) -> Iterator[Finding]:
             yield ("tasks", number, "id"), f"{text}; choose another id"
 
 
-def _check_elements(task: Task, bodies: Sequence[_ParsedBody]) -> Iterator[Finding]:
-    """Yield what a task states about elements of a list that it does not have."""
+def _check_list(task: Task, bodies: Sequence[_ParsedBody]) -> Iterator[Finding]:
+    """Yield what a task states about a list, or an element of one, that it does not have."""
+    has_element = "item" in (task.scope or {})
     if task.for_each is not None:
         for name in ("name", "goal"):
             text = getattr(task, name)
@@ -913,25 +932,57 @@ def _check_elements(task: Task, bodies: Sequence[_ParsedBody]) -> Iterator[Findi
                 problem = root_reference_problem(text, ELEMENT_ROOTS)
                 if problem:
                     yield (name,), problem
+    else:
+        for name in LIST_FIELDS:
+            # Each element says what becomes of its list when it fails.
+            if has_element and name == "on_item_failure":
+                continue
+            if getattr(task, name) != Task.model_fields[name].default:
+                yield (name,), f"`{name}` is about the elements of `for_each`, which is missing"
+    if has_element:
         return
-    for name in ("key", "max_parallel"):
-        if getattr(task, name) is not None:
-            yield (name,), f"`{name}` is about the elements of `for_each`, which is missing"
-    if task.scope is not None:
-        return
-    for path, _, expressions in bodies:
+    for path, body, expressions in bodies:
         for name, parsed in expressions:
-            found = ""
-            if isinstance(parsed, Condition):
-                if parsed.reads_element():
-                    found = f"the condition {parsed.text!r}"
-            elif not isinstance(parsed, str):
-                for reference in parsed:
-                    if reference.root in ELEMENT_ROOTS:
-                        found = str(reference)
+            # The list itself is looked up before there are elements.
+            if task.for_each is not None and name != "for_each":
+                continue
+            found = _element_in(parsed)
             if found:
-                text = f"{found} is about an element: only a task with `for_each` has any"
-                yield (*path, name), text
+                yield (*path, name), f"{found} {_NO_ELEMENT}"
+        if task.for_each is None:
+            for inner, found in _elements_stated(body):
+                yield (*path, *inner), f"{found} {_NO_ELEMENT}"
+
+
+def _element_in(parsed: _Expression) -> str:
+    """Return how an expression reads an element of a list; empty if it does not."""
+    if isinstance(parsed, Condition):
+        if parsed.reads_element():
+            return f"the condition {parsed.text!r}"
+    elif not isinstance(parsed, str):
+        for reference in parsed:
+            if reference.root in ELEMENT_ROOTS:
+                return str(reference)
+    return ""
+
+
+def _elements_stated(body: TaskBody) -> Iterator[tuple[JsonPath, str]]:
+    """Yield how a task reads an element of a list under `expect` and `confirm`, with the places."""
+    conditions: list[tuple[JsonPath, str]] = []
+    if body.expect is not None:
+        for number, text in enumerate(body.expect.where):
+            conditions.append((("expect", "where", number), text))
+    if body.confirm is not None:
+        conditions.append((("confirm", "when"), body.confirm.when))
+        values = (("arguments", body.confirm.arguments), ("output", body.confirm.output))
+        for name, value in values:
+            for reference in root_references(value, CONFIRMED_ROOTS):
+                if reference.path[0] in ELEMENT_ROOTS:
+                    yield ("confirm", name), str(reference)
+    for path, text in conditions:
+        found = _element_in(Condition.parse(text, OUTPUT_ROOTS))
+        if found:
+            yield path, found
 
 
 def _check_acceptance(bodies: Sequence[_ParsedBody]) -> Iterator[Finding]:

@@ -25,6 +25,9 @@ INCLUDE: Final = "include"
 FORESEEN: Final = (FOR_EACH, INCLUDE)
 """Authors of what the plan has foreseen, which is nobody's edit."""
 
+LIST_FIELDS: Final = ("key", "max_items", "max_parallel", "on_item_failure")
+"""Fields of a task that say how the list under its `for_each` is carried out."""
+
 _MAX_SHOWN: Final = 5
 """Offending elements that a message names."""
 

@@ -13,14 +13,22 @@ from replanning.plan.conditions import OUTPUT_ROOTS, Condition
 from replanning.plan.elements import element_limits
 from replanning.plan.json_values import map_strings
 from replanning.plan.messages import did_you_mean
-from replanning.plan.parameters import Parameter
+from replanning.plan.parameters import Parameter, ParameterName
 from replanning.plan.references import (
     has_references,
     rename_references,
     rename_results,
     resolve_references,
 )
-from replanning.plan.tasks import Confirmation, Expectation, Fallback, SubPlan, Task, TaskBody
+from replanning.plan.tasks import (
+    Confirmation,
+    Expectation,
+    Fallback,
+    StrictModel,
+    SubPlan,
+    Task,
+    TaskBody,
+)
 from replanning.plan.types import JsonObject, TaskId
 
 NewIds = Mapping[TaskId, TaskId]
@@ -75,13 +83,19 @@ def used_tools(tasks: Iterable[Task]) -> set[str | None]:
     return used
 
 
+class _Declared(StrictModel):
+    """Parameters as an included plan declares them."""
+
+    parameters: Mapping[ParameterName, Parameter]
+
+
 def declared_parameters(included: SubPlan) -> dict[str, Parameter]:
     """Return the parameters of an included plan.
 
     Raises:
         PlanError: one is not declared as a parameter is.
     """
-    return {name: Parameter.model_validate(stated) for name, stated in included.parameters.items()}
+    return dict(_Declared.model_validate({"parameters": included.parameters}).parameters)
 
 
 def with_problems(

@@ -1144,7 +1144,7 @@ _ELEMENTS_SCHEMA: Final[dict[str, Any]] = {
 }
 
 
-def _check_elements(value: JsonValue) -> JsonValue:
+def _check_for_each(value: JsonValue) -> JsonValue:
     if isinstance(value, list | dict | None):
         return value
     if isinstance(value, str) and is_one_reference(value):
@@ -1179,7 +1179,7 @@ class Task(TaskBody):
         description="The attempt whose effect it takes back, such as pay#1; `replanning undo` sets it.",
     )
     for_each: Annotated[
-        JsonValue, AfterValidator(_check_elements), WithJsonSchema(_ELEMENTS_SCHEMA)
+        JsonValue, AfterValidator(_check_for_each), WithJsonSchema(_ELEMENTS_SCHEMA)
     ] = Field(
         default=None,
         description="A list or mapping, or a reference to one: once it is known, the task becomes one task for each element.",

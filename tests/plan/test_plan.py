@@ -65,6 +65,62 @@ def test_lists_and_included_plans():
     assert problem.startswith("tasks[0].key: '${context.name}' is no reference here")
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("key", "${item}"), ("max_items", 2), ("max_parallel", 2), ("on_item_failure", "skip")],
+)
+def test_fields_of_lists_need_a_list(field, value):
+    """What a task states about the elements of a list is refused where it has no `for_each`."""
+    problem = f"task 'a': `{field}` is about the elements of `for_each`, which is missing"
+    assert problems_of({"id": "a", field: value}) == [f"tasks[0].{field}: {problem}"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "place", "found"),
+    [
+        ({"for_each": "${item.parts}"}, "for_each", "${item.parts}"),
+        ({"arguments": {"x": "${item}"}}, "arguments", "${item}"),
+        ({"when": "index > 1"}, "when", "the condition 'index > 1'"),
+        ({"expect": {"where": ["key != 1"]}}, "expect.where[0]", "the condition 'key != 1'"),
+        (
+            {"confirm": {"tool": "find", "arguments": {"x": "${item}"}, "when": "output"}},
+            "confirm.arguments",
+            "${item}",
+        ),
+        (
+            {"confirm": {"tool": "find", "when": "output", "output": {"n": "${key}"}}},
+            "confirm.output",
+            "${key}",
+        ),
+        (
+            {"confirm": {"tool": "find", "when": "output == item"}},
+            "confirm.when",
+            "the condition 'output == item'",
+        ),
+        (
+            {"fallbacks": [{"expect": {"where": ["output", "item"]}}]},
+            "fallbacks[0].expect.where[1]",
+            "the condition 'item'",
+        ),
+    ],
+)
+def test_elements_need_a_list(fields, place, found):
+    """A task that reads an element is refused where it has no `for_each`, wherever it reads it."""
+    problem = f"task 'a': {found} is about an element: only a task with `for_each` has any"
+    assert problems_of({"id": "a", **fields}) == [f"tasks[0].{place}: {problem}"]
+
+
+def test_wrong_parameters_of_an_included_plan():
+    """What is wrong with the parameters that an included plan declares is told with its place there."""
+    included = {"parameters": {"n": "strng", "9x": "string"}, "tasks": [{"id": "b"}]}
+    assert problems_of({"id": "a", "include": included}) == [
+        "tasks[0].include.parameters.n.type: expected 'string', 'integer', 'number', 'boolean', "
+        "'array' or 'object', got 'strng'; did you mean 'string'?",
+        'tasks[0].include.parameters["9x"]: expected a name of letters, digits, _ and -, which '
+        "begins with a letter, got '9x'",
+    ]
+
+
 def test_another_tool_is_not_taken_back():
     """That the effect of a task is taken back before another call takes its place is not said of another tool."""
     task = Task.model_validate({"id": "a", "tool": "pay", "undo_on_replace": True})

@@ -641,3 +641,67 @@ async def test_elements_are_taken_back():
         "{'what': 'a', 'of': 'a'}",
         "{'what': 'b', 'of': 'a'}",
     ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"key": "${item}"}, "`key` is about the elements of `for_each`, which is missing"),
+        ({"max_items": 2}, "`max_items` is about the elements of `for_each`, which is missing"),
+        ({"with": {"x": 1}}, "`with` is about the plan under `include`, which is missing"),
+        (
+            {"arguments": {"x": "${item}"}},
+            "${item} is about an element: only a task with `for_each` has any",
+        ),
+        (
+            {"include": {"tasks": [{"id": "read", "arguments": {"x": "${item}"}}]}},
+            "include.tasks[0].arguments: task 'read': ${item} is about an element: only a task "
+            "with `for_each` has any",
+        ),
+        (
+            {"include": {"tasks": [{"id": "read", "depends_on": ["list"]}]}},
+            "include.tasks[0].depends_on[0]: task 'read' depends on 'list', which is no task of "
+            "the plan",
+        ),
+    ],
+)
+async def test_edit_without_a_list(fields, problem):
+    """An edit is refused for what it states about a list, an element or an included plan that is not there."""
+    new = Task.model_validate({"id": "new", **fields})
+    async with open_run(plan(LISTED)) as run:
+        with pytest.raises(ChangeRejected) as refused:
+            run.add_task(new)
+        await perform(run, returning([]))
+    (told,) = refused.value.problems
+    assert told.message == f"task 'new': {problem}"
+
+
+async def test_part_of_an_included_plan_has_no_element():
+    """A task that replaces one of an included plan cannot read an element, because that one has none."""
+    one = Task.model_validate({"id": "one", "include": {"tasks": [{"id": "read"}]}})
+    new = Task.model_validate({"id": "new", "arguments": {"x": "${item}"}})
+    async with open_run(plan(one)) as run:
+        async for task in run.ready():
+            break
+        with pytest.raises(ChangeRejected, match="only a task with `for_each` has any"):
+            run.replace_task(task.id, new)
+        await perform(run, returning([]))
+
+
+async def test_elements_cannot_be_given_another_list():
+    """What a list is made by changes only with the list; what becomes of it when an element fails changes at any time."""
+    async with open_run(plan(LISTED, template())) as run:
+        async for task in run.ready():
+            if task.id == "list":
+                async with run.attempt(task) as attempt:
+                    attempt.output = [1, 2]
+                continue
+            break
+        with pytest.raises(ChangeRejected, match="`max_parallel` cannot change once there are"):
+            run.modify_task("convert", max_parallel=1)
+        run.modify_task("convert", on_item_failure="skip")
+        assert run.view.task("convert[1]").task.on_item_failure == "skip"
+        limit = ModifyTask(task_id="convert", fields={"max_parallel": 1})
+        run.apply([RetryTask(task_id="convert"), limit])
+        ran = await perform(run, returning([]))
+    assert ran == ["convert[0]~2", "convert[1]~2"]
