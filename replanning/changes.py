@@ -109,9 +109,10 @@ class IncludePlan(_Change):
 
 
 class ModifyTask(_Change):
-    """Change fields of a task; a finished task takes only `name`, `goal` and `metadata`.
+    """Change fields of a task.
 
-    Those of a task that has been expanded are changed in its elements that are waiting.
+    A finished task takes only `name`, `goal`, `metadata` and `undo_on_replace`. Changes of a task
+    that has been expanded apply to those of its elements that are waiting.
     """
 
     kind: Literal["modify"] = "modify"

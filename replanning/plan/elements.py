@@ -1,4 +1,4 @@
-"""Elements of a list that a task with `for_each` is about, and the tasks that are made of them."""
+"""Elements of the list under `for_each`, and the tasks that are made of them."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from replanning.plan.tasks import Task, with_fields
 from replanning.plan.types import MAX_NAME_CHARS, JsonObject, TaskId
 
 FOR_EACH: Final = "for_each"
-"""Author of the revisions that expand a task, or leave out elements that failed."""
+"""Author of the revisions that expand a task, or skip elements that failed."""
 
 INCLUDE: Final = "include"
-"""Author of the revisions that put the tasks of an included plan in the place of a task."""
+"""Author of the revisions that replace a task with the tasks of the plan that it includes."""
 
 FORESEEN: Final = (FOR_EACH, INCLUDE)
-"""Authors of what the plan has foreseen, which is nobody's edit."""
+"""Authors of revisions that the plan itself calls for, unlike edits and replans."""
 
 LIST_FIELDS: Final = ("key", "max_items", "max_parallel", "on_item_failure")
 """Fields of a task that say how the list under its `for_each` is carried out."""
 
 _MAX_SHOWN: Final = 5
-"""Offending elements that a message names."""
+"""Limit of offending elements that a message names."""
 
 _NOT_IN_TEXT: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-"""Characters that the name and the goal of a task cannot have."""
+"""Characters that are not allowed in the name and the goal of a task."""
 
 
 class Elements(NamedTuple):
@@ -52,10 +52,11 @@ def read_elements(task: Task, value: JsonValue) -> Elements:
 
     Args:
         task: the task with `for_each`.
-        value: the list or mapping that was found there.
+        value: the resolved value of `for_each`.
 
     Raises:
-        ExpressionError: it is neither, has too many elements, or its keys cannot name tasks.
+        ExpressionError: the value is neither a list nor a mapping, has too many elements, or has
+            keys that cannot name tasks.
     """
     if isinstance(value, dict):
         elements = Elements(tuple(value.values()), tuple(value))
@@ -97,8 +98,8 @@ def elements_problem(task: Task, elements: Elements) -> str:
     if twice:
         reasons.append(f"several elements have the key {_sample(twice)}")
     if unusable:
-        limit = f"a key has up to {MAX_NAME_CHARS - len(task.id) - 2} printable characters"
-        reasons.append(f"{limit}, and no blank at an end, unlike {_sample(unusable)}")
+        limit = f"a key needs 1 to {MAX_NAME_CHARS - len(task.id) - 2} printable characters"
+        reasons.append(f"{limit}, without a blank at either end, unlike {_sample(unusable)}")
     return "; ".join(reasons)
 
 
@@ -152,7 +153,7 @@ def element_id(task_id: TaskId, key: str | int) -> TaskId:
 
 
 def template_of(element: TaskId) -> TaskId:
-    """Return the task of whose list an id names an element; the id itself if it has no such form."""
+    """Return the task that an element belongs to, such as `convert` for `convert[0]`; else the id itself."""
     name, bracket, _ = element.partition("[")
     if bracket and element.endswith("]"):
         return TaskId(name)
@@ -168,23 +169,23 @@ def element_ids(task_id: TaskId, elements: Elements) -> list[TaskId]:
 
 
 def slot_resource(task_id: TaskId) -> str:
-    """Return the resource of which each element takes one, where `max_parallel` limits them."""
+    """Return the resource that enforces `max_parallel`: each element takes 1 of it."""
     return f"{task_id}[]"
 
 
 def has_condition_of_its_own(task: Task) -> bool:
-    """Return whether each element of a task has its own condition, because it reads the element."""
+    """Return whether `when` reads the element, so that it is evaluated for each of them."""
     return task.when is not None and Condition.parse(task.when).reads_element()
 
 
 def element_tasks(template: Task, elements: Elements) -> list[Task]:
     """Return the tasks of elements, in order.
 
-    They are the template itself, each with its element, so that references to it are filled in
+    They are copies of the template, each with its element, so that references to that are resolved
     when the task starts, like all others.
 
     Raises:
-        ExpressionError: the name or the goal refers to what an element does not have.
+        ExpressionError: the name or the goal refers to a part that an element lacks.
     """
     common: dict[str, Any] = {
         "for_each": None,
@@ -228,7 +229,7 @@ def _filled_text(text: str, scope: JsonObject) -> str:
 
 
 def in_place_of_element(task: Task, element: Task) -> Task:
-    """Return a task that takes the place of the task of an element, and is about it as well."""
+    """Return a task as it replaces that of an element: it gets the element and its limits."""
     if element.scope is None or task.scope is not None:
         return task
     fields: dict[str, Any] = {
@@ -247,9 +248,9 @@ def element_limits(element: Task) -> dict[str, float]:
 
 
 def is_same_element(task: Task, earlier: Task) -> bool:
-    """Return whether a task asks for the same of the same element as an earlier one.
+    """Return whether a task does the same for the same element as an earlier one.
 
-    What it reads of the results of other tasks may have changed, so one that does is another.
+    A task that reads results of other tasks never does, because they may have changed.
     """
     asked = ("tool", "arguments", "goal", "expect", "acceptance", "include", "with_", "outputs")
     for name in asked:
@@ -261,7 +262,7 @@ def is_same_element(task: Task, earlier: Task) -> bool:
     reads = find_references(read)
     if any(reference.task is not None for reference in reads):
         return False
-    # Another place in the list matters to a task that reads it.
+    # Its place in the list matters only to a task that reads it.
     if all(reference.root != "index" for reference in reads):
         new.pop("index", None)
         old.pop("index", None)

@@ -1,4 +1,4 @@
-"""Reading of plan files that other plan files include, into one document."""
+"""Reads the plan files that a plan file includes, and merges them into one document."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from replanning.plan.reading import (
 from replanning.plan.types import JsonObject, JsonPath, JsonValue
 
 _MERGED: Final = ("tools", "mcp", "resources", "objects")
-"""Parts of an included plan that become parts of the plan that includes it."""
+"""Parts of an included plan that are merged into the including plan."""
 
 _IGNORED: Final = ("id", "name", "goal")
-"""Parts that say what an included plan is for, and change nothing where it is included."""
+"""Parts of an included plan that describe it, and have no effect where it is included."""
 
 _FIELDS: Final = (*_MERGED, *_IGNORED, "parameters", "tasks", "sequential")
-"""Parts that an included plan may have."""
+"""All parts that an included plan may have."""
 
 
 class _File(NamedTuple):
     """A plan file.
 
     Attributes:
-        path: where it is.
-        text: what it says.
-        format: how it is written.
+        path: its path.
+        text: its contents.
+        format: YAML or JSON.
     """
 
     path: Path
@@ -44,11 +44,11 @@ class _File(NamedTuple):
 
 
 class _Origin(NamedTuple):
-    """Part of the whole document that comes from an included file.
+    """Origin of a part of the merged document in an included file.
 
     Attributes:
-        place: where the part is in the document.
-        own_place: where it is in its file.
+        place: the path of the part in the document.
+        own_place: its path in the file.
         file: the file.
     """
 
@@ -59,14 +59,14 @@ class _Origin(NamedTuple):
 
 @dataclass(eq=False)
 class IncludedFiles:
-    """Puts the plan files that a document includes into it, and finds problems in them again.
+    """Merges included plan files into a document, and locates problems of the result in the files.
 
-    Its state is what has been read so far: the document, and which of its parts come from where.
+    Its state is the document as merged so far, and the origins of its parts.
 
     Args:
-        document: the document of the plan that includes others; it is completed.
-        path: its file.
-        text: the text of that.
+        document: the document of the including plan, which is changed.
+        path: the path of its file.
+        text: the contents of that file.
     """
 
     document: JsonObject
@@ -77,22 +77,22 @@ class IncludedFiles:
     _number_of_tasks: int = 0
 
     def read(self) -> None:
-        """Read all files that are included, at any depth.
+        """Read and merge all included files, at any depth.
 
         Raises:
-            PlanError: a file cannot be read or included; names every one.
+            PlanError: files cannot be read or merged; names every problem.
         """
         self._include(self.document, (), [self.path.resolve()])
         if self.problems:
             raise PlanError(self.problems)
 
     def locate(self, problems: Sequence[Problem]) -> list[Problem]:
-        """Return problems whose places are paths into the document with file, line and column."""
+        """Return problems of the merged document with the file, line and column of each place."""
         located: list[Problem] = []
         for problem in problems:
             path = parse_path(problem.place)
             file = _File(self.path, self.text, format_of(self.path))
-            # They are stored innermost first.
+            # The innermost origins come first.
             for origin in self._origins:
                 if path[: len(origin.place)] == origin.place:
                     own = (*origin.own_place, *path[len(origin.place) :])
@@ -103,12 +103,12 @@ class IncludedFiles:
         return located
 
     def _include(self, document: JsonObject, place: JsonPath, chain: list[Path]) -> None:
-        """Read the files that the tasks of a document include.
+        """Read and merge the files that the tasks of a document include.
 
         Args:
-            document: a plan, or one that is included.
-            place: where that is in the whole document.
-            chain: the files that include one another, the last one that of this document.
+            document: the whole document, or an included plan in it.
+            place: the path of the included plan in the whole document.
+            chain: the files from the outermost to that of this document.
         """
         tasks = document.get("tasks")
         if not isinstance(tasks, list):
@@ -152,7 +152,7 @@ class IncludedFiles:
             self._include(included, where, [*chain, resolved])
 
     def _take(self, task: JsonObject, included: JsonObject, file: _File, place: JsonPath) -> None:
-        """Put an included plan into the document: its tasks into the task, its tools into the plan."""
+        """Merge an included plan: its tasks into the including task, its tools into the whole plan."""
         for name in included:
             if name not in _FIELDS:
                 text = f"an included plan has no `{name}`: state it in the plan that includes it"
@@ -170,13 +170,16 @@ class IncludedFiles:
             own["tasks"] = _in_sequence(included.get("tasks"))
         task["include"] = own
         included["tasks"] = own.get("tasks")
-        # Innermost first, because the first that fits is taken.
+        # Innermost first, because `locate` takes the first match.
         self._origins.insert(0, _Origin(place, (), file))
-        self._take_tools(included.get("tools"), file)
-        for name in ("mcp", "resources", "objects"):
-            self._take_named(name, included.get(name), file)
+        for name in _MERGED:
+            if name == "tools":
+                self._take_tools(included.get(name), file)
+            else:
+                self._take_named(name, included.get(name), file)
 
     def _take_tools(self, tools: JsonValue, file: _File) -> None:
+        """Merge the tools of an included file; two files may describe the same tool, but only alike."""
         known = self.document.setdefault("tools", [])
         if not isinstance(tools, list) or not isinstance(known, list):
             return
@@ -197,7 +200,7 @@ class IncludedFiles:
                 )
 
     def _take_named(self, part: str, stated: JsonValue, file: _File) -> None:
-        """Take servers, resources and objects; where both state a resource, the outer plan counts."""
+        """Merge servers, resources or objects; the outer plan decides about a resource that both state."""
         if not isinstance(stated, dict):
             return
         known = self.document.setdefault(part, {})
@@ -215,7 +218,7 @@ class IncludedFiles:
                 self._reject((part, name), text, file)
 
     def _in_own_folder(self, stated: JsonObject, file: _File) -> JsonObject:
-        """Return a tool or a server whose program works in the folder of its file."""
+        """Return a tool or server with the folder of its file as the working directory of its program."""
         folder = file.path.parent.resolve()
         if folder == self.path.parent.resolve():
             return stated
@@ -231,7 +234,7 @@ class IncludedFiles:
 
 
 def has_included_files(document: JsonObject) -> bool:
-    """Return whether a document of a plan includes a file."""
+    """Return whether the document of a plan includes files."""
     return any(True for _ in _including_tasks(document.get("tasks")))
 
 
@@ -249,7 +252,7 @@ def _including_tasks(tasks: JsonValue) -> Iterator[JsonObject]:
 
 
 def _in_sequence(tasks: JsonValue) -> JsonValue:
-    """Return tasks of which each depends on the one before, as `sequential` has them."""
+    """Return the tasks of a `sequential` plan with a dependency of each on the one before."""
     if not isinstance(tasks, list):
         return tasks
     sequence: list[JsonValue] = []

@@ -1,4 +1,4 @@
-"""Plans within plans: the tasks with which an included plan is carried out in the place of a task."""
+"""Included plans: the tasks that carry one out in the place of the task that includes it."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from replanning.plan.tasks import (
 from replanning.plan.types import JsonObject, TaskId
 
 NewIds = Mapping[TaskId, TaskId]
-"""Ids of tasks in a run, by those that their own plan file gives them."""
+"""Ids of tasks in a run, by their ids in their own plan file."""
 
 
 def included_ids(task: Task, taken: Container[TaskId]) -> NewIds:
-    """Return the ids that a run gives to the tasks of the plan that a task includes.
+    """Return unused ids for the tasks of an included plan, such as `notes/read`.
 
-    They are unused: where the plan is carried out again, they end in the number of times.
+    The second time that the plan is carried out they end in `~2`, and so on.
 
     Args:
         task: the task that includes the plan.
-        taken: the ids that tasks have or had.
+        taken: the ids that were ever used.
 
     Raises:
-        ExpressionError: the included plan was never read from its file.
+        ExpressionError: the file of the included plan was not read.
     """
     suffix = ""
     number = 1
@@ -63,7 +63,7 @@ def included_plan(task: Task) -> SubPlan:
     """Return the plan that a task includes.
 
     Raises:
-        ExpressionError: it was never read from its file.
+        ExpressionError: its file was not read.
     """
     if isinstance(task.include, SubPlan):
         return task.include
@@ -93,7 +93,7 @@ def declared_parameters(included: SubPlan) -> dict[str, Parameter]:
     """Return the parameters of an included plan.
 
     Raises:
-        PlanError: one is not declared as a parameter is.
+        PlanError: a declaration is invalid; names every one.
     """
     return dict(_Declared.model_validate({"parameters": included.parameters}).parameters)
 
@@ -101,9 +101,9 @@ def declared_parameters(included: SubPlan) -> dict[str, Parameter]:
 def with_problems(
     parameters: Mapping[str, Parameter], stated: Mapping[str, JsonValue]
 ) -> list[str]:
-    """Return what is wrong with the values that a task gives to an included plan.
+    """Return the problems of the values that a task passes to an included plan.
 
-    What has references is known only once they are resolved.
+    Values with references are checked when those are resolved.
     """
     problems: list[str] = []
     for name, value in stated.items():
@@ -129,10 +129,10 @@ def included_values(task: Task, stated: Mapping[str, JsonValue]) -> JsonObject:
 
     Args:
         task: the task.
-        stated: the values that it gives, with references resolved.
+        stated: the values that it passes, with references resolved.
 
     Raises:
-        ExpressionError: a value is of another type; names every one.
+        ExpressionError: values have the wrong type; names every one.
     """
     problems: list[str] = []
     values: JsonObject = {}
@@ -151,15 +151,15 @@ def included_tasks(task: Task, ids: NewIds, values: JsonObject) -> list[Task]:
     """Return the tasks of the plan that a task includes, as the run has them, in order.
 
     They refer to one another by their new ids, and to the values as their parameters. Those that
-    wait for none of the others wait for what the task itself waits for.
+    depend on none of the others depend on what the task itself depends on.
 
     Args:
-        task: the task, which is carried out by them.
+        task: the task that includes the plan.
         ids: their ids in the run.
         values: the values of the parameters of the included plan.
 
     Raises:
-        ExpressionError: the included plan was never read from its file.
+        ExpressionError: the file of the included plan was not read.
     """
     scope: JsonObject = {"parameters": values}
     tasks: list[Task] = []
@@ -183,15 +183,15 @@ def included_tasks(task: Task, ids: NewIds, values: JsonObject) -> list[Task]:
 def included_output(
     task: Task, outputs: Mapping[TaskId, Any], last: Sequence[TaskId]
 ) -> JsonValue | Any:
-    """Return the result of a task that includes a plan.
+    """Return the output of a task that includes a plan.
 
     Args:
         task: the task.
-        outputs: the outputs of the tasks of the plan, by its own ids.
-        last: those of them that no other waits for.
+        outputs: the outputs of the tasks of the plan, by their ids in its file.
+        last: the tasks that no other one depends on.
 
     Raises:
-        ExpressionError: `outputs` refers to what a task did not return.
+        ExpressionError: `outputs` refers to a part that the output of a task lacks.
     """
     if task.outputs is not None:
         return resolve_references(task.outputs, context={}, result_of=outputs.__getitem__)
@@ -201,7 +201,7 @@ def included_output(
 
 
 def last_tasks(parts: Sequence[Task]) -> list[TaskId]:
-    """Return the tasks that no other one waits for, in order."""
+    """Return the tasks that no other one depends on, in order."""
     needed: set[TaskId] = set()
     for part in parts:
         needed.update(part.depends_on)
@@ -212,7 +212,7 @@ def last_tasks(parts: Sequence[Task]) -> list[TaskId]:
 
 
 def _renamed_fields(task: Task, ids: NewIds) -> dict[str, Any]:
-    """Return the fields of a task that name other tasks, with their new ids."""
+    """Return the fields of a task that refer to other tasks, with the new ids."""
     fields = _renamed_body(task, ids)
     for name in ("for_each", "with_"):
         value = getattr(task, name)

@@ -1,4 +1,4 @@
-"""Parameters of a plan: what it declares, and the values that a run of it gets.
+"""Parameters of a plan: their declarations, and the values that a run is given for them.
 
 A value never changes while a run lasts. Tasks refer to it, and the reference is resolved when a
 task is handed out, so that a value with `${` in it stays text.
@@ -30,7 +30,7 @@ from replanning.plan.types import JsonObject, JsonPath
 from replanning.secrets import MASK, MIN_KNOWN_CHARS
 
 PARAMETERS: Final = "parameters"
-"""What references and conditions begin with: `${parameters.region}`, `parameters.region == "eu"`."""
+"""First name in references and conditions: `${parameters.region}`, `parameters.region == "eu"`."""
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,199}")
 
@@ -51,7 +51,7 @@ def is_parameter_name(name: str) -> bool:
 
 def _checked_name(name: str) -> str:
     if not is_parameter_name(name):
-        raise ValueError("expected a name of letters, digits, _ and -, which begins with a letter")
+        raise ValueError("expected a name of letters, digits, _ and - that begins with a letter or _")
     return name
 
 
@@ -60,9 +60,9 @@ ParameterType = Literal["string", "integer", "number", "boolean", "array", "obje
 
 
 class Parameter(StrictModel):
-    """Value that a plan leaves to whoever runs it.
+    """Value that a plan leaves open for whoever runs it.
 
-    The value of a secret one is in no JSON form of the plan: no journal, message or file has it.
+    The JSON form of a plan leaves out the value of a secret, so no journal or file contains it.
     """
 
     type: ParameterType = Field(default="string", description="The JSON type of its value.")
@@ -84,7 +84,7 @@ class Parameter(StrictModel):
         return self.default if self.value is None else self.value
 
     def value_problem(self, value: JsonValue) -> str:
-        """Return why this cannot be its value; empty if it can."""
+        """Return why it cannot have this value; empty if it can."""
         # A boolean is an integer in Python, and no number in JSON.
         is_boolean = isinstance(value, bool) and self.type != "boolean"
         if is_boolean or not isinstance(value, _TYPES[self.type]):
@@ -93,8 +93,8 @@ class Parameter(StrictModel):
             return f"expected {self.type}, got {brief_repr(value)}"
         if self.secret and len(str(value).strip()) < MIN_KNOWN_CHARS:
             return (
-                f"expected a secret of at least {MIN_KNOWN_CHARS} characters: a shorter one cannot"
-                " be told from other text, and could not be masked"
+                f"expected a secret of at least {MIN_KNOWN_CHARS} characters: a shorter one looks"
+                " like ordinary text and could not be masked"
             )
         return ""
 
@@ -141,7 +141,7 @@ def declaration_problems(parameters: Parameters) -> Iterator[tuple[JsonPath, str
                 yield (PARAMETERS, name, "type"), text
             if parameter.default is not None:
                 text = (
-                    f"{which}: a secret has no default, which the plan would show: give it as"
+                    f"{which}: a secret cannot have a default, because the plan would show it: pass"
                     f" `--set {name}=…`, or let tools refer to it as {{env:NAME}}"
                 )
                 yield (PARAMETERS, name, "default"), text
@@ -178,9 +178,9 @@ def _missing(name: str, parameter: Parameter) -> Problem:
 def with_values(
     parameters: Parameters, values: Mapping[str, JsonValue]
 ) -> tuple[dict[str, Parameter], list[Problem]]:
-    """Return parameters with further values, and everything that is wrong with these.
+    """Return parameters with additional values, and every problem of those values.
 
-    The problems also name the parameters that still have no value, if there are others.
+    If there are any, the problems also name the parameters that still lack a value.
     """
     changed = dict(parameters)
     problems: list[Problem] = []
@@ -216,7 +216,7 @@ def with_values(
 
 
 def current_values(parameters: Parameters) -> JsonObject:
-    """Return the values of parameters by name, without those that have none."""
+    """Return the values of those parameters that have one, by name."""
     values: JsonObject = {}
     for name, parameter in parameters.items():
         if parameter.current is not None:
@@ -225,7 +225,7 @@ def current_values(parameters: Parameters) -> JsonObject:
 
 
 def shown_values(parameters: Parameters) -> JsonObject:
-    """Return the values of parameters as people and models see them, with a mask for secrets."""
+    """Return the values of parameters for people and models, with secrets masked."""
     values = current_values(parameters)
     for name, parameter in parameters.items():
         if parameter.secret:
@@ -243,7 +243,7 @@ def secret_values(parameters: Parameters) -> Iterator[str]:
 def with_values_of(
     parameters: Parameters, others: Parameters, *, secret_only: bool = False
 ) -> Parameters:
-    """Return parameters in which those without a value have the value that others were given."""
+    """Return parameters that take the values they lack from other parameters of the same names."""
     found: dict[str, Parameter] = {}
     for name, parameter in parameters.items():
         if parameter.value is not None:

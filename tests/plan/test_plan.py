@@ -117,7 +117,7 @@ def test_wrong_parameters_of_an_included_plan():
         "tasks[0].include.parameters.n.type: expected 'string', 'integer', 'number', 'boolean', "
         "'array' or 'object', got 'strng'; did you mean 'string'?",
         'tasks[0].include.parameters["9x"]: expected a name of letters, digits, _ and -, which '
-        "begins with a letter, got '9x'",
+        "begins with a letter or _, got '9x'",
     ]
 
 
