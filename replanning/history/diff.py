@@ -73,8 +73,8 @@ class Replacement(NamedTuple):
         return printable_line(line)
 
 
-def describe_replacement(old: Task, new: Sequence[Task]) -> Replacement:
-    """Return a replaced task with the tasks in its place.
+def describe_replacement(old: Task, new: Sequence[Task], live: LivePlan) -> Replacement:
+    """Return a replaced task of a live plan with the tasks in its place.
 
     Fields that follow from the replacement itself are no difference.
     """
@@ -83,7 +83,8 @@ def describe_replacement(old: Task, new: Sequence[Task]) -> Replacement:
     if len(new) == 1:
         ignored = dict.fromkeys(_CONSEQUENCES)
         before = display_fields(old) | ignored
-        after = display_fields(in_place_of_element(new[0], old)) | ignored
+        in_place = in_place_of_element(new[0], old, live.list_limits(old))
+        after = display_fields(in_place) | ignored
         fields = _field_changes(before, after)
     by = tuple(task.id for task in new)
     return Replacement(old.id, by, fields)
@@ -218,7 +219,7 @@ def diff_plans(
             if other is not entry and not other.removed:
                 in_place.append(other.task)
         if in_place:
-            replaced.append(describe_replacement(entry.task, in_place))
+            replaced.append(describe_replacement(entry.task, in_place, live))
 
     list_of = {leaf: task_id for task_id, leaves in lists.items() for leaf in leaves}
     old_goal = _json_document(before.goal)

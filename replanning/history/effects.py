@@ -152,7 +152,7 @@ def run_effects(records: Iterable[Record]) -> tuple[RunEffect, ...]:
         return ()
     # What runs, or was cut off, has not told how it ended.
     found |= begun
-    effects = _with_compensations(_without_repetitions(found.values(), live), live)
+    effects = _with_undoing_tasks(_without_repetitions(found.values(), live), live)
     return tuple(sorted(effects, key=lambda effect: effect.started))
 
 
@@ -263,7 +263,7 @@ def _is_apart(live: LivePlan, entry: TaskEntry) -> bool:
     return bool(program_note(entry.task).get("phase"))
 
 
-def _with_compensations(effects: Iterable[RunEffect], live: LivePlan) -> Iterator[RunEffect]:
+def _with_undoing_tasks(effects: Iterable[RunEffect], live: LivePlan) -> Iterator[RunEffect]:
     """Yield effects with the tasks that take them back."""
     compensations = {entry.task.undoes: entry for entry in live if entry.parent is None}
     for effect in effects:

@@ -225,7 +225,7 @@ def _drawn_tasks(overview: RunOverview) -> dict[str, Sequence[str]]:
         return place(template)
 
     needed: dict[str, dict[str, None]] = {}
-    for task in overview.replayed.live.document().tasks:
+    for task in overview.replayed.live.expanded_document().tasks:
         if task.id in lists:
             befores = needed.setdefault(place(task.id), {})
             for one in map(place, task.depends_on):

@@ -296,7 +296,7 @@ class ReplanHistory:
             number = live.revision
             # Making the document takes long, and the plan stays at a revision for many records.
             if number in numbers and number not in plans:
-                plans[number] = live.document()
+                plans[number] = live.expanded_document()
             if last in plans:
                 old = plans[before]
                 new = plans[after]

@@ -630,7 +630,7 @@ def _applied_steps(
             continue
         if isinstance(change, ReplaceTask) and change.task_id in live:
             task = live.entry(change.task_id).task
-            lines.append(str(describe_replacement(task, change.tasks)))
+            lines.append(str(describe_replacement(task, change.tasks, live)))
         else:
             lines.append(change_line(change))
     for line in lines[:_MAX_STEPS]:

@@ -392,7 +392,7 @@ def revision_diffs(
         for change in following.changes:
             if isinstance(change, ReplaceTask) and change.task_id in live:
                 task = live.entry(change.task_id).task
-                lines.append(f"~ {describe_replacement(task, change.tasks)}")
+                lines.append(f"~ {describe_replacement(task, change.tasks, live)}")
         lines += filter(None, live.diff(following.changes).split("\n"))
         # The sign stays outside: a line that is cut or escaped must still show it.
         shown = [line[:2] + printable_line(line[2:]) for line in lines]

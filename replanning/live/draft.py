@@ -313,8 +313,9 @@ class Draft:
             parts[task.id] = task
             needed.update(task.depends_on)
         inherited = [dep for dep in replaced.depends_on if dep not in parts]
+        limits = self._graph.list_limits(replaced)
         for stated in change.tasks:
-            task = in_place_of_element(stated, replaced)
+            task = in_place_of_element(stated, replaced, limits)
             own_inherited: Sequence[TaskId] = ()
             if parts.keys().isdisjoint(task.depends_on):
                 own_inherited = inherited
@@ -371,7 +372,8 @@ class Draft:
             return
         task = self.task(task_id)
         try:
-            parts = included_tasks(task, included_ids(task, self), change.values)
+            limits = self._graph.list_limits(task)
+            parts = included_tasks(task, included_ids(task, self), change.values, limits)
         except ExpressionError as error:
             self._add_problem(f"task {task_id!r}: {error}")
             return

@@ -625,6 +625,17 @@ class TaskGraph:
         self.plan = adopted
         self.scheduler.unpark()
 
+    def list_limits(self, task: Task) -> dict[str, float]:
+        """Return what a task takes of the resources that enforce `max_parallel` of lists.
+
+        The plan declares none of them, and every other one.
+        """
+        limits: dict[str, float] = {}
+        for name, amount in task.resources.items():
+            if name not in self.plan.resources:
+                limits[name] = amount
+        return limits
+
     def set_capacity(self, resource: str, amount: float) -> None:
         """Set how much there is of a resource."""
         pool = self.scheduler.pool

@@ -61,6 +61,8 @@ from replanning.live.scheduler import ToolBreaker
 from replanning.live.states import TaskEvent, TaskState, transition
 from replanning.plan.checks import nested_bodies, parameters_of_work
 from replanning.plan.document import Plan
+from replanning.plan.elements import stated_elements
+from replanning.plan.inclusion import NewIds, renamed_fields
 from replanning.plan.json_values import is_redacted
 from replanning.plan.messages import join_names
 from replanning.plan.parameters import current_values
@@ -237,31 +239,96 @@ class LivePlan(TaskGraph):
         return not self.unsatisfied_count and not self.missing_facts
 
     def document(self) -> Plan:
-        """Return the current plan: replacements stand in the place of what they replaced."""
-        staged = Draft(self)
-        places: dict[TaskId, list[int]] = {}
+        """Return the current plan, as a file could state it.
+
+        Replacements stand in the place of what they replaced, and the others depend on them and
+        refer to them. A list or an included plan stands there as one task, which is carried out
+        anew wherever the document is run, without what has become of its parts.
+        """
+        tasks: list[Task] = []
+        renamed: dict[TaskId, TaskId] = {}
         for entry in self:
-            if not entry.removed and not entry.replacement.tasks:
-                # A replacement sorts within the place of the task that it replaced.
-                places[entry.id] = [ancestor.order for ancestor in entry.lineage()]
-        current_tasks = []
-        for task_id in sorted(places, key=places.__getitem__):
-            task = self.entries[task_id].task
+            if entry.state is TaskState.REPLACED_BY_REPLAN and not entry.is_expanded:
+                names = self._names_in_document(entry.id)
+                if len(names) == 1:
+                    renamed[entry.id] = names[0]
+        for entry in self._in_document_order():
+            if self._names_in_document(entry.id) == [entry.id]:
+                tasks.append(self._stated_task(entry, renamed))
+        return self._document_of(tuple(tasks))
+
+    def expanded_document(self) -> Plan:
+        """Return the current plan with the elements of lists and the tasks of included plans."""
+        staged = Draft(self)
+        tasks: list[Task] = []
+        for entry in self._in_document_order():
+            if entry.replacement.tasks:
+                continue
+            task = entry.task
             if any(self.entries[dep].replacement.tasks for dep in task.depends_on):
                 needed = dict.fromkeys(staged.follow_replacements(task.depends_on))
                 task = task.model_copy(update={"depends_on": tuple(needed)})
-            current_tasks.append(task)
-        tasks = tuple(current_tasks)
+            tasks.append(task)
+        return self._document_of(tuple(tasks))
+
+    def _document_of(self, tasks: tuple[Task, ...]) -> Plan:
+        capacity = self.scheduler.pool.capacity
         current: dict[str, object] = {
             "goal": self.goal,
             "tasks": tasks,
             "tools": tuple(self.tools.values()),
             "context": dict(self.context),
-            "resources": dict(self.scheduler.pool.capacity),
+            # Without those that limit how many elements of a list run.
+            "resources": {name: capacity[name] for name in self.plan.resources},
             # All dependencies are explicit; a changed plan read as sequential would get more.
             "sequential": self.plan.sequential and tasks == self.plan.tasks,
         }
         return self.plan.model_copy(update=current)
+
+    def _in_document_order(self) -> list[TaskEntry]:
+        """Return the tasks that are not removed, each replacement in the place of what it replaced."""
+        places: dict[TaskId, list[int]] = {}
+        for entry in self:
+            if not entry.removed:
+                places[entry.id] = [ancestor.order for ancestor in entry.lineage()]
+        return [self.entries[task_id] for task_id in sorted(places, key=places.__getitem__)]
+
+    def _names_in_document(self, task_id: TaskId) -> list[TaskId]:
+        """Return the tasks that stand for one in `document`."""
+        names: list[TaskId] = []
+        stack = [self.entries[task_id]]
+        while stack:
+            entry = stack.pop()
+            outermost = entry
+            ancestor = entry.parent
+            while ancestor is not None:
+                if ancestor.is_expanded:
+                    outermost = ancestor
+                ancestor = ancestor.parent
+            if outermost.is_expanded or outermost.state is not TaskState.REPLACED_BY_REPLAN:
+                names.append(outermost.id)
+            else:
+                stack.extend(reversed(outermost.replacement.sinks))
+        return list(dict.fromkeys(names))
+
+    def _stated_task(self, entry: TaskEntry, renamed: NewIds) -> Task:
+        """Return a task as a file could state it, with the new ids of those that were replaced."""
+        task = entry.task
+        needed: dict[TaskId, None] = {}
+        for dep in task.depends_on:
+            needed.update(dict.fromkeys(self._names_in_document(dep)))
+        fields: dict[str, Any] = {}
+        if tuple(needed) != tuple(task.depends_on):
+            fields["depends_on"] = tuple(needed)
+        if renamed:
+            fields.update(renamed_fields(task, renamed))
+        if entry.replacement.expanded == "elements" and task.for_each is None:
+            # A program has given it the list.
+            elements = [element.task for element in entry.replacement.sinks]
+            fields["for_each"] = stated_elements(task, elements)
+        if not fields:
+            return task
+        return task.model_copy(update=fields)
 
     def sent_arguments(self, entry: TaskEntry) -> JsonObject:
         """Return the arguments of the last attempt at a task.

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from pydantic import JsonValue
 
 from replanning.errors import ExpressionError
 from replanning.plan.conditions import Condition
-from replanning.plan.json_values import as_text, json_type_name
+from replanning.plan.json_values import as_text, json_type_name, map_strings
 from replanning.plan.messages import brief_repr, join_names
-from replanning.plan.references import find_references, has_references, resolve_root_references
+from replanning.plan.references import (
+    escape_reference,
+    find_references,
+    has_references,
+    resolve_root_references,
+)
 from replanning.plan.tasks import Task, with_fields
 from replanning.plan.types import MAX_NAME_CHARS, JsonObject, TaskId
 
@@ -223,28 +228,48 @@ def element_tasks(template: Task, elements: Elements) -> list[Task]:
     return tasks
 
 
+def stated_elements(template: Task, tasks: Sequence[Task]) -> JsonValue:
+    """Return the list or mapping that a template was expanded by, as `for_each` states it.
+
+    Args:
+        template: the template.
+        tasks: the tasks of its elements.
+    """
+    items: list[JsonValue] = []
+    by_key: JsonObject = {}
+    for task in tasks:
+        scope = task.scope or {}
+        # In a plan, what looks like a reference is one.
+        item = map_strings(scope["item"], escape_reference)
+        items.append(item)
+        key = scope["key"]
+        if template.key is None and isinstance(key, str):
+            by_key[key] = item
+    return by_key or items
+
+
 def _filled_text(text: str, scope: JsonObject) -> str:
     filled = as_text(resolve_root_references(text, scope))
     return _NOT_IN_TEXT.sub(" ", filled)
 
 
-def in_place_of_element(task: Task, element: Task) -> Task:
-    """Return a task as it replaces that of an element: it gets the element and its limits."""
+def in_place_of_element(task: Task, element: Task, limits: Mapping[str, float]) -> Task:
+    """Return a task as it replaces that of an element: it gets the element and its limits.
+
+    Args:
+        task: the task.
+        element: the task that it replaces; others than those of elements hand nothing on.
+        limits: what that takes of the resources that enforce `max_parallel`.
+    """
     if element.scope is None or task.scope is not None:
         return task
     fields: dict[str, Any] = {
         "scope": element.scope,
         "on_item_failure": element.on_item_failure,
     }
-    limits = element_limits(element)
     if limits:
         fields["resources"] = {**task.resources, **limits}
     return task.model_copy(update=fields)
-
-
-def element_limits(element: Task) -> dict[str, float]:
-    """Return what the task of an element takes of the resources that `max_parallel` stands for."""
-    return {name: amount for name, amount in element.resources.items() if name.endswith("[]")}
 
 
 def is_same_element(task: Task, earlier: Task) -> bool:

@@ -10,7 +10,6 @@ from pydantic import JsonValue
 
 from replanning.errors import ExpressionError
 from replanning.plan.conditions import OUTPUT_ROOTS, Condition
-from replanning.plan.elements import element_limits
 from replanning.plan.json_values import map_strings
 from replanning.plan.messages import did_you_mean
 from replanning.plan.parameters import Parameter, ParameterName
@@ -147,7 +146,9 @@ def included_values(task: Task, stated: Mapping[str, JsonValue]) -> JsonObject:
     return values
 
 
-def included_tasks(task: Task, ids: NewIds, values: JsonObject) -> list[Task]:
+def included_tasks(
+    task: Task, ids: NewIds, values: JsonObject, limits: Mapping[str, float]
+) -> list[Task]:
     """Return the tasks of the plan that a task includes, as the run has them, in order.
 
     They refer to one another by their new ids, and to the values as their parameters. Those that
@@ -157,6 +158,8 @@ def included_tasks(task: Task, ids: NewIds, values: JsonObject) -> list[Task]:
         task: the task that includes the plan.
         ids: their ids in the run.
         values: the values of the parameters of the included plan.
+        limits: what the task takes of the resources that enforce `max_parallel`, if it is that of
+            an element.
 
     Raises:
         ExpressionError: the file of the included plan was not read.
@@ -164,7 +167,7 @@ def included_tasks(task: Task, ids: NewIds, values: JsonObject) -> list[Task]:
     scope: JsonObject = {"parameters": values}
     tasks: list[Task] = []
     for part in included_plan(task).tasks:
-        fields = _renamed_fields(part, ids)
+        fields = renamed_fields(part, ids)
         depends_on = [ids.get(needed, needed) for needed in part.depends_on]
         if not depends_on:
             depends_on = list(task.depends_on)
@@ -174,7 +177,7 @@ def included_tasks(task: Task, ids: NewIds, values: JsonObject) -> list[Task]:
         fields["id"] = ids[part.id]
         fields["depends_on"] = tuple(depends_on)
         fields["priority"] = part.priority + task.priority
-        fields["resources"] = {**part.resources, **element_limits(task)}
+        fields["resources"] = {**part.resources, **limits}
         fields["scope"] = scope
         tasks.append(part.model_copy(update=fields))
     return tasks
@@ -211,7 +214,7 @@ def last_tasks(parts: Sequence[Task]) -> list[TaskId]:
 # Renaming
 
 
-def _renamed_fields(task: Task, ids: NewIds) -> dict[str, Any]:
+def renamed_fields(task: Task, ids: NewIds) -> dict[str, Any]:
     """Return the fields of a task that refer to other tasks, with the new ids."""
     fields = _renamed_body(task, ids)
     for name in ("for_each", "with_"):

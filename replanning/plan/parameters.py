@@ -51,7 +51,9 @@ def is_parameter_name(name: str) -> bool:
 
 def _checked_name(name: str) -> str:
     if not is_parameter_name(name):
-        raise ValueError("expected a name of letters, digits, _ and - that begins with a letter or _")
+        raise ValueError(
+            "expected a name of letters, digits, _ and - that begins with a letter or _"
+        )
     return name
 
 

@@ -188,7 +188,7 @@ class PlanRun(ObservedRun):
     @property
     @read_in_loop_thread
     def plan(self) -> Plan:
-        """The plan as it is now, as a document."""
+        """The plan as it is now, as a document; each list or included plan is one task in it."""
         return self.live.document()
 
     @property

@@ -4,9 +4,10 @@
 
 import pytest
 
+from replanning import Plan
 from replanning.changes import ExpandTask
 from replanning.live import PlanView, TaskState
-from tests.support.live import JournaledPlan, cancel, chain, journaled, retry, task
+from tests.support.live import JournaledPlan, add, cancel, chain, journaled, replace, retry, task
 
 
 def expand(task_id: str, count: int) -> ExpandTask:
@@ -127,3 +128,67 @@ def test_diff(count, line):
     """The difference that an expansion makes is one line."""
     run = chain("convert", "report")
     assert run.live.diff([expand("convert", count)]) == line
+
+
+def test_document_of_a_list():
+    """The document of a plan states a list as one task, also one that a program has given, without what limits it."""
+    run = journaled(
+        task("list"),
+        task("convert", "list", for_each="${list.output}", max_parallel=1, resources={"gpu[]": 1}),
+        task("named", "list"),
+        task("report", "convert", arguments={"x": "${convert.output}"}),
+        resources={"cpu": 2.0, "gpu[]": 1.0},
+    )
+    run.run("list")
+    run.apply(expand("convert", 2))
+    run.apply(ExpandTask(task_id="named", items=("${a}", 2), keys=("x", "y")))
+    run.apply(replace("convert[1]", task("other")))
+    run.apply(add("one", "convert[0]", "other", arguments={"x": "${convert[0].output}"}))
+    document = run.live.document()
+    assert [each.id for each in document.tasks] == ["list", "convert", "named", "report", "one"]
+    assert document.task("convert") == run.plan.task("convert")
+    assert document.task("named").for_each == {"x": "$${a}", "y": 2}
+    assert document.task("one").depends_on == ("convert",)
+    assert document.resources == {"cpu": 2.0, "gpu[]": 1.0}
+    # A resource of the plan is no limit of a list, whatever its name is.
+    assert run.live.entry("other").task.resources == {"convert[]": 1.0}
+    text = document.to_yaml()
+    assert Plan.parse(text).to_yaml() == text
+    assert {each.id for each in run.live.expanded_document().tasks} == {
+        *("list", "report", "one"),
+        *("convert[0]", "other", "named[x]", "named[y]"),
+    }
+
+
+def test_document_of_a_list_without_keys():
+    """A list that a program has given has the form of a list in the document, unless its elements have names."""
+    run = journaled(task("a"), task("b", key="${item}", for_each=["x"]), task("c"))
+    run.apply(expand("a", 2))
+    run.apply(ExpandTask(task_id="c", items=()))
+    document = run.live.document()
+    assert (document.task("a").for_each, document.task("c").for_each) == ([0, 1], [])
+
+
+def test_document_with_replaced_tasks():
+    """In the document of a plan, the tasks depend on what has replaced others, and refer to it."""
+    run = journaled(
+        task("list"),
+        task("each", "list", for_each="${list.output}"),
+        task(
+            "report",
+            "list",
+            arguments={"x": "of ${list.output.n}"},
+            when="results.list.n > 1",
+            fallbacks=[{"arguments": {"x": "${list.output}"}}],
+        ),
+    )
+    run.apply(replace("list", task("list~2")))
+    run.apply(replace("list~2", task("list~3")))
+    document = run.live.document()
+    report = document.task("report")
+    assert report.arguments == {"x": "of ${list~3.output.n}"}
+    assert report.when == "results['list~3'].n > 1"
+    assert report.fallbacks[0].arguments == {"x": "${list~3.output}"}
+    assert document.task("each").for_each == "${list~3.output}"
+    text = document.to_yaml()
+    assert Plan.parse(text).to_yaml() == text

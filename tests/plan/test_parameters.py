@@ -101,7 +101,7 @@ def test_types(kind, right, wrong):
     [
         ("region: strnig", "expected 'string', 'integer'.*; did you mean 'string'"),
         ("count: {type: integer, default: many}", "the default of parameter 'count': expected int"),
-        ("token: {secret: true, default: hunter22}", "a secret has no default"),
+        ("token: {secret: true, default: hunter22}", "a secret cannot have a default"),
         ("token: {secret: true, type: integer}", "a secret is a string, not integer"),
         ("1st: string", "expected a name of letters, digits, _ and -"),
         ("a.b: string", "expected a name of letters, digits, _ and -"),

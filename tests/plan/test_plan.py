@@ -114,10 +114,14 @@ def test_wrong_parameters_of_an_included_plan():
     """What is wrong with the parameters that an included plan declares is told with its place there."""
     included = {"parameters": {"n": "strng", "9x": "string"}, "tasks": [{"id": "b"}]}
     assert problems_of({"id": "a", "include": included}) == [
-        "tasks[0].include.parameters.n.type: expected 'string', 'integer', 'number', 'boolean', "
-        "'array' or 'object', got 'strng'; did you mean 'string'?",
-        'tasks[0].include.parameters["9x"]: expected a name of letters, digits, _ and -, which '
-        "begins with a letter or _, got '9x'",
+        (
+            "tasks[0].include.parameters.n.type: expected 'string', 'integer', 'number', 'boolean', "
+            "'array' or 'object', got 'strng'; did you mean 'string'?"
+        ),
+        (
+            'tasks[0].include.parameters["9x"]: expected a name of letters, digits, _ and - that '
+            "begins with a letter or _, got '9x'"
+        ),
     ]
 
 

@@ -155,7 +155,7 @@ async def test_condition_about_something_else_decides_about_the_list():
         (
             [" a", "b\n", ""],
             {"key": "${item}"},
-            "a key has up to 191 printable characters, and no blank at an end, unlike ' a', 'b\\n', ''",
+            "a key needs 1 to 191 printable characters, without a blank at either end, unlike ' a', 'b\\n', ''",
         ),
     ],
 )
@@ -655,13 +655,17 @@ async def test_elements_are_taken_back():
         ),
         (
             {"include": {"tasks": [{"id": "read", "arguments": {"x": "${item}"}}]}},
-            "include.tasks[0].arguments: task 'read': ${item} is about an element: only a task "
-            "with `for_each` has any",
+            (
+                "include.tasks[0].arguments: task 'read': ${item} is about an element: only a task "
+                "with `for_each` has any"
+            ),
         ),
         (
             {"include": {"tasks": [{"id": "read", "depends_on": ["list"]}]}},
-            "include.tasks[0].depends_on[0]: task 'read' depends on 'list', which is no task of "
-            "the plan",
+            (
+                "include.tasks[0].depends_on[0]: task 'read' depends on 'list', which is no task of "
+                "the plan"
+            ),
         ),
     ],
 )
@@ -681,10 +685,9 @@ async def test_part_of_an_included_plan_has_no_element():
     one = Task.model_validate({"id": "one", "include": {"tasks": [{"id": "read"}]}})
     new = Task.model_validate({"id": "new", "arguments": {"x": "${item}"}})
     async with open_run(plan(one)) as run:
-        async for task in run.ready():
-            break
+        part = await anext(run.ready())
         with pytest.raises(ChangeRejected, match="only a task with `for_each` has any"):
-            run.replace_task(task.id, new)
+            run.replace_task(part.id, new)
         await perform(run, returning([]))
 
 
