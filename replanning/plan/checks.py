@@ -179,7 +179,7 @@ def _check_tasks(
             bodies.append(_parsed_bodies(task, ids))
     for index, task in enumerate(tasks):
         found = chain(
-            _check_list(task, bodies[index]),
+            _check_list(task, bodies[index], scope),
             _check_inclusion(task),
             _check_parameters(bodies[index], scope),
         )
@@ -364,7 +364,7 @@ def check_task(task: TaskBody, scope: TaskScope) -> list[str]:
     found = _check_bodies(bodies, scope)
     has_own_parameters = False
     if isinstance(task, Task):
-        found = chain(_check_list(task, bodies), _check_inclusion(task), found)
+        found = chain(_check_list(task, bodies, scope), _check_inclusion(task), found)
         if isinstance(task.include, SubPlan):
             found = chain(found, _check_staged_inclusion(task.include, scope))
         has_own_parameters = PARAMETERS in (task.scope or {})
@@ -674,6 +674,7 @@ class TaskScope:
     parameters: Parameters = field(default_factory=dict)
     hints: NameSuggester = field(default_factory=NameSuggester)
     _demands: dict[str, ToolDemands] = field(default_factory=dict)
+    _elements: dict[str, str] = field(default_factory=dict)
 
     @cached_property
     def object_types(self) -> frozenset[str]:
@@ -734,6 +735,15 @@ class TaskScope:
             excess = self.excess(tool.resources)
         self._demands[tool.name] = ToolDemands(required, excess, fields)
         return self._demands[tool.name]
+
+    def element_in(self, name: str | None) -> str:
+        """Return how a tool reads the element of a list; empty if it does not."""
+        if name is None or name not in self.tools:
+            return ""
+        if name not in self._elements:
+            found = [text for _, text in _elements_stated(self.tools[name])]
+            self._elements[name] = found[0] if found else ""
+        return self._elements[name]
 
     def excess(self, resources: Mapping[str, float]) -> list[tuple[str, float]]:
         """Return the resources with an amount above the capacity."""
@@ -922,7 +932,7 @@ def _check_reserved_ids(tasks: Sequence[Task]) -> Iterator[Finding]:
             yield ("tasks", number, "id"), f"{text}; choose another id"
 
 
-def _check_list(task: Task, bodies: Sequence[_ParsedBody]) -> Iterator[Finding]:
+def _check_list(task: Task, bodies: Sequence[_ParsedBody], scope: TaskScope) -> Iterator[Finding]:
     """Yield what a task states about a list, or an element of one, that it does not have."""
     has_element = "item" in (task.scope or {})
     if task.for_each is not None:
@@ -941,7 +951,8 @@ def _check_list(task: Task, bodies: Sequence[_ParsedBody]) -> Iterator[Finding]:
                 yield (name,), f"`{name}` is about the elements of `for_each`, which is missing"
     if has_element:
         return
-    for path, body, expressions in bodies:
+    # A task that only calls its tool has no bodies.
+    for path, body, expressions in bodies or [((), task, [])]:
         for name, parsed in expressions:
             # The list itself is looked up before there are elements.
             if task.for_each is not None and name != "for_each":
@@ -952,6 +963,9 @@ def _check_list(task: Task, bodies: Sequence[_ParsedBody]) -> Iterator[Finding]:
         if task.for_each is None:
             for inner, found in _elements_stated(body):
                 yield (*path, *inner), f"{found} {_NO_ELEMENT}"
+            found = scope.element_in(body.tool)
+            if found:
+                yield (*path, "tool"), f"{found} of its tool {body.tool!r} {_NO_ELEMENT}"
 
 
 def _element_in(parsed: _Expression) -> str:
@@ -966,19 +980,24 @@ def _element_in(parsed: _Expression) -> str:
     return ""
 
 
-def _elements_stated(body: TaskBody) -> Iterator[tuple[JsonPath, str]]:
-    """Yield how a task reads an element of a list under `expect` and `confirm`, with the places."""
+def _elements_stated(part: ToolSpec | TaskBody) -> Iterator[tuple[JsonPath, str]]:
+    """Yield how a tool or a task reads an element under `expect`, `confirm` and `undo`, with the places."""
     conditions: list[tuple[JsonPath, str]] = []
-    if body.expect is not None:
-        for number, text in enumerate(body.expect.where):
+    values: list[tuple[JsonPath, JsonValue]] = []
+    if part.expect is not None:
+        for number, text in enumerate(part.expect.where):
             conditions.append((("expect", "where", number), text))
-    if body.confirm is not None:
-        conditions.append((("confirm", "when"), body.confirm.when))
-        values = (("arguments", body.confirm.arguments), ("output", body.confirm.output))
-        for name, value in values:
+    if part.confirm is not None:
+        conditions.append((("confirm", "when"), part.confirm.when))
+        values.append((("confirm", "arguments"), part.confirm.arguments))
+        values.append((("confirm", "output"), part.confirm.output))
+    if isinstance(part.undo, Undo):
+        values.append((("undo", "arguments"), part.undo.arguments))
+    for path, value in values:
+        with suppress(ExpressionError):  # it is a problem of its own
             for reference in root_references(value, CONFIRMED_ROOTS):
                 if reference.path[0] in ELEMENT_ROOTS:
-                    yield ("confirm", name), str(reference)
+                    yield path, str(reference)
     for path, text in conditions:
         found = _element_in(Condition.parse(text, OUTPUT_ROOTS))
         if found:

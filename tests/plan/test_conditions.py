@@ -185,6 +185,7 @@ def test_evaluate(text, expected):
         ("results.build[0]", "does not exist: it would be in an object"),
         ("context.n < context.region", "compares a number with a string"),
         ("context.region in context.n", "compares a string with a number"),
+        ("item > 1", "condition 'item > 1': only the task of an element knows its item"),
     ],
 )
 def test_refused(text, reason):
@@ -365,6 +366,7 @@ def test_no_json_form():
         ),
         ("${context.zone}", "${context.zone}: 'zone' does not exist; there is"),
         ("${test.output}", "${test.output}: there is no task 'test'"),
+        ("${index}", "${index}: only the task of an element knows its index"),
         (
             "${HOME}",
             "'${HOME}' is no reference: write ${TASK.output}, ${TASK.output.name[0]}, ${context.name} or ${parameters.name}, or $${HOME}",

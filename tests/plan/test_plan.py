@@ -110,6 +110,24 @@ def test_elements_need_a_list(fields, place, found):
     assert problems_of({"id": "a", **fields}) == [f"tasks[0].{place}: {problem}"]
 
 
+@pytest.mark.parametrize(
+    ("stated", "found"),
+    [
+        ({"expect": {"where": ["output", "item > 1"]}}, "the condition 'item > 1'"),
+        ({"confirm": {"tool": "find", "when": "output == key"}}, "the condition 'output == key'"),
+        ({"undo": {"tool": "find", "arguments": {"x": "${index}"}}}, "${index}"),
+    ],
+)
+def test_tools_that_read_elements(stated, found):
+    """A tool that reads the element of a list is only for tasks with `for_each`."""
+    tools = [{"name": "make", **stated}, {"name": "find", "effect": "none"}]
+    problem = f"{found} of its tool 'make' is about an element: only a task with `for_each` has any"
+    assert problems_of({"id": "a", "tool": "make"}, tools=tools) == [
+        f"tasks[0].tool: task 'a': {problem}"
+    ]
+    assert plan_of({"id": "a", "for_each": [1], "tool": "make"}, tools=tools).task("a").for_each
+
+
 def test_wrong_parameters_of_an_included_plan():
     """What is wrong with the parameters that an included plan declares is told with its place there."""
     included = {"parameters": {"n": "strng", "9x": "string"}, "tasks": [{"id": "b"}]}

@@ -236,30 +236,6 @@ async def test_names_in_an_included_plan(tmp_path: Path):
     assert list(engine.compare(RUN, stated[1]).again) == ["own"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "problem"),
-    [
-        ({"arguments": {"x": "${item}"}}, "${item}: only the task of an element knows its item"),
-        (
-            {"when": "index > 1"},
-            "condition 'index > 1': only the task of an element knows its index",
-        ),
-    ],
-)
-async def test_element_in_an_included_plan(tmp_path: Path, fields, problem):
-    """A task that takes the place of one in an included plan, and refers to an element, fails and says why."""
-    (tmp_path / "inner.yaml").write_text("{goal: {objective: inner}, tasks: [{id: use}]}")
-    (tmp_path / "outer.yaml").write_text(
-        "{goal: {objective: outer}, tasks: [{id: part, include: inner.yaml}]}"
-    )
-    new = Task.model_validate({"id": "new", **fields})
-    async with make_engine().open(Plan.load(tmp_path / "outer.yaml")) as run:
-        await anext(run.ready())
-        run.replace_task("part/use", new)
-        await perform(run)
-    assert run.result.failures["new"].message == problem
-
-
 async def test_secret_of_a_plan():
     """The plan of a run that is given again has its secrets, and so has one that is opened with the same words."""
     engine = make_engine()
