@@ -1,4 +1,4 @@
-"""Comments on a forge: their hidden markers, the forge protocol, and an index that writes each comment once."""
+"""Comments on a forge: their hidden markers, the forge protocol, and an index for writing once."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from replanning.errors import ReplanningError
 from replanning.planning.steering import SteeringComment
 
 AUTHORSHIP_MARKER: Final = "\n\n<!-- written by replanning -->"
-"""Hidden line at the end of every comment that this tool writes; forges add it on writing and remove it on reading.
+"""Hidden line at the end of every comment that this tool writes.
 
-It distinguishes notices from comments that people write with the same account."""
+It distinguishes notices from comments that people write with the same account. Forges add it on
+writing and remove it on reading.
+"""
 
 
 class Marker(NamedTuple):
@@ -39,7 +41,9 @@ class Marker(NamedTuple):
         return self.subject if self.kind in ("clarification", "question") else ""
 
     def __str__(self) -> str:
-        return f"<!-- replanning notice={self.kind} run={_quote_value(self.run)} about={_quote_value(self.subject)} -->"
+        run = _quote_value(self.run)
+        subject = _quote_value(self.subject)
+        return f"<!-- replanning notice={self.kind} run={run} about={subject} -->"
 
 
 _MARKER_PATTERN: Final = re.compile(
@@ -52,22 +56,24 @@ _AUTHORSHIP_PATTERN: Final = re.compile(
 
 
 def find_marker(body: str) -> Marker | None:
-    """Return the last marker in a comment, if any. It is valid only in comments of the tool's own account.
+    """Return the last marker in a comment, if any.
 
-    Quoted texts never contain one, but people may edit a comment and write something after it.
+    It is valid only in comments of the tool's own account. Quoted texts never contain one, but
+    people may edit a comment and write something after it.
     """
     markers = _MARKER_PATTERN.findall(body)
-    return (
-        Marker(markers[-1][0], unquote(markers[-1][1]), unquote(markers[-1][2]))
-        if markers
-        else None
-    )
+    if not markers:
+        return None
+    kind, run, subject = markers[-1]
+    return Marker(kind, unquote(run), unquote(subject))
 
 
 def strip_authorship(body: str) -> tuple[str, bool]:
     """Return a comment without its authorship marker, and whether it had one outside of quotes."""
     text = _AUTHORSHIP_PATTERN.sub("", body)
-    return (text.rstrip(), True) if text != body else (body, False)
+    if text == body:
+        return body, False
+    return text.rstrip(), True
 
 
 def _quote_value(text: str) -> str:
@@ -96,8 +102,10 @@ class ForgeComment(SteeringComment):
     @property
     def question(self) -> str:
         """Id of the question that a notice asks; empty for other comments."""
-        marker = find_marker(self.body) if self.notice else None
-        return marker.question if marker is not None else ""
+        if not self.notice:
+            return ""
+        marker = find_marker(self.body)
+        return "" if marker is None else marker.question
 
 
 class ForgeError(ReplanningError):
@@ -121,10 +129,17 @@ class ForgeError(ReplanningError):
         request_id: str = "",
         excerpt: str = "",
     ) -> None:
-        facts = [f"HTTP {status}"] if status is not None else []
-        facts += [f"request {request_id}"] if request_id else []
-        text = f"{message} ({', '.join(facts)})" if facts else message
-        super().__init__(f"{text}: {excerpt}" if excerpt else text)
+        facts: list[str] = []
+        if status is not None:
+            facts.append(f"HTTP {status}")
+        if request_id:
+            facts.append(f"request {request_id}")
+        text = message
+        if facts:
+            text += f" ({', '.join(facts)})"
+        if excerpt:
+            text += f": {excerpt}"
+        super().__init__(text)
         self.status = status
         self.retry_after = retry_after
         self.final = final
@@ -159,7 +174,7 @@ class Forge(Protocol):
 
 
 def is_same_text(one: str, other: str) -> bool:
-    """Return whether two texts are equal but for line ends and outer white space, which forges change."""
+    """Return whether two texts differ at most in line ends and outer space, which forges change."""
     return one.replace("\r\n", "\n").strip() == other.replace("\r\n", "\n").strip()
 
 
@@ -202,26 +217,43 @@ class CommentIndex:
         """
         async with self._lock:
             try:
-                if self._posted is None:
-                    self._posted = {}
-                    for comment in await self.forge.comments():
-                        if comment.own and (found := find_marker(comment.body)) is not None:
-                            self._posted.setdefault(found, (comment.id, comment.body))
-                comment_id, old = self._posted.get(marker, ("", ""))
-                if comment_id and (not edits or is_same_text(old, body)):
-                    return False
-                if comment_id:
-                    try:
-                        await self.forge.edit(comment_id, body)
-                    except ForgeError as error:
-                        is_deleted = error.status in (404, 410) and all(
-                            comment.id != comment_id for comment in await self.forge.comments()
-                        )
-                        if not is_deleted:
-                            raise
-                        comment_id = ""
-                self._posted[marker] = (comment_id or await self.forge.post(body), body)
+                return await self._write(marker, body, edits=edits)
             except BaseException:
                 self._posted = None  # the request may have had an effect
                 raise
+
+    async def _write(self, marker: Marker, body: str, *, edits: bool) -> bool:
+        """Write a comment: one that is new, and one that was deleted when it is to be edited."""
+        if self._posted is None:
+            self._posted = await self._read_posted()
+        comment_id, old = self._posted.get(marker, ("", ""))
+        if comment_id:
+            if not edits or is_same_text(old, body):
+                return False
+            if await self._edit(comment_id, body):
+                self._posted[marker] = (comment_id, body)
+                return True
+        self._posted[marker] = (await self.forge.post(body), body)
+        return True
+
+    async def _read_posted(self) -> dict[Marker, tuple[str, str]]:
+        """Return the first comment with each marker."""
+        posted: dict[Marker, tuple[str, str]] = {}
+        for comment in await self.forge.comments():
+            marker = find_marker(comment.body)
+            if comment.own and marker is not None:
+                posted.setdefault(marker, (comment.id, comment.body))
+        return posted
+
+    async def _edit(self, comment_id: str, body: str) -> bool:
+        """Replace the text of a comment; return false if somebody has deleted it."""
+        try:
+            await self.forge.edit(comment_id, body)
+        except ForgeError as error:
+            if error.status not in (404, 410):
+                raise
+            for comment in await self.forge.comments():
+                if comment.id == comment_id:
+                    raise
+            return False
         return True

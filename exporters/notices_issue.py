@@ -25,7 +25,7 @@ class _IssueNotifier(Notifier):
 
     def __init__(self, issue: str = "") -> None:
         if not issue:
-            example = f"{self.name}={self._issue_type.example}"
+            example = f"{self.name}={self._issue_type.site.example}"
             raise SettingsError.at(self.name, f"no issue is named; expected one such as {example}")
         super().__init__(self._issue_type(issue), hint=ANSWER_HINT)
 
