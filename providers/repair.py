@@ -1,8 +1,12 @@
-"""The embedded default provider: repairs a plan by its own means. No key, no network, deterministic."""
+"""The default provider: repairs a plan from the plan itself, without a key or a network.
+
+It is deterministic.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
@@ -17,11 +21,18 @@ from replanning.changes import (
     SkipTask,
 )
 from replanning.errors import ExpressionError
-from replanning.journal import BetterPathFound, ContextChanged, Failure
+from replanning.journal import (
+    BetterPathFound,
+    ContextChanged,
+    Failure,
+    GoalUnreachable,
+    TriggerEvent,
+)
 from replanning.live import TaskState, TaskView
 from replanning.live.states import STUCK, WAITING
 from replanning.plan import JsonObject, TaskId
 from replanning.plan.tasks import (
+    Fallback,
     allows_repetition,
     for_another_tool,
     is_repeatable,
@@ -30,15 +41,13 @@ from replanning.plan.tasks import (
 from replanning.providers._planner.bridge import complete_proposal, find_cheaper_paths, find_repairs
 
 MAX_STUCK_TASKS: Final = 1_000
-"""Most stuck tasks that are examined when a trigger names none."""
+"""Limit of the stuck tasks that are examined when a trigger names none."""
 
 MAX_COMBINED_TASKS: Final = 20
-"""Most tasks that are repaired together; of more, some are repaired alone, and the others with the
-next request.
-"""
+"""Limit of the tasks that one request repairs together; the next request repairs the others."""
 
 MAX_RETRIES: Final = 3
-"""Most retries that are proposed for one task."""
+"""Number of failures of a task after which no further retry is proposed."""
 
 REVIVE_CONFIDENCE: Final = 0.9
 REDO_CONFIDENCE: Final = 0.9
@@ -56,7 +65,7 @@ _UNPREPARED: Final[Mapping[str, str]] = {
     "arguments": "whose arguments exist now",
     "secret": "with its secret",
 }
-"""Kinds of failures before an attempt began, each with what a new attempt has in its favour."""
+"""Kinds of failures before an attempt began, each with the reason for a new attempt."""
 
 _FAILURE_KINDS: Final = ("task-failed", "timeout")
 
@@ -65,7 +74,7 @@ _REPAIRABLE_WAITING: Final = {
     "human-request": WAITING,
     "goal-unreachable": (TaskState.READY,),
 }
-"""States of tasks that have not failed, but are repaired for triggers of these kinds."""
+"""By kind of trigger, the states of tasks that are repaired although they have not failed."""
 
 
 @dataclass(repr=False, eq=False)
@@ -95,137 +104,49 @@ class RepairProvider:
         return "<RepairProvider>"
 
     async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
-        """Return alternatives for a request, best first, and the verdict on tasks without a repair."""
-        view = request.view
-        limit = request.max_alternatives
-        better_paths = [
-            trigger for trigger in request.triggers if isinstance(trigger, BetterPathFound)
-        ]
-        if len(better_paths) == len(request.triggers):  # otherwise repairs come first
-            shortcuts: list[Alternative] = []
-            if any(not path.tool for path in better_paths):
-                shortcuts = await find_cheaper_paths(request, threads=self.threads)
-            return [*_equally_capable_paths(better_paths, view), *shortcuts]
-        # The tasks that triggers name, or else all stuck ones, each once with the kinds of its
-        # triggers.
-        concerned: dict[str, tuple[TaskView, set[str]]] = {}
-        stale: dict[TaskId, None] = {}
+        """Return alternatives, best first, and the verdict on tasks without a repair."""
+        better_paths: list[BetterPathFound] = []
         for trigger in request.triggers:
-            if isinstance(trigger, ContextChanged) and trigger.stale:
-                stale |= {
-                    task_id: None for task_id, result in view.stale_results().items() if result.redo
-                }
-                continue
-            unreachable = trigger.kind == "goal-unreachable"
-            tasks = [view.task(task_id) for task_id in trigger.tasks]
-            if unreachable or (trigger.kind == "human-request" and not tasks):
-                free = (
-                    task for task in view.stuck() if not task.is_held
-                )  # by a question to a person
-                tasks = [*islice(free, MAX_STUCK_TASKS), *tasks]
-            for task in tasks:
-                waits = task.state in _REPAIRABLE_WAITING.get(trigger.kind, ())
-                ended = task.condition_not_met or (
-                    task.state is TaskState.CANCELLED and unreachable
-                )
-                # Whoever raised the trigger says that it has failed, whatever the plan shows.
-                is_reported = bool(trigger.by) and trigger.kind in _FAILURE_KINDS
-                is_unfinished = task.state in WAITING or task.state is TaskState.RUNNING
-                if task.state in STUCK or waits or ended or (is_reported and is_unfinished):
-                    concerned.setdefault(task.id, (task, set()))[1].add(trigger.kind)
-        repairable: list[list[RepairOption]] = []
-        unrepairable: list[tuple[TaskView, list[NotApplicable]]] = []
-        reserved_ids: set[str] = set()
-        for task, kinds in concerned.values():
-            options, obstacles = RepairCase(task, kinds, view, reserved_ids).options()
-            if options:
-                repairable.append(options)
-            elif not task.condition_not_met:
-                unrepairable.append((task, obstacles))
-            if len(repairable) >= MAX_COMBINED_TASKS:
-                break
-        alternatives: list[Alternative] = []
-        if stale:
-            redone, obstacles_to_redo = _redo_all(stale, view, reserved_ids)
-            alternatives += redone
-            unrepairable += obstacles_to_redo
-        # The best option of each task together, then the second best of each that has one, and so
-        # on.
-        for rank in range(min(limit, max(map(len, repairable), default=0))):
-            chosen = [options[min(rank, len(options) - 1)] for options in repairable]
-            alternatives.append(_alternative(chosen))
-        if len(repairable) > 1:
-            alternatives += [_alternative(options[:1]) for options in repairable[:limit]]
-        missing = [
-            fact for trigger in request.triggers for fact in getattr(trigger, "missing_facts", ())
-        ]
-        verdicts: list[Alternative] = []
-        if unrepairable or (missing and not repairable):
-            is_final = all(
-                task.state in STUCK and all(obstacle.is_final for obstacle in obstacles)
-                for task, obstacles in unrepairable
-            )
-            # With stated facts, other tools might achieve the effects of the tasks.
-            states_facts = view.original_plan.facts is not None
-            proven = (
-                is_final
-                and not states_facts
-                and not missing
-                and len(unrepairable) < MAX_STUCK_TASKS
-            )
-            alike: dict[str, list[TaskId]] = {}
-            for task, obstacles in unrepairable:
-                error = f" ({task.failure.type})" if task.failure is not None else ""
-                reasons = ", ".join(obstacle.reason for obstacle in obstacles)
-                alike.setdefault(f"{task.state}{error}: {reasons}", []).append(task.id)
-            lines: list[str] = []
-            for why, task_ids in alike.items():
-                for group in view.group_elements(task_ids):
-                    noun = "task " if len(group.tasks) == 1 else ""
-                    lines.append(f"{noun}{group.name}, which {group.verb} {why}")
-            if missing:
-                lines.append(f"the goal, which lacks {', '.join(missing[:_MAX_LISTED_ITEMS])}")
-            reason = f"no repair for {_join_lines(lines)}"
-            verdicts.append(
-                Alternative(
-                    changes=(),
-                    reason=reason,
-                    unreachable="proven-unreachable" if proven else "not-found-within-bound",
-                )
-            )
+            if isinstance(trigger, BetterPathFound):
+                better_paths.append(trigger)
+        # With other triggers among them, repairs come first.
+        if len(better_paths) == len(request.triggers):
+            cheaper = _equally_capable_paths(better_paths, request.view)
+            if not all(path.tool for path in better_paths):
+                cheaper += await find_cheaper_paths(request, threads=self.threads)
+            return cheaper
+
+        alternatives, verdicts = _repair_tasks(request)
+        bridges: list[Alternative] = []
         # Only tools with effects can bring facts about.
-        if not any(tool.addition_patterns for tool in view.tools.values()):
-            return [*alternatives, *verdicts]
-        bridges = await find_repairs(request, threads=self.threads)
-        alternatives += [alternative for alternative in bridges if alternative.changes]
-        if any(alternative.changes for alternative in bridges):
-            return alternatives
+        if any(tool.addition_patterns for tool in request.view.tools.values()):
+            bridges = await find_repairs(request, threads=self.threads)
         if not bridges:
             return [*alternatives, *verdicts]
-        proven = all(alternative.unreachable == "proven-unreachable" for alternative in bridges)
-        verdict = Alternative(
-            changes=(),
-            reason="; ".join(alternative.reason for alternative in (*verdicts, *bridges)),
-            unreachable="proven-unreachable" if proven else "not-found-within-bound",
-        )
-        return [*alternatives, verdict]
+        executable = [bridge for bridge in bridges if bridge.changes]
+        if executable:
+            return [*alternatives, *executable]
+        # Neither the tasks nor the facts lead on: one verdict gives the reasons of both.
+        proven = all(bridge.unreachable == "proven-unreachable" for bridge in bridges)
+        reasons = [verdict.reason for verdict in (*verdicts, *bridges)]
+        return [*alternatives, _verdict("; ".join(reasons), proven=proven)]
 
     async def complete(
         self, request: ReplanRequest, alternative: Alternative, reason: str
     ) -> Alternative | None:
-        """Complete another provider's alternative that is not executable by the facts; None if little of it remains.
+        """Complete another provider's alternative that is not executable by the facts.
 
         The source of the result names both providers, the other one first if all of its tasks are
-        kept; it then precedes the alternatives of `repair`.
+        kept; it then precedes the alternatives of `repair`. None if few of its tasks would remain.
         """
         completed = await complete_proposal(request, alternative, threads=self.threads)
         if completed is None:
             return None
         result, keeps_all_tasks = completed
-        sources = (
-            (alternative.source, self.name) if keeps_all_tasks else (self.name, alternative.source)
-        )
-        return result.model_copy(update={"source": "+".join(filter(None, sources))})
+        sources = [self.name]
+        if alternative.source:
+            sources.insert(0 if keeps_all_tasks else 1, alternative.source)
+        return result.model_copy(update={"source": "+".join(sources)})
 
 
 class RepairOption(NamedTuple):
@@ -266,116 +187,145 @@ class RepairCase:
 
     def options(self) -> tuple[list[RepairOption], list[NotApplicable]]:
         """Return the repairs of the task, best first, and the reasons why there are no others."""
-        task = self.task
-        kinds = self.trigger_kinds
-        if task.state is TaskState.CANCELLED:
-            return [], [
-                NotApplicable(
-                    "it was cancelled" + (f": {task.reason}" if task.reason else ""), is_final=False
-                )
-            ]
-        if task.state is TaskState.BLOCKED and "human-request" not in kinds:  # by a limit
-            return [], [NotApplicable(task.reason or "it was given up", is_final=False)]
-        is_stuck = task.state in STUCK
-        failure = task.failure
-        # It failed before it began, because its condition or arguments refer to something that did
-        # not exist, or a resumed run lacks its secret.
-        unprepared = is_stuck and failure is not None and failure.kind in _UNPREPARED
-        results: list[StrategyResult] = []
-        if task.condition_not_met or unprepared:
-            results.append(self._revive())
-        if not is_stuck and (
-            problem := self._missing_resource(task.task)
-        ):  # which may come back by itself
-            results.append(NotApplicable(problem, is_final=False))
-        if not task.condition_not_met:
-            results += self._declared_fallbacks()
-            # Another tool may need no secret.
-            if not unprepared or (failure is not None and failure.kind == "secret"):
-                results += self._equivalent_tools()
-            if is_stuck or kinds & {"goal-unreachable", "human-request"}:  # nothing else can run
-                if task.task.optional or self.view.task(task.root).task.optional:
-                    change = SkipTask(task_id=task.id, reason="it is optional and did not succeed")
-                    results.append(
-                        RepairOption(
-                            change, SKIP_CONFIDENCE, f"skip {task.id!r}, which is optional"
-                        )
-                    )
-                else:
-                    results.append(NotApplicable("it is not optional"))
-        if is_stuck and failure is not None and not unprepared:
-            results.append(self._retry(failure))
+        obstacle = self._given_up()
+        if obstacle is not None:
+            return [], [obstacle]
+        task_id = self.task.id
         before: tuple[PlanChange, ...] = ()
-        if task.state is TaskState.RUNNING:
-            before = (CancelTask(task_id=task.id, reason="it was reported as failed"),)
+        if self.task.state is TaskState.RUNNING:
+            before = (CancelTask(task_id=task_id, reason="it was reported as failed"),)
         options: list[RepairOption] = []
         obstacles: list[NotApplicable] = []
-        for result in results:
+        for result in self._try_strategies():
             if isinstance(result, NotApplicable):
                 obstacles.append(result)
-            elif problems := self.view.check((*before, result.change)):
-                obstacles.append(
-                    NotApplicable(f"cannot {result.reason}: {problems[0]}", is_final=False)
-                )
+                continue
+            problems = self.view.check((*before, result.change))
+            if problems:
+                reason = f"cannot {result.reason}: {problems[0]}"
+                obstacles.append(NotApplicable(reason, is_final=False))
             else:
                 options.append(result._replace(before=before))
         options.sort(key=lambda option: -option.confidence)
         return options, obstacles
 
-    def _revive(self) -> StrategyResult:
-        """Run the task if its condition or arguments, which prevented that before, are available now."""
+    def _given_up(self) -> NotApplicable | None:
+        """Return why the task is not repaired at all; None if it may be."""
         task = self.task
-        view = self.view
-        try:
-            view.arguments(task.id)
-            condition_holds = task.task.when is None or view.evaluate(task.task.when)
-            is_prepared = condition_holds or not task.condition_not_met
-        except ExpressionError:
-            is_prepared = False
-        if not is_prepared:
-            return NotApplicable(
-                "its condition or arguments refer to values that do not exist", is_final=False
-            )
+        if task.state is TaskState.CANCELLED:
+            reason = "it was cancelled"
+            if task.reason:
+                reason += f": {task.reason}"
+            return NotApplicable(reason, is_final=False)
+        # A limit has blocked it, and only a person may go beyond that.
+        if task.state is TaskState.BLOCKED and "human-request" not in self.trigger_kinds:
+            return NotApplicable(task.reason or "it was given up", is_final=False)
+        return None
+
+    def _try_strategies(self) -> Iterator[StrategyResult]:
+        """Yield the results of the strategies that fit the state of the task."""
+        task = self.task
+        failure = task.failure
+        is_stuck = task.state in STUCK
+        # It failed before it began, because its condition or arguments refer to something that did
+        # not exist, or a resumed run lacks its secret.
+        unprepared = is_stuck and failure is not None and failure.kind in _UNPREPARED
+        if task.condition_not_met or unprepared:
+            yield self._revive()
+        if not is_stuck:
+            problem = self._missing_resource(task.task)
+            if problem:
+                # It may come back by itself.
+                yield NotApplicable(problem, is_final=False)
+        # Nothing else stands in for a task that was not to run.
+        if task.condition_not_met:
+            return
+        yield from self._declared_fallbacks()
+        # Another tool has the same condition and arguments, but may need no secret.
+        if not unprepared or self._lacks_secret():
+            yield from self._equivalent_tools()
+        nothing_runs = not self.trigger_kinds.isdisjoint(("goal-unreachable", "human-request"))
+        if is_stuck or nothing_runs:
+            yield self._skip()
+        if is_stuck and failure is not None and not unprepared:
+            yield self._retry(failure)
+
+    def _lacks_secret(self) -> bool:
+        failure = self.task.failure
+        return failure is not None and failure.kind == "secret"
+
+    def _revive(self) -> StrategyResult:
+        """Run the task if the condition or arguments that kept it from running exist now."""
+        task = self.task
+        if not self._is_prepared():
+            reason = "its condition or arguments refer to values that do not exist"
+            return NotApplicable(reason, is_final=False)
         reason = f"run {task.id!r}, whose condition holds now"
         if not task.condition_not_met and task.failure is not None:
             reason = f"run {task.id!r} again, {_UNPREPARED[task.failure.kind]}"
         return RepairOption(RetryTask(task_id=task.id), REVIVE_CONFIDENCE, reason)
 
+    def _is_prepared(self) -> bool:
+        """Return whether the arguments and the condition of the task can be evaluated now.
+
+        A condition that was not met must also hold.
+        """
+        task = self.task
+        condition = task.task.when
+        try:
+            self.view.arguments(task.id)
+            holds = condition is None or self.view.evaluate(condition)
+        except ExpressionError:
+            return False
+        return holds or not task.condition_not_met
+
+    def _skip(self) -> StrategyResult:
+        """Skip the task if it, or the task that it replaces, is optional."""
+        task = self.task
+        if not (task.task.optional or self.view.task(task.root).task.optional):
+            return NotApplicable("it is not optional")
+        change = SkipTask(task_id=task.id, reason="it is optional and did not succeed")
+        return RepairOption(change, SKIP_CONFIDENCE, f"skip {task.id!r}, which is optional")
+
     def redo(self, after: Sequence[TaskId]) -> StrategyResult:
-        """Do the task again, because its result is stale: after what it depends on, and after further tasks."""
+        """Do the task again, because its result is stale, after these tasks."""
         new = self.task.task.model_copy(update={"depends_on": tuple(after)})
-        return self._replacement(
-            new, REDO_CONFIDENCE, f"do {self.task.id!r} again, whose result is stale"
-        )
+        reason = f"do {self.task.id!r} again, whose result is stale"
+        return self._replacement(new, REDO_CONFIDENCE, reason)
 
     def _declared_fallbacks(self) -> Iterator[StrategyResult]:
-        """Replace the task by a declared fallback, which gets its acceptance, its commands and the remaining fallbacks."""
+        """Replace the task by a declared fallback.
+
+        A fallback gets the acceptance and the commands of the task, and the remaining fallbacks.
+        """
         task = self.task
-        declared = []
+        declared: list[Fallback] = []
         for fallback in task.task.fallbacks:
             inherited: dict[str, object] = {}
             if task.task.acceptance and not fallback.acceptance:
                 inherited["acceptance"] = task.task.acceptance
             if task.task.commands and fallback.expect is None:
                 inherited["expect"] = task.task.lasting_expectation
-            declared.append(fallback.model_copy(update=inherited) if inherited else fallback)
+            declared.append(fallback.model_copy(update=inherited))
         for index, fallback in enumerate(declared):
             fields = {name: getattr(fallback, name) for name in fallback.model_fields_set}
-            fields["fallbacks"] = (*fallback.fallbacks, *declared[:index], *declared[index + 1 :])
+            others = (*declared[:index], *declared[index + 1 :])
+            fields["fallbacks"] = (*fallback.fallbacks, *others)
             name = fallback.name or fallback.tool or f"number {index + 1}"
             reason = f"replace {task.id!r} by its declared fallback {name!r}"
             yield self._replacement(Task(id=task.id, **fields), FALLBACK_CONFIDENCE, reason)
-        if not declared:
-            tried = self.view.task(task.root).task.fallbacks
-            yield NotApplicable(
-                "its fallbacks have all been tried" if tried else "it declares no fallback"
-            )
+        if declared:
+            return
+        if self.view.task(task.root).task.fallbacks:
+            yield NotApplicable("its fallbacks have all been tried")
+        else:
+            yield NotApplicable("it declares no fallback")
 
     def _equivalent_tools(self) -> Iterator[StrategyResult]:
-        """Replace the tool by another of the same capability that has not failed for this lineage, cheapest first.
+        """Replace the tool by another of the same capability, cheapest first.
 
-        Many tasks that fail at once, each with many such tools, must not take the event loop: so
-            the number is limited.
+        Tools that have failed for this lineage are left out. The number is limited: many tasks that
+        fail at once, each with many such tools, must not take the event loop.
         """
         task = self.task
         view = self.view
@@ -384,48 +334,53 @@ class RepairCase:
             yield NotApplicable("no other tool is known to do the same")
             return
         failed = {part.task.tool for part in view.lineage(task.id) if part.failure is not None}
-        others = [
-            other
-            for other in view.tools.values()
-            if other.capability == tool.capability and other.name != tool.name
-        ]
-        room = _MAX_EQUIVALENT_TOOLS
-        for other in sorted(others, key=lambda other: (other.cost is None, other.cost or 0.0)):
-            if other.name in failed:
-                yield NotApplicable(f"{other.name!r} has failed as well")
-            elif room:
-                result = self.replace_tool(other)
-                room -= isinstance(result, RepairOption) and other.available
-                yield result
+        others: list[ToolSpec] = []
+        for other in view.tools.values():
+            if other.capability == tool.capability and other.name != tool.name:
+                others.append(other)
         if not others:
             yield NotApplicable(f"no other tool has the capability {tool.capability!r}")
+        others.sort(key=lambda other: math.inf if other.cost is None else other.cost)
+        proposed = 0
+        for other in others:
+            if other.name in failed:
+                yield NotApplicable(f"{other.name!r} has failed as well")
+            elif proposed < _MAX_EQUIVALENT_TOOLS:
+                result = self.replace_tool(other)
+                proposed += isinstance(result, RepairOption)
+                yield result
 
     def replace_tool(self, tool: ToolSpec) -> StrategyResult:
-        """Replace the tool of the task by another, with those of its arguments that the other tool takes."""
+        """Replace the tool of the task by another, which gets the arguments that it takes."""
         task = self.task.task
-        needed = (name for name in tool.parameters if name not in tool.optional)
-        if missing := [name for name in needed if name not in task.arguments]:
-            return NotApplicable(
-                f"{tool.name!r} needs the arguments {missing}, which {task.id!r} does not have"
-            )
-        arguments: JsonObject = {
-            name: value
-            for name, value in task.arguments.items()
-            if not tool.parameters or name in tool.parameters
-        }
-        dropped = ", ".join(repr(name) for name in task.arguments if name not in arguments)
-        without = f" (without {dropped}, which it does not take)" if dropped else ""
+        missing: list[str] = []
+        for name in tool.parameters:
+            if name not in tool.optional and name not in task.arguments:
+                missing.append(name)
+        if missing:
+            problem = f"needs the arguments {missing}, which {task.id!r} does not have"
+            return NotApplicable(f"{tool.name!r} {problem}")
+
+        arguments: JsonObject = {}
+        dropped: list[str] = []
+        for name, value in task.arguments.items():
+            if not tool.parameters or name in tool.parameters:
+                arguments[name] = value
+            else:
+                dropped.append(repr(name))
+        reason = f"do {task.id!r} with {tool.name!r}, of the same capability {tool.capability!r}"
+        if dropped:
+            reason += f" (without {', '.join(dropped)}, which it does not take)"
         fields: dict[str, object] = {
             "tool": tool.name,
             "arguments": arguments,
             "depends_on": (),
             **for_another_tool(task),
         }
-        reason = f"do {task.id!r} with {tool.name!r}, of the same capability {tool.capability!r}{without}"
         return self._replacement(task.model_copy(update=fields), EQUIVALENT_TOOL_CONFIDENCE, reason)
 
     def _retry(self, failure: Failure) -> StrategyResult:
-        """Retry later if the error may be transient and the task does not declare its own retries."""
+        """Retry later if the error may be transient and the task declares no retries of its own."""
         task = self.task
         may_pass = failure.transient or failure.in_doubt
         if failure.kind == "unexpected" and not failure.in_doubt:
@@ -433,65 +388,224 @@ class RepairCase:
             may_pass = False
         if not may_pass and "context-changed" not in self.trigger_kinds:
             return NotApplicable("the error will not pass by itself")
-        tool = self.view.tool(task.task.tool)
-        stated = stated_retry(task.task, tool)
-        is_named = failure.transient
-        if failure.kind == "timeout" and stated is not None:
-            is_named = stated.names_timeouts
-        # A call in doubt that is not repeated by itself has used up none of them, and a person
-        # decides.
-        is_retried = not failure.in_doubt or allows_repetition(task.task, tool, is_named=is_named)
-        if is_retried and stated is not None:
+        if self._was_retried(failure):
             return NotApplicable("the retries it declares are used up", is_final=False)
         if task.failures > MAX_RETRIES:
             return NotApplicable(f"it has failed {task.failures} times", is_final=False)
-        delay = (
-            0.0
-            if failure.kind == "interrupted"
-            else min(_BASE_DELAY * 2 ** (task.failures - 1), _MAX_DELAY)
-        )
-        when = f" in {delay:g} s" if delay else ""
-        reason = f"try {task.id!r} again{when}"
-        if not failure.in_doubt:
-            passes = f"{failure.type} may pass" if may_pass else "what it refers to has changed"
-            reason += f": {passes}"
-        elif is_repeatable(task.task, tool):
-            reason += ": a second call does no harm"
+
+        reason = f"try {task.id!r} again"
+        delay = 0.0
+        if failure.kind != "interrupted":
+            delay = min(_BASE_DELAY * 2 ** (task.failures - 1), _MAX_DELAY)
+            reason += f" in {delay:g} s"
+        if failure.in_doubt:
+            tool = self.view.tool(task.task.tool)
+            if is_repeatable(task.task, tool):
+                reason += ": a second call does no harm"
+            else:
+                reason += "; it may then have its effect twice"
+        elif may_pass:
+            reason += f": {failure.type} may pass"
         else:
-            reason += "; it may then have its effect twice"
+            reason += ": what it refers to has changed"
         return RepairOption(RetryTask(task_id=task.id, delay=delay), RETRY_CONFIDENCE, reason)
+
+    def _was_retried(self, failure: Failure) -> bool:
+        """Return whether the retries that the task declares, if any, were made for this failure."""
+        task = self.task.task
+        tool = self.view.tool(task.tool)
+        stated = stated_retry(task, tool)
+        if stated is None:
+            return False
+        # A call in doubt that is not repeated by itself has used up none of them, and a person
+        # decides.
+        if not failure.in_doubt:
+            return True
+        is_named = failure.transient
+        if failure.kind == "timeout":
+            is_named = stated.names_timeouts
+        return allows_repetition(task, tool, is_named=is_named)
 
     def _replacement(self, new: Task, confidence: float, reason: str) -> StrategyResult:
         """Replace the task by a new one, which gets an id such as `build~2`, then `build~3`."""
-        if problem := self._missing_resource(new):
+        problem = self._missing_resource(new)
+        if problem:
             return NotApplicable(problem, is_final=False)
         task = self.task
-        base = task.root if task.id.startswith(f"{task.root}~") else task.id
+        base = task.id
+        if task.id.startswith(f"{task.root}~"):
+            base = task.root
         new_id = self.view.unused_id(base, self.reserved_ids)
         self.reserved_ids.add(new_id)
-        tool = self.view.tool(new.tool)
         change = ReplaceTask(task_id=task.id, tasks=(new.model_copy(update={"id": new_id}),))
-        return RepairOption(change, confidence, reason, tool.cost if tool is not None else None)
+        tool = self.view.tool(new.tool)
+        cost = None if tool is None else tool.cost
+        return RepairOption(change, confidence, reason, cost)
 
     def _missing_resource(self, task: Task) -> str:
-        """Return which tool or resource is not available for a task; an empty text if all are."""
+        """Return the tool or resource that a task lacks; an empty text if it lacks none."""
         view = self.view
         tool = view.tool(task.tool)
         if tool is not None and not tool.available:
             return f"{tool.name!r} is unavailable"
         for name, amount in view.demand(task).items():
-            if amount > (capacity := view.capacity.get(name, 0.0)):
-                return f"{task.tool or task.name or task.id!r} takes {amount:g} of {name!r}, and there is {capacity:g}"
+            capacity = view.capacity.get(name, 0.0)
+            if amount > capacity:
+                taker = task.tool or task.name or task.id
+                return f"{taker!r} takes {amount:g} of {name!r}, and there is {capacity:g}"
         return ""
 
 
+Unrepairable: TypeAlias = tuple[TaskView, list[NotApplicable]]
+"""A task without a repair, and the reasons."""
+
+
+def _repair_tasks(request: ReplanRequest) -> tuple[list[Alternative], list[Alternative]]:
+    """Return repairs of the tasks that triggers concern, and the verdict on those without one."""
+    view = request.view
+    repairable: list[list[RepairOption]] = []
+    unrepairable: list[Unrepairable] = []
+    reserved_ids: set[str] = set()
+    for task, kinds in _concerned_tasks(request).values():
+        options, obstacles = RepairCase(task, kinds, view, reserved_ids).options()
+        if options:
+            repairable.append(options)
+        # A task whose condition was not met has ended as it should.
+        elif not task.condition_not_met:
+            unrepairable.append((task, obstacles))
+        if len(repairable) >= MAX_COMBINED_TASKS:
+            break
+
+    alternatives: list[Alternative] = []
+    if any(isinstance(trigger, ContextChanged) and trigger.stale for trigger in request.triggers):
+        stale = [task_id for task_id, result in view.stale_results().items() if result.redo]
+        redone, kept_stale = _redo_all(stale, view, reserved_ids)
+        alternatives += redone
+        unrepairable += kept_stale
+    alternatives += _combinations(repairable, request.max_alternatives)
+    missing: list[str] = []
+    for trigger in request.triggers:
+        if isinstance(trigger, GoalUnreachable):
+            missing += trigger.missing_facts
+    verdicts: list[Alternative] = []
+    if unrepairable or (missing and not repairable):
+        proven = not missing and _is_final(unrepairable, view)
+        reason = f"no repair for {_join_lines(_verdict_lines(unrepairable, missing, view))}"
+        verdicts.append(_verdict(reason, proven=proven))
+    return alternatives, verdicts
+
+
+def _concerned_tasks(request: ReplanRequest) -> dict[TaskId, tuple[TaskView, set[str]]]:
+    """Return the tasks that need a repair, each with the kinds of the triggers that say so."""
+    concerned: dict[TaskId, tuple[TaskView, set[str]]] = {}
+    for trigger in request.triggers:
+        # Tasks with stale results are done again, all together.
+        if isinstance(trigger, ContextChanged) and trigger.stale:
+            continue
+        for task in _examined_tasks(trigger, request.view):
+            if _needs_repair(task, trigger):
+                _, kinds = concerned.setdefault(task.id, (task, set()))
+                kinds.add(trigger.kind)
+    return concerned
+
+
+def _examined_tasks(trigger: TriggerEvent, view: PlanView) -> list[TaskView]:
+    """Return the tasks that a trigger names, after the stuck ones if it is about the whole plan."""
+    named = [view.task(task_id) for task_id in trigger.tasks]
+    about_plan = trigger.kind == "goal-unreachable"
+    if trigger.kind == "human-request" and not named:
+        about_plan = True
+    if not about_plan:
+        return named
+    # A person has been asked about the others.
+    free = (task for task in view.stuck() if not task.is_held)
+    return [*islice(free, MAX_STUCK_TASKS), *named]
+
+
+def _needs_repair(task: TaskView, trigger: TriggerEvent) -> bool:
+    """Return whether a task needs a repair because of a trigger."""
+    if task.state in STUCK or task.condition_not_met:
+        return True
+    if task.state in _REPAIRABLE_WAITING.get(trigger.kind, ()):
+        return True
+    if task.state is TaskState.CANCELLED:
+        return trigger.kind == "goal-unreachable"
+    # Whoever raised the trigger says that the task has failed, whatever the plan shows.
+    if trigger.by and trigger.kind in _FAILURE_KINDS:
+        return task.state in WAITING or task.state is TaskState.RUNNING
+    return False
+
+
+def _combinations(repairable: Sequence[list[RepairOption]], limit: int) -> list[Alternative]:
+    """Return the best option of each task together, then the second best of each, and so on.
+
+    Then the best option of each task alone. A task with fewer options keeps its last one.
+    """
+    alternatives: list[Alternative] = []
+    ranks = max(map(len, repairable), default=0)
+    for rank in range(min(limit, ranks)):
+        chosen: list[RepairOption] = []
+        for options in repairable:
+            chosen.append(options[min(rank, len(options) - 1)])
+        alternatives.append(_alternative(chosen))
+    if len(repairable) > 1:
+        for options in repairable[:limit]:
+            alternatives.append(_alternative(options[:1]))
+    return alternatives
+
+
+def _is_final(unrepairable: Sequence[Unrepairable], view: PlanView) -> bool:
+    """Return whether no later event can alter that tasks have no repair."""
+    # With stated facts, other tools might achieve the effects of the tasks.
+    if view.original_plan.facts is not None:
+        return False
+    # There may be more than were examined.
+    if len(unrepairable) >= MAX_STUCK_TASKS:
+        return False
+    for task, obstacles in unrepairable:
+        if task.state not in STUCK:
+            return False
+        if not all(obstacle.is_final for obstacle in obstacles):
+            return False
+    return True
+
+
+def _verdict_lines(
+    unrepairable: Sequence[Unrepairable], missing: Sequence[str], view: PlanView
+) -> list[str]:
+    """Return why there is no repair, a line for each group of tasks that share the reasons."""
+    alike: dict[str, list[TaskId]] = {}
+    for task, obstacles in unrepairable:
+        state = str(task.state)
+        if task.failure is not None:
+            state += f" ({task.failure.type})"
+        reasons = ", ".join(obstacle.reason for obstacle in obstacles)
+        alike.setdefault(f"{state}: {reasons}", []).append(task.id)
+    lines: list[str] = []
+    for why, task_ids in alike.items():
+        for group in view.group_elements(task_ids):
+            name = group.name
+            if len(group.tasks) == 1:
+                name = f"task {name}"
+            lines.append(f"{name}, which {group.verb} {why}")
+    if missing:
+        lines.append(f"the goal, which lacks {', '.join(missing[:_MAX_LISTED_ITEMS])}")
+    return lines
+
+
+def _verdict(reason: str, *, proven: bool) -> Alternative:
+    if proven:
+        return Alternative(changes=(), reason=reason, unreachable="proven-unreachable")
+    return Alternative(changes=(), reason=reason, unreachable="not-found-within-bound")
+
+
 def _redo_all(
-    stale: Collection[TaskId], view: PlanView, reserved_ids: set[str]
-) -> tuple[list[Alternative], list[tuple[TaskView, list[NotApplicable]]]]:
-    """Return how to do tasks with stale results again, all together, and why some cannot be."""
+    stale: Sequence[TaskId], view: PlanView, reserved_ids: set[str]
+) -> tuple[list[Alternative], list[Unrepairable]]:
+    """Return how to do tasks with stale results again together, and why some cannot be."""
     followers = view.followers(stale)
     again: list[RepairOption] = []
-    unrepairable: list[tuple[TaskView, list[NotApplicable]]] = []
+    unrepairable: list[Unrepairable] = []
     for task_id in stale:
         task = view.task(task_id)
         case = RepairCase(task, {"context-changed"}, view, reserved_ids)
@@ -523,10 +637,13 @@ def _equally_capable_paths(
         options: list[RepairOption] = []
         for task in map(view.task, trigger.tasks):
             used = view.tool(task.task.tool)
-            if task.state in WAITING and tool and used and used.capability == tool.capability:
-                result = RepairCase(task, {trigger.kind}, view, new_ids).replace_tool(tool)
-                if isinstance(result, RepairOption) and not view.check((result.change,)):
-                    options.append(result)
+            if task.state not in WAITING or tool is None or used is None:
+                continue
+            if used.capability != tool.capability:
+                continue
+            result = RepairCase(task, {trigger.kind}, view, new_ids).replace_tool(tool)
+            if isinstance(result, RepairOption) and not view.check((result.change,)):
+                options.append(result)
         if options:
             alternatives.append(_alternative(options))
     return alternatives
@@ -535,18 +652,30 @@ def _equally_capable_paths(
 def _alternative(
     options: Sequence[RepairOption], further: Sequence[PlanChange] = ()
 ) -> Alternative:
-    costs = [option.cost for option in options if option.cost is not None]
+    """Return an alternative that consists of options, and of further changes after them."""
     changes: list[PlanChange] = []
+    reasons: list[str] = []
+    costs: list[float] = []
     for option in options:
         changes += (*option.before, option.change)
+        reasons.append(option.reason)
+        if option.cost is not None:
+            costs.append(option.cost)
+    expected_cost = None
+    if costs:
+        expected_cost = sum(costs)
     return Alternative(
         changes=(*changes, *further),
-        reason=_join_lines([option.reason for option in options]),
+        reason=_join_lines(reasons),
         confidence=min(option.confidence for option in options),
-        expected_cost=sum(costs) if costs else None,
+        expected_cost=expected_cost,
     )
 
 
 def _join_lines(lines: Sequence[str]) -> str:
-    more = f"; and {len(lines) - _MAX_LISTED_ITEMS} more" if len(lines) > _MAX_LISTED_ITEMS else ""
-    return "; ".join(lines[:_MAX_LISTED_ITEMS]) + more
+    """Return the first lines as one text, which says how many others there are."""
+    text = "; ".join(lines[:_MAX_LISTED_ITEMS])
+    more = len(lines) - _MAX_LISTED_ITEMS
+    if more > 0:
+        text += f"; and {more} more"
+    return text
