@@ -13,21 +13,30 @@ from typing import Any, ClassVar, Final, Self
 from urllib.parse import urlsplit
 
 import anyio.to_thread
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import MetricExportResult, PeriodicExportingMetricReader
-from opentelemetry.sdk.resources import (
-    HOST_NAME,
-    SERVICE_INSTANCE_ID,
-    SERVICE_NAME,
-    SERVICE_VERSION,
-    Resource,
-)
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
 from replanning import __version__
 from replanning.errors import PluginError, SettingsError
 from replanning.telemetry import Exporter
+
+try:
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import MetricExportResult, PeriodicExportingMetricReader
+    from opentelemetry.sdk.resources import (
+        HOST_NAME,
+        SERVICE_INSTANCE_ID,
+        SERVICE_NAME,
+        SERVICE_VERSION,
+        Resource,
+    )
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+except ImportError as error:
+    raise PluginError(
+        f"exporter 'otlp' needs an extra that is not installed ({error}): "
+        "pip install 'replanning[otlp]'"
+    ) from error
 
 DEFAULT_ENDPOINT: Final = "http://localhost:4318"
 MAX_QUEUE_SIZE: Final = 16_384
@@ -128,7 +137,6 @@ class OtlpExporter(Exporter):
 
     Raises:
         SettingsError: the endpoint is not a URL of a collector.
-        PluginError: the extra `otlp` is not installed.
     """
 
     name: ClassVar[str] = "otlp"
@@ -146,13 +154,6 @@ class OtlpExporter(Exporter):
         base = _base_url(
             endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or DEFAULT_ENDPOINT
         )
-        try:
-            from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        except ImportError as error:
-            raise PluginError(
-                f"exporter 'otlp' needs an extra that is not installed ({error}): pip install 'replanning[otlp]'"
-            ) from error
         parts = urlsplit(base)
         self.endpoint = parts._replace(
             netloc=parts.netloc.rpartition("@")[2]
@@ -201,7 +202,6 @@ class OtlpExporter(Exporter):
 
         Raises:
             SettingsError: the endpoint is not a URL of a collector.
-            PluginError: the extra `otlp` is not installed.
         """
         return cls(target)
 

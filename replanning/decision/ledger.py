@@ -141,7 +141,10 @@ class BudgetTracker:
                 over.append(f"{used:g} of {limit:g} {name}")
         if total.unpriced and self.budget.money is not None:
             # Without a price the limit could be exceeded unnoticed.
-            over.append("an unknown price, of limited money; state a price for the model")
+            over.append(
+                "an unknown price, of limited money; state a price for the model under llm.prices, "
+                "or install the published prices: pip install 'replanning[prices]'"
+            )
         if not over:
             return ""
         return f"{verb} the budget: {', '.join(over)}"

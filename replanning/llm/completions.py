@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
+from types import ModuleType
 from typing import Final, Literal, Protocol
 
 from pydantic import BaseModel
 
 from replanning.journal.records import Usage
+
+_log: Final = logging.getLogger(__name__)
 
 FinishReason = Literal["stop", "length", "refusal", "other"]
 """Why a completion ended: complete, cut off at the token limit, declined, or something else."""
@@ -136,8 +141,27 @@ class Price:
     output: float
 
 
+@cache
+def _published_prices() -> ModuleType | None:
+    """Return the package of published prices; None, with a warning, where it is not installed.
+
+    It is imported late because its data take a moment to load.
+    """
+    try:
+        import genai_prices
+    except ImportError:
+        _log.warning(
+            "what language models cost is not known: pip install 'replanning[prices]', "
+            "or state prices under llm.prices in the settings"
+        )
+        return None
+    return genai_prices
+
+
 class PriceTable:
     """Prices by model: those given here, else the published ones, which are read without a network.
+
+    The published prices are those of the package `genai-prices`, from the extra `prices`.
 
     A dated edition of a model costs what the model does, and so does one with its maker in front
     (`openai/gpt-4.1`). A name that only begins like another has no price: such a model may cost
@@ -171,8 +195,9 @@ class PriceTable:
             price = None if prefix is None else self._prices[f"{prefix}*"]
         if price is not None:
             return (price.input * input_tokens + price.output * output_tokens) / 1_000_000
-        import genai_prices  # lazily: its data take a moment to load
-
+        genai_prices = _published_prices()
+        if genai_prices is None:
+            return None
         usage = genai_prices.Usage(input_tokens=input_tokens, output_tokens=output_tokens)
         maker = model.rpartition("/")[0]
         # Models are found by their names alone, except for some, such as embeddings, which need

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -278,3 +280,19 @@ def test_own_prices_precede_published_ones():
         pytest.approx((9, 9)),
         pytest.approx((0.15, 0.6)),
     ]
+
+
+WITHOUT_PRICES = """
+import sys
+sys.modules["genai_prices"] = None
+from replanning.llm import PriceTable
+print(PriceTable().usage("gpt-4o", 1_000, 100).unpriced)
+print(PriceTable().usage("gpt-4o", 1_000, 100).unpriced)
+"""
+
+
+def test_published_prices_are_an_extra():
+    """Where the published prices are not installed, calls are marked as without a price, and one warning says what to install."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT_PRICES], capture_output=True, text=True)
+    assert done.stdout == "True\nTrue\n"
+    assert done.stderr.count("pip install 'replanning[prices]'") == 1

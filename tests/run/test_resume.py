@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from replanning import PlanRun, Retry, Task
+from replanning import PlanRun, Retry, Task, __version__
 from replanning.changes import AbortRun, AddTask, RetryTask, SkipTask
 from replanning.environment import SystemClock
 from replanning.errors import JournalCorrupt, RunOwned, StoreError, UnknownRun
@@ -353,7 +353,7 @@ async def test_journals_that_cannot_be_replayed():
     assert isinstance(opened, RunOpened)
     newer = records[0]._replace(body=replace(opened, version="9.1.2"))
     assert await refused(cut([newer])) == (
-        "run 'run-1' was written by replanning 9.1.2, and this is 0.1.0, which may not understand it; "
+        f"run 'run-1' was written by replanning 9.1.2, and this is {__version__}, which may not understand it; "
         "upgrade: pip install 'replanning>=9.1.2'"
     )
     assert "9.3.0" in await refused(
@@ -377,11 +377,11 @@ async def test_newer_kind_of_record(tmp_path):
     def teleport(seq: int, kind: str, data: str) -> tuple[str, str]:
         if seq == 2:
             return "task-teleported", "{}"
-        return kind, data.replace('"version":"0.1.0"', '"version":"7.0"')
+        return kind, data.replace(f'"version":"{__version__}"', '"version":"7.0"')
 
     edit_records(path, teleport)
     assert "written by replanning 7.0" in await refused(store)
-    edit_records(path, lambda seq, kind, data: (kind, data.replace('"7.0"', '"0.1.0"')))
+    edit_records(path, lambda seq, kind, data: (kind, data.replace('"7.0"', f'"{__version__}"')))
     message = await refused(store, JournalCorrupt)
     assert f"{path}: record 2 of run 'run-1' cannot be read: unknown kind of record" in message
 

@@ -205,9 +205,9 @@ MISSING = """
 import sys
 sys.modules["opentelemetry.exporter.otlp.proto.http"] = None
 from replanning.errors import PluginError
-from replanning.exporters.otlp import OtlpExporter
+from replanning.plugins import load_plugin
 try:
-    OtlpExporter.from_target("http://localhost:4318")
+    load_plugin("exporters", "otlp")
 except PluginError as error:
     print(error)
 """
