@@ -556,20 +556,21 @@ def _absolute(path: Path) -> Path:
 
 @contextmanager
 def working_in(directory: Path) -> Iterator[None]:
-    """Have this process work in a folder, for functions of plans, and for modules that are beside them."""
-    before = _absolute(Path())
-    if directory == before:
-        yield
-        return
+    """Have this process work in a folder, for functions of plans, and find the modules in it.
+
+    The folder is searched last, so that no file in it takes the place of an installed module.
+    """
+    _absolute(Path())  # a folder that was deleted cannot be returned to
+    place = str(_absolute(directory))
     with chdir(directory):
-        # Modules beside a plan are found where the program was started so that they are.
-        added = [str(directory)] if str(before) in sys.path or "" in sys.path else []
-        sys.path[:0] = added
+        if place in sys.path:
+            yield
+            return
+        sys.path.append(place)
         try:
             yield
         finally:
-            for entry in added:
-                sys.path.remove(entry)
+            sys.path.remove(place)
 
 
 def create_executor(

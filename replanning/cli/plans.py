@@ -31,7 +31,13 @@ from replanning.cli.app import (
     print_message,
     redactor,
 )
-from replanning.cli.lookup import load_document, read_plan, read_settings, read_text_argument
+from replanning.cli.lookup import (
+    load_document,
+    read_plan,
+    read_settings,
+    read_text_argument,
+    working_in,
+)
 from replanning.errors import Problem, SettingsError
 from replanning.history.wording import format_duration, pluralise
 from replanning.plan.checks import secret_name_problems
@@ -98,12 +104,14 @@ def validate(plan: PlanArgument, *, values: SetOption = None, as_json: JsonOptio
         document = read_plan(path, values or ())
         tries = _stated_tries(document)
         problems = locate_problems(check_tools(document), path)
+        with working_in(Path()):
+            missing = check_machine(document)
         notes = [
             *check_unused_arguments(document),
             *check_env_arguments(document),
             *check_missing_outputs(document),
             *check_danger(document),
-            *check_machine(document),
+            *missing,
             *_literal_secrets(document),
             *_open_secrets(document),
         ]
@@ -379,7 +387,8 @@ def tools(
             return await discover_tools(executor, described), dict(executor.unavailable_servers)
 
     plan, unavailable = anyio.run(discover)
-    notes = check_machine(plan)
+    with working_in(Path()):
+        notes = check_machine(plan)
     rows: list[JsonObject] = []
     for index, tool in enumerate(plan.tools):
         own = [

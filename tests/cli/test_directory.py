@@ -143,7 +143,7 @@ def test_a_finished_run_needs_no_folder(here: Path) -> None:
 
 
 def test_modules_beside_the_plan(tmp_path: Path) -> None:
-    """Functions of a plan are found, and work, in the folder of the run, where the program looks into its own."""
+    """Functions of a plan are found, and work, in the folder of the run."""
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     for folder in (here, elsewhere):
         folder.mkdir()
@@ -156,9 +156,10 @@ def test_modules_beside_the_plan(tmp_path: Path) -> None:
         "tools: [{name: step, kind: python, callable: 'beside_the_plan:step'}]\n"
         "tasks: [{id: step, tool: step}]\n"
     )
-    process(here, "run", "plan.yaml", "--run-id", "r", *STORE, PYTHONPATH=str(here))
+    assert "beside_the_plan" not in process(here, "validate", "plan.yaml").stdout
+    process(here, "run", "plan.yaml", "--run-id", "r", *STORE)
 
-    done = process(elsewhere, "rerun", "r", "step", "-y", *STORE, PYTHONPATH=str(elsewhere))
+    done = process(elsewhere, "rerun", "r", "step", "-y", *STORE)
 
     assert "✓ succeeded" in done.stdout
     assert "step~2 done" in done.stderr
