@@ -242,8 +242,6 @@ def parse_place(place: str | PathLike[str]) -> tuple[str, str]:
         if colon and before in installed:
             name = before
             path = after
-        elif colon and before == "jsonl":
-            raise _jsonl_store_is_gone(text)
         elif after and len(before) > 1 and before.replace("-", "_").isidentifier():
             # A single letter may be a drive.
             hint = f"{plugin_hint('stores', before)}; for a file write {'./' + text!r}"
@@ -260,7 +258,7 @@ def parse_place(place: str | PathLike[str]) -> tuple[str, str]:
 
 
 def _check_file(place: str, path: str) -> None:
-    """Check that a path can name a SQLite file, and not the folder of a store of earlier versions.
+    """Check that a path can name a SQLite file.
 
     Raises:
         StoreError: it cannot.
@@ -277,19 +275,9 @@ def _check_file(place: str, path: str) -> None:
         # A path that is too long, or in the home of an unknown user.
         reason = getattr(error, "strerror", None) or error
         raise StoreError(f"{truncate(path, 81)!r} cannot be a store: {reason}") from error
-    if path.endswith(".jsonl") or (is_folder and any(Path(path).expanduser().glob("*.jsonl"))):
-        raise _jsonl_store_is_gone(place)
     if is_folder or path.endswith("/"):
         name = os.path.join(path, "runs.db")  # noqa: PTH118 - keeps a leading "./"
         raise StoreError(f"{place!r} cannot be a store: it is a folder; name a file, as {name!r}")
-
-
-def _jsonl_store_is_gone(place: str) -> StoreError:
-    return StoreError(
-        f"{place!r} cannot be a store: replanning 0.1.0 is the last version that keeps runs in JSONL "
-        "files; save what happened in them with that version and `replanning history RUN --json`, or "
-        "keep it to resume them; name a SQLite file for new runs, as 'runs.db'"
-    )
 
 
 def open_store(place: RunStore | str | PathLike[str]) -> RunStore:
