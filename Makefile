@@ -104,8 +104,8 @@ framework-suites: $(VENV)/.dev ## run the tests of frameworks themselves, as the
 temporal-demo: $(VENV)/.dev ## run a plan as a workflow of Temporal, on a server of its own
 	@$(BIN)/python examples/temporal_demo.py
 
-release: $(VENV)/.dev ## prepare a release: VERSION=0.2.0, and --tag or --upload in ARGS
-	@$(BIN)/python scripts/release $(VERSION) $(ARGS)
+release: .venv-release/.release ## build and check what would be published, and publish nothing; TAG=v1.2.0 checks a tag
+	@.venv-release/bin/python scripts/release $(TAG)
 
 docs: .venv-docs/.docs ## build the documentation site into build/site; a warning is an error
 	@.venv-docs/bin/python scripts/build_docs.py
@@ -131,6 +131,10 @@ $(VENV)/.dev: pyproject.toml
 
 .venv-effects/.effects: pyproject.toml
 	@PYTHON="$(PYTHON)" scripts/setup .venv-effects effects
+	@touch $@
+
+.venv-release/.release: pyproject.toml
+	@PYTHON="$(PYTHON)" scripts/setup .venv-release release
 	@touch $@
 
 .venv-docs/.docs: pyproject.toml

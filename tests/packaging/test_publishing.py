@@ -1,9 +1,6 @@
-"""What a release consists of beside the package: the script that prepares it, the citation, and the recording."""
+"""What a release consists of beside the package: the script that builds it, the workflows, the citation, and the recording."""
 
 import runpy
-import subprocess
-import sys
-import tomllib
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -17,28 +14,37 @@ RECORDING = ROOT / "docs" / "images" / "demo.svg"
 pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="needs the checkout")
 
 
-def test_files_of_a_release():
-    """The version and the date are set where they are stated, and the changelog keeps what was unreleased under the version."""
+def test_version_is_stated_everywhere():
+    """The version to be published has a section in the changelog, and the citation states the same one."""
     names = runpy.run_path(str(SCRIPT))
-    changed = names["released"]("7.8.9", "2030-01-02")
-    unreleased = names["section"]((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), "Unreleased")
+    version = names["project"]()["version"]
 
-    assert tomllib.loads(changed["pyproject.toml"])["project"]["version"] == "7.8.9"
-    citation = yaml.safe_load(changed["CITATION.cff"])
-    assert (citation["version"], str(citation["date-released"]), citation["license"]) == (
-        "7.8.9",
-        "2030-01-02",
-        "MIT",
-    )
-    assert names["section"](changed["CHANGELOG.md"], "7.8.9") == unreleased
-    assert names["section"](changed["CHANGELOG.md"], "Unreleased") == ""
+    assert names["section"](version)
+    assert names["section"]("77.0.0") == ""
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (citation["version"], citation["license"]) == (version, "MIT")
 
 
-def test_what_is_no_release():
-    """A version of another form stops a release, before anything is built."""
-    done = subprocess.run([sys.executable, SCRIPT, "next"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "release: 'next' is no version such as 0.2.0" in done.stderr
+def test_what_is_not_ready():
+    """A version of another form, without a changelog, and a tag of another version are not ready to be published."""
+    problems_of = runpy.run_path(str(SCRIPT))["problems_of"]
+    problems = problems_of("next", "v1.2.3")
+
+    assert "'next' is not a version such as 1.2.0 or 1.2.0rc1" in problems
+    assert "the tag is v1.2.3, but pyproject.toml has the version next" in problems
+    assert "the changelog has no section [next]" in problems
+
+
+def test_workflows():
+    """Publishing waits for the checks and the build, needs no stored token, and the checks are those of `.ci/run`."""
+    folder = ROOT / ".github" / "workflows"
+    checks = yaml.safe_load((folder / "ci.yml").read_text(encoding="utf-8"))
+    release = yaml.safe_load((folder / "release.yml").read_text(encoding="utf-8"))["jobs"]
+
+    assert {"run": "bash .ci/run"} in checks["jobs"]["checks"]["steps"]
+    assert (release["build"]["needs"], release["publish"]["needs"]) == ("checks", "build")
+    assert release["publish"]["permissions"] == {"id-token": "write"}
+    assert "secrets." not in (folder / "release.yml").read_text(encoding="utf-8")
 
 
 def test_recording():
