@@ -46,10 +46,11 @@ from replanning.history.status import open_questions, replay_records
 from replanning.journal import store as stores
 from replanning.journal.records import Record, RunOpened
 from replanning.plan.checks import secret_name_problems
+from replanning.plan.included_files import locate_problems
 from replanning.plan.inclusion import used_tools
 from replanning.plan.messages import did_you_mean, join_names, spoken_id
 from replanning.plan.parameters import secret_values
-from replanning.plan.reading import format_of, locate_problems, read_document, read_text_file
+from replanning.plan.reading import format_of, read_document, read_text_file
 from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.plugins import installed_plugins, load_plugin, plugin_hint
 

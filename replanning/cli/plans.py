@@ -42,6 +42,7 @@ from replanning.errors import Problem, SettingsError
 from replanning.history.wording import format_duration, pluralise
 from replanning.plan.checks import secret_name_problems
 from replanning.plan.document import plan_schema, redaction_warning
+from replanning.plan.included_files import locate_problems
 from replanning.plan.json_values import as_text
 from replanning.plan.messages import (
     did_you_mean,
@@ -51,7 +52,7 @@ from replanning.plan.messages import (
     parse_path,
 )
 from replanning.plan.parameters import missing_values, shown_values
-from replanning.plan.reading import MAX_PLAN_TASKS, format_of, locate_problems, read_document
+from replanning.plan.reading import MAX_PLAN_TASKS, format_of, read_document
 from replanning.plan.risk import detected_risk
 from replanning.plan.tasks import EXIT_CODES, is_declared_unrepeatable, stated_retry
 from replanning.plan.types import JsonObject, JsonValue

@@ -24,8 +24,9 @@ from replanning.cli.app import (
 )
 from replanning.cli.plans import read_tools
 from replanning.errors import Problem, ReplanningError, SettingsError
+from replanning.plan.included_files import locate_problems
 from replanning.plan.messages import format_path, join_names, parse_path
-from replanning.plan.reading import format_of, locate_problems, read_document, with_positions
+from replanning.plan.reading import format_of, read_document, with_positions
 from replanning.plan.tasks import Expectation, Retry
 
 commands = Program()

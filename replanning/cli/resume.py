@@ -44,8 +44,8 @@ from replanning.journal import (
     RunStore,
 )
 from replanning.live import Correction, Rerun
+from replanning.plan.included_files import locate_problems
 from replanning.plan.messages import join_names
-from replanning.plan.reading import locate_problems
 from replanning.plan.types import JsonObject, JsonValue, RunId, TaskId
 from replanning.run.opening import adoption_place, undo_place
 from replanning.run.undo import UndoPlan

@@ -50,10 +50,10 @@ from replanning.judging import JudgedWork, LLMJudge
 from replanning.live.states import FINISHED
 from replanning.llm import LLMProvider, create_llm_provider
 from replanning.plan.checks import parameters_of_work
+from replanning.plan.included_files import locate_problems
 from replanning.plan.json_values import is_redacted
 from replanning.plan.messages import join_names
 from replanning.plan.parameters import current_values, missing_values
-from replanning.plan.reading import locate_problems
 from replanning.plan.types import JsonObject, RunId
 from replanning.plugins import load_plugin
 from replanning.run.attempt import Work

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from os import PathLike
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -187,17 +190,15 @@ class IncludedFiles:
             tool = stated
             if isinstance(stated, dict) and "command" in stated:
                 tool = self._in_own_folder(stated, file)
-            same = [each for each in known if _name_of(each) == _name_of(tool)]
-            if not same:
+            name = _name_of(tool)
+            numbers = [number for number, each in enumerate(known) if _name_of(each) == name]
+            if not numbers:
                 self._origins.insert(0, _Origin(("tools", len(known)), ("tools", index), file))
                 known.append(tool)
-            elif same[0] != tool:
-                self._reject(
-                    ("tools", index),
-                    f"tool {_name_of(tool)!r} is described in another way in a plan that is "
-                    "included with this one: rename one of them, or leave one out",
-                    file,
-                )
+            elif known[numbers[0]] != tool:
+                other = self._file_of(("tools", numbers[0]))
+                text = _conflict(f"tool {name!r}", tool, known[numbers[0]], other)
+                self._reject(("tools", index), text, file)
 
     def _take_named(self, part: str, stated: JsonValue, file: _File) -> None:
         """Merge servers, resources or objects; the outer plan decides about a resource that both state."""
@@ -214,8 +215,15 @@ class IncludedFiles:
                 self._origins.insert(0, _Origin((part, name), (part, name), file))
                 known[name] = own
             elif part != "resources" and known[name] != own:
-                text = f"{name!r} is stated in another way in a plan that is included with this one"
+                text = _conflict(repr(name), own, known[name], self._file_of((part, name)))
                 self._reject((part, name), text, file)
+
+    def _file_of(self, place: JsonPath) -> Path:
+        """Return the file that a tool, server or object of the document comes from."""
+        for origin in self._origins:
+            if origin.place == place:
+                return origin.file.path
+        return self.path
 
     def _in_own_folder(self, stated: JsonObject, file: _File) -> JsonObject:
         """Return a tool or server with the folder of its file as the working directory of its program."""
@@ -223,7 +231,7 @@ class IncludedFiles:
         if folder == self.path.parent.resolve():
             return stated
         own = stated.get("cwd") or ""
-        return {**stated, "cwd": str(folder / str(own))}
+        return {**stated, "cwd": os.path.normpath(folder / str(own))}
 
     def _reject(self, path: JsonPath, message: str, file: _File | None = None) -> None:
         problem = Problem(format_path(path), message)
@@ -231,6 +239,24 @@ class IncludedFiles:
             self.problems += self.locate([problem])
         else:
             self.problems += with_positions([problem], file.text, file.format, str(file.path))
+
+
+def locate_problems(problems: Sequence[Problem], path: str | PathLike[str]) -> list[Problem]:
+    """Return problems of a loaded plan with their files, lines and columns.
+
+    They are unchanged if the file cannot be read any more.
+    """
+    try:
+        text = read_text_file(path)
+        document = read_document(text, format=format_of(path))
+    except PlanError:
+        return list(problems)
+    files = IncludedFiles({}, Path(path), text)
+    if isinstance(document, dict):
+        files.document = document
+        with suppress(PlanError):  # the plan was loaded before its files became wrong
+            files.read()
+    return files.locate(problems)
 
 
 def has_included_files(document: JsonObject) -> bool:
@@ -249,6 +275,27 @@ def _including_tasks(tasks: JsonValue) -> Iterator[JsonObject]:
             yield task
         elif isinstance(include, dict):
             yield from _including_tasks(include.get("tasks"))
+
+
+def _conflict(what: str, one: JsonValue, other: JsonValue, path: Path) -> str:
+    """Return why two files cannot both describe a tool, a server or an object.
+
+    Args:
+        what: what they describe.
+        one: the description that is refused.
+        other: the description that was read before.
+        path: the file of the other one.
+    """
+    if isinstance(one, dict) and isinstance(other, dict):
+        if {**one, "cwd": None} == {**other, "cwd": None}:
+            return (
+                f"{what} is also described in {path}, where its program works in another folder: "
+                "rename one of them, or let the `cwd` of both lead to the same folder"
+            )
+    return (
+        f"{what} is described in another way in {path}: rename one of them, or delete one of the "
+        "descriptions"
+    )
 
 
 def _in_sequence(tasks: JsonValue) -> JsonValue:

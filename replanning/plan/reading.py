@@ -140,19 +140,6 @@ def read_document(
         raise PlanError(problems) from None
 
 
-def locate_problems(problems: Sequence[Problem], path: str | PathLike[str]) -> list[Problem]:
-    """Return problems of a loaded plan with their lines and columns.
-
-    They are unchanged if the file cannot be read any more.
-    """
-    try:
-        text = read_text_file(path)
-        read_document(text, format=format_of(path))
-    except PlanError:
-        return list(problems)
-    return with_positions(problems, text, format_of(path), str(path))
-
-
 def with_positions(
     problems: Sequence[Problem],
     text: str,

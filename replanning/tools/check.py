@@ -119,15 +119,22 @@ def check_tools(plan: Plan, *, kinds: frozenset[str] = frozenset()) -> list[Prob
         The problems in the order of the plan, each with its place; none if the tools can be run.
     """
     known = sorted(kinds | _DEFINITION_CHECKS.keys())
-    included = _included_problems(plan, partial(check_tools, kinds=kinds))
+    included = _included_problems(plan, partial(check_tools, kinds=kinds), name_file=False)
     return first_problems(chain(_tool_problems(plan, known), _condition_problems(plan), included))
 
 
-def _included_problems(plan: Plan, check: Callable[[Plan], Sequence[Problem]]) -> Iterator[Problem]:
+def _included_problems(
+    plan: Plan, check: Callable[[Plan], Sequence[Problem]], *, name_file: bool = True
+) -> Iterator[Problem]:
     """Yield what a check finds about the tasks of the plans that tasks include.
 
     The check is that of a whole plan, and so it looks into what these include in turn. One that is
     included by several tasks is looked at once.
+
+    Args:
+        plan: the plan.
+        check: the check.
+        name_file: whether the messages begin with the file, for notes that are told without a place.
     """
     seen: set[str] = set()
     for index, task in enumerate(plan.tasks):
@@ -143,7 +150,9 @@ def _included_problems(plan: Plan, check: Callable[[Plan], Sequence[Problem]]) -
         for problem in check(plan.model_copy(update=fields)):
             # The tools are those of the whole plan, which is checked by itself.
             if problem.place.startswith("tasks"):
-                message = f"{included.source}: {problem.message}"
+                message = problem.message
+                if name_file:
+                    message = f"{included.source}: {message}"
                 yield Problem(f"{place}.{problem.place}", message)
 
 

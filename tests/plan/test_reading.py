@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from replanning.errors import PlanError, Problem
 from replanning.plan.document import Plan, plan_schema
-from replanning.plan.reading import Format, locate_problems, read_document, read_text_file
+from replanning.plan.included_files import locate_problems
+from replanning.plan.reading import Format, read_document, read_text_file
 from replanning.plan.tasks import Fallback, Goal, McpServer, Retry, Task, ToolSpec
 
 RELEASE = """\

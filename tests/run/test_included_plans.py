@@ -12,6 +12,7 @@ from replanning.errors import ChangeRejected, PlanError
 from replanning.journal import MemoryStore, PlanRevised
 from replanning.plan import JsonObject, JsonValue, RunId
 from replanning.plan.document import plan_schema
+from replanning.plan.included_files import locate_problems
 from replanning.tools import check_tools
 from replanning.tools.check import check_danger, check_unused_arguments
 from tests.support.runs import alternative, make_engine, perform, plan
@@ -276,10 +277,30 @@ def test_files_that_cannot_be_included(tmp_path):
             "default"
         ),
         (
-            "sub/one.yaml:3:5 tools[0]: tool 'list' is described in another way in a plan that is "
-            "included with this one: rename one of them, or leave one out"
+            "sub/one.yaml:3:5 tools[0]: tool 'list' is described in another way in main.yaml: "
+            "rename one of them, or delete one of the descriptions"
         ),
     ]
+
+
+def test_tools_of_different_folders(tmp_path):
+    """A command that two files in different folders describe alike is refused, unless it works in one folder for both."""
+    main = MAIN.replace("sub/one.yaml", "sub/inner/two.yaml").replace(", with: {name: x}", "")
+    main += "  - {id: again, include: sub/one.yaml}\n"
+    tool = "tools:\n  - {name: say, kind: shell, command: echo}\n"
+    (tmp_path / "sub" / "inner").mkdir(parents=True)
+    inner = tmp_path / "sub" / "inner" / "two.yaml"
+    inner.write_text(f"{tool}tasks: []\n")
+    path = write(tmp_path, main=main, one=f"{tool}tasks: []\n")
+    assert problems(path) == [
+        (
+            "sub/one.yaml:2:5 tools[0]: tool 'say' is also described in sub/inner/two.yaml, where "
+            "its program works in another folder: rename one of them, or let the `cwd` of both "
+            "lead to the same folder"
+        )
+    ]
+    inner.write_text(tool.replace("echo", "echo, cwd: ..") + "tasks: []\n")
+    assert Plan.load(path).tools[1].cwd == str(tmp_path / "sub")
 
 
 def test_text_of_a_plan_includes_no_file():
@@ -347,7 +368,20 @@ tasks:
         "tasks[1].include.tasks[1].arguments",
         "tasks[1].include.tasks[0].expect.where[0]",
     ]
-    assert check_tools(loaded)[0].message.startswith("sub/one.yaml: task 'b': the body of tool")
+    assert check_tools(loaded)[0].message.startswith("task 'b': the body of tool")
+    assert [
+        each.place for each in locate_problems(check_tools(loaded), tmp_path / "main.yaml")
+    ] == [
+        f"{tmp_path}/sub/one.yaml:7:25 tasks[1].arguments",
+        f"{tmp_path}/sub/one.yaml:6:71 tasks[0].expect.where[0]",
+    ]
+    (tmp_path / "sub" / "one.yaml").unlink()
+    assert [
+        each.place for each in locate_problems(check_tools(loaded), tmp_path / "main.yaml")
+    ] == [
+        f"{tmp_path}/main.yaml:7:15 tasks[1].include.tasks[1].arguments",
+        f"{tmp_path}/main.yaml:7:15 tasks[1].include.tasks[0].expect.where[0]",
+    ]
     (danger,) = check_danger(loaded)
     assert danger.message.startswith("sub/one.yaml: task 'a': tool 'sh' may do harm")
     (unused,) = check_unused_arguments(loaded)
@@ -386,7 +420,10 @@ def test_parts_of_included_files_are_merged(tmp_path):
         "objects: {desk: chair, lamp: light}\ntasks: []\n"
     )
     path = write(tmp_path, main=main.replace("with: {name: x}, ", ""), one=one)
-    text = "is stated in another way in a plan that is included with this one"
+    text = (
+        "is described in another way in main.yaml: rename one of them, or delete one of the "
+        "descriptions"
+    )
     assert problems(path) == [
         f"sub/one.yaml:1:7 mcp.files: 'files' {text}",
         f"sub/one.yaml:3:11 objects.desk: 'desk' {text}",
