@@ -93,7 +93,12 @@ _OTHER_OPERATORS: Final[Mapping[str, str]] = {
     "=<": "<=",
     "&&": "and",
     "||": "or",
+    "<>": "!=",
     "=": "==",
+    "!": "not",
+    "AND": "and",
+    "OR": "or",
+    "NOT": "not",
 }
 """How other languages write an operator, and how a condition does; longer ones first."""
 
@@ -470,6 +475,12 @@ def _node_problem(node: ast.expr, roots: Sequence[str]) -> str:
             | ast.Call(func=ast.Name(id="len"), args=[_], keywords=[])
         ):
             return ""
+        case ast.BinOp(op=ast.BitAnd()):
+            return "has no `&`: use and"
+        case ast.BinOp(op=ast.BitOr()):
+            return "has no `|`: use or"
+        case ast.UnaryOp(op=ast.Invert()):
+            return "has no `~`: use not"
         case ast.BinOp(op=ast.Sub(), left=ast.Attribute() as lookup):
             bracketed = f'{shown(lookup.value)}["{lookup.attr}-…"]'
             return f"has no arithmetic: a name with a dash is written as {bracketed}"
@@ -593,7 +604,8 @@ def _other_operator(line: str) -> tuple[int, str]:
     """
     with suppress(tokenize.TokenError, SyntaxError):  # the parser says where
         for token in tokenize.generate_tokens(io.StringIO(line).readline):
-            if token.type != tokenize.OP:
+            # What Python does not know, such as `!`, is an error or an operator by its version.
+            if token.type not in (tokenize.OP, tokenize.NAME, tokenize.ERRORTOKEN):
                 continue
             column = token.start[1]
             for written in _OTHER_OPERATORS:
