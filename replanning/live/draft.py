@@ -1045,7 +1045,7 @@ class Draft:
         graph.update_unsatisfied_count(original)
         if original.replacement.expanded:
             for part in graph.parts_of(original):
-                part.removed = False
+                graph.set_removed(part, False)
                 # An element that is kept is what the list, as it is now, asks for.
                 part.reads.started = graph.statistics.ended_attempts
             # A list without elements, or with those that were done before, is done at once.
@@ -1131,7 +1131,7 @@ class Draft:
         for part in graph.parts_of(template):
             if part.state in _UNFINISHED:
                 graph.transition(part, TaskEvent.CANCEL)
-            part.removed = True
+            graph.set_removed(part, True)
         for element in template.replacement.sinks:
             element.sink_of = None
         self._mark_expanded(task_id, "")
@@ -1141,9 +1141,9 @@ class Draft:
         entry = graph.entries[task_id]
         if entry.state in SATISFIED:
             graph.unsatisfy_dependents(entry)
+        graph.set_removed(entry, False)
         graph.transition(entry, TaskEvent.REVIVE)
         graph.dependency_index.add(entry.task)
-        entry.removed = False
         entry.reason = ""
         entry.condition_revision = None
         entry.log.in_round = 0

@@ -354,6 +354,7 @@ class Statistics:
         added_tasks: number of tasks that were ever added.
         expanded: the tasks that were expanded into one for each element of a list, which are
             counted together.
+        taken_out: number of finished elements of lists that are made again, and do not have them.
         forgotten_calls: for each tool the highest number in the ids of calls that were forgotten.
         ended_attempts: number of attempts that have ended.
         outcomes: for each tool whether its last attempts succeeded, the newest last.
@@ -366,6 +367,7 @@ class Statistics:
 
     added_tasks: int = 0
     expanded: dict[TaskId, TaskEntry] = field(default_factory=dict)
+    taken_out: int = 0
     forgotten_calls: dict[str, int] = field(default_factory=dict)
     ended_attempts: int = 0
     outcomes: dict[str, deque[bool]] = field(default_factory=dict)
@@ -624,6 +626,12 @@ class TaskGraph:
             self.staleness.redoes = True
         self.plan = adopted
         self.scheduler.unpark()
+
+    def set_removed(self, entry: TaskEntry, removed: bool) -> None:
+        """Note whether a task is removed; a finished one does not count as done then."""
+        if entry.removed is not removed and entry.state in (TaskState.DONE, TaskState.SKIPPED):
+            self.statistics.taken_out += 1 if removed else -1
+        entry.removed = removed
 
     def list_limits(self, task: Task) -> dict[str, float]:
         """Return what a task takes of the resources that enforce `max_parallel` of lists.
@@ -1167,14 +1175,14 @@ class TaskGraph:
     def expanded_tasks(self) -> Iterator[TaskEntry]:
         """Yield the tasks that the elements of their lists stand for."""
         for entry in self.statistics.expanded.values():
-            if entry.is_expanded:
+            if entry.is_expanded and not entry.removed:
                 yield entry
 
     def progress(self) -> Progress:
         """Return how much of the plan is done; it takes time for each expanded task only."""
         counts = self.counts
-        done = counts[TaskState.DONE] + counts[TaskState.SKIPPED]
-        total = sum(counts.values())
+        done = counts[TaskState.DONE] + counts[TaskState.SKIPPED] - self.statistics.taken_out
+        total = sum(counts.values()) - self.statistics.taken_out
         total -= counts[TaskState.REPLACED_BY_REPLAN]
         total -= counts[TaskState.CANCELLED]
         left = total - done

@@ -7,7 +7,17 @@ import pytest
 from replanning import Plan
 from replanning.changes import ExpandTask
 from replanning.live import PlanView, TaskState
-from tests.support.live import JournaledPlan, add, cancel, chain, journaled, replace, retry, task
+from tests.support.live import (
+    JournaledPlan,
+    add,
+    cancel,
+    chain,
+    journaled,
+    replace,
+    retry,
+    skip,
+    task,
+)
 
 
 def expand(task_id: str, count: int) -> ExpandTask:
@@ -69,12 +79,28 @@ def test_progress_with_a_cancelled_element():
 
 
 def test_progress_of_a_list_that_is_made_again():
-    """A list that is about to be made again has no elements yet."""
+    """Elements do not count while their list is made again, and those that are kept count again with it."""
     run = expanded(2)
+    run.apply(expand("convert[1]", 2))
+    run.run("convert[0]", "convert[1][0]", "convert[1][1]")
+    run.apply(retry("convert"))
+    assert progress(run) == (0, 2, 0, 0, 0.0)
+    run.apply(expand("convert", 3))
+    assert progress(run) == (0, 2, 4, 5, pytest.approx(1 / 3))
+    run.run("convert[2]")
+    assert progress(run) == (1, 2, 5, 5, 0.5)
+
+
+def test_progress_of_a_shorter_list():
+    """An element that the list does not have any more, once it was made again, does not count."""
+    run = expanded(3)
+    run.apply(skip("convert[2]"))
     run.run("convert[0]", "convert[1]")
     run.apply(retry("convert"))
-    found = PlanView(run.live).progress
-    assert (found.elements_done, found.elements) == (0, 0)
+    run.apply(expand("convert", 1))
+    assert progress(run) == (1, 2, 1, 1, 0.5)
+    run.run("report")
+    assert progress(run) == (2, 2, 1, 1, 1.0)
 
 
 def test_progress_without_tasks():
