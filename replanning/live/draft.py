@@ -440,9 +440,10 @@ class Draft:
 
     def _stage_modify_elements(self, template: TaskEntry, change: ModifyTask) -> None:
         """Stage a change of all elements of a task that are waiting."""
-        for name in ("for_each", *LIST_FIELDS):
-            # Only this one is about elements that are there.
-            if name in change.fields and name != "on_item_failure":
+        # Alone among these, `on_item_failure` is about elements that are there.
+        of_list = {"for_each", *LIST_FIELDS} - {"on_item_failure"}
+        for name in change.fields:
+            if name in of_list:
                 self._add_problem(
                     f"task {template.id!r}: `{name}` cannot change once there are elements: retry "
                     "the task in the same changes, before this one, to have its list made again"

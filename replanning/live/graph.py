@@ -629,9 +629,11 @@ class TaskGraph:
 
     def set_removed(self, entry: TaskEntry, removed: bool) -> None:
         """Note whether a task is removed; a finished one does not count as done then."""
-        if entry.removed is not removed and entry.state in (TaskState.DONE, TaskState.SKIPPED):
-            self.statistics.taken_out += 1 if removed else -1
+        if entry.removed is removed:
+            return
         entry.removed = removed
+        if entry.state in (TaskState.DONE, TaskState.SKIPPED):
+            self.statistics.taken_out += 1 if removed else -1
 
     def list_limits(self, task: Task) -> dict[str, float]:
         """Return what a task takes of the resources that enforce `max_parallel` of lists.
@@ -1175,7 +1177,9 @@ class TaskGraph:
     def expanded_tasks(self) -> Iterator[TaskEntry]:
         """Yield the tasks that the elements of their lists stand for."""
         for entry in self.statistics.expanded.values():
-            if entry.is_expanded and not entry.removed:
+            if entry.removed:
+                continue
+            if entry.is_expanded:
                 yield entry
 
     def progress(self) -> Progress:

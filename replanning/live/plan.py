@@ -305,10 +305,13 @@ class LivePlan(TaskGraph):
                 if ancestor.is_expanded:
                     outermost = ancestor
                 ancestor = ancestor.parent
-            if outermost.is_expanded or outermost.state is not TaskState.REPLACED_BY_REPLAN:
-                names.append(outermost.id)
+            sinks = outermost.replacement.sinks
+            if outermost.is_expanded:
+                sinks = ()
+            if sinks:
+                stack.extend(reversed(sinks))
             else:
-                stack.extend(reversed(outermost.replacement.sinks))
+                names.append(outermost.id)
         return list(dict.fromkeys(names))
 
     def _stated_task(self, entry: TaskEntry, renamed: NewIds) -> Task:

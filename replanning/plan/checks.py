@@ -954,11 +954,11 @@ def _check_list(task: Task, bodies: Sequence[_ParsedBody], scope: TaskScope) -> 
     # A task that only calls its tool has no bodies.
     for path, body, expressions in bodies or [((), task, [])]:
         for name, parsed in expressions:
-            # The list itself is looked up before there are elements.
-            if task.for_each is not None and name != "for_each":
-                continue
             found = _element_in(parsed)
-            if found:
+            if not found:
+                continue
+            # The list itself is looked up before there are elements.
+            if task.for_each is None or name == "for_each":
                 yield (*path, name), f"{found} {_NO_ELEMENT}"
         if task.for_each is None:
             for inner, found in _elements_stated(body):
