@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 CORE_TESTS := $(addprefix tests/,secrets plan live decision settings engine run tools planning triggers judging)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo release test test-deep test-slow cover lint format bench effects test-all test-local test-frameworks framework-suites docs jaeger temporal-demo
+.PHONY: help setup demo release test test-deep test-slow cover lint format bench effects test-all test-local test-frameworks framework-suites docs docs-look reference jaeger temporal-demo
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -109,6 +109,12 @@ release: .venv-release/.release ## build and check what would be published, and 
 
 docs: .venv-docs/.docs ## build the documentation site into build/site; a warning is an error
 	@.venv-docs/bin/python scripts/build_docs.py
+
+reference: $(VENV)/.dev ## write anew the pages and pictures of docs/ that follow from the code
+	@$(BIN)/python scripts/build_docs.py --reference
+
+docs-look: docs ## look at every page of the site in a browser: what is cut off, and a picture of each in build/pictures
+	@.venv-docs/bin/python scripts/look_at_docs.py --pictures $(ARGS)
 
 jaeger: ## build Jaeger, once: minutes; the tests of tracing in `make test-slow` use it
 	@scripts/jaeger

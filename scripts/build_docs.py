@@ -1,7 +1,8 @@
 """Builds the documentation site: gathers the pages, writes the reference from the code, and runs the site generator.
 
-`python scripts/build_docs.py` writes `build/site`; `--pages` stops after `build/docs`, which has every page as Markdown.
-The generator is told to treat warnings as errors, and nothing is read from the network.
+`python scripts/build_docs.py` writes `build/site`; `--pages` stops after `build/docs`, which has every page as Markdown, and
+`--reference` only writes anew the pages of `docs/` that follow from the code. The generator is told to treat warnings as errors,
+and nothing is read from the network.
 """
 
 from __future__ import annotations
@@ -12,18 +13,20 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, get_args
 
 import yaml
+from state_diagrams import diagrams
 
 from replanning.cli.app import COMMANDS, app
 from replanning.journal import Record
 from replanning.journal.records import BODY_TYPES, JOURNAL_FORMAT, trigger_types
-from replanning.live.states import TRANSITIONS
 from replanning.plan.document import plan_schema
 from replanning.telemetry import names
 
@@ -42,32 +45,47 @@ PAGES_OF_THE_ROOT: Final = {
 }
 """Files outside `docs/` that are pages of the site, by their path in the repository."""
 
+CODE_WIDTH: Final = 88
+"""Columns of code, as the tests of the pages and the stylesheet have it."""
+
 LINK: Final = re.compile(r"(\]\(|<img [^>]*src=\")(?![a-z]+:|#)([^)#\s\"]+)(#[^)\s]*)?")
+ROW: Final = re.compile(r"^\|.*$", re.MULTILINE)
+WORDS_OF_CODE: Final = re.compile(r"(?<!`)(`(?=[^`]{24})[^`]+ [^`]+`)(?!`)")
 FENCE: Final = re.compile(r"^( *)(```|~~~).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 
-PACKAGES: Final = {
-    "replanning": "The names that most programs need",
-    "replanning.plan": "The plan document",
-    "replanning.changes": "Changes of a plan",
-    "replanning.live": "The plan while it runs",
-    "replanning.triggers": "Triggers",
-    "replanning.journal": "Records, triggers and stores",
-    "replanning.decision": "What plugins implement",
-    "replanning.orchestrators": "Orchestrators",
-    "replanning.run": "Runs",
-    "replanning.engine": "The engine",
-    "replanning.judging": "Judges of finished work",
-    "replanning.tools": "Tools of plan files",
-    "replanning.history": "What a journal tells",
-    "replanning.expectations": "Expectations from past calls",
-    "replanning.telemetry": "Exporters",
-    "replanning.llm": "Language models",
-    "replanning.planning": "Planning from a goal",
-    "replanning.testing": "Fakes and simulations",
-    "replanning.settings": "Settings",
-    "replanning.config": "Reading settings",
-    "replanning.environment": "Clock, ids and random numbers",
-    "replanning.errors": "Errors",
+API: Final = {
+    "Most programs": {
+        "replanning": "The names that most programs need",
+        "replanning.plan": "The plan document",
+        "replanning.changes": "Changes of a plan",
+        "replanning.settings": "Settings",
+        "replanning.config": "Reading settings",
+        "replanning.errors": "Errors",
+    },
+    "Runs": {
+        "replanning.run": "Runs",
+        "replanning.live": "The plan while it runs",
+        "replanning.triggers": "Triggers",
+        "replanning.journal": "Records and stores",
+        "replanning.history": "What a journal tells",
+        "replanning.expectations": "Expectations from past calls",
+    },
+    "Extensions": {
+        "replanning.decision": "What plugins implement",
+        "replanning.engine": "The engine",
+        "replanning.orchestrators": "Orchestrators",
+        "replanning.judging": "Judges of finished work",
+        "replanning.tools": "Tools of plan files",
+        "replanning.telemetry": "Exporters",
+        "replanning.llm": "Language models",
+        "replanning.planning": "Planning from a goal",
+    },
+    "Tests": {
+        "replanning.testing": "Fakes and simulations",
+        "replanning.environment": "Clock, ids and random numbers",
+    },
+    "Integrations": {},
+    "Exporters": {},
 }
 """Modules with public names, in the order of the reference. Integrations and exporters are added by their files."""
 
@@ -76,37 +94,73 @@ KIT: Final = ("kit", "session_thread")
 
 
 def main(*arguments: str) -> None:
-    """Write the pages, then the site unless `--pages` is given."""
+    """Write the pages, then the site unless an option says what to write instead."""
+    if "--reference" in arguments:
+        for page, text in reference().items():
+            (DOCS / page).write_text(text, encoding="utf-8")
+        return
+
+    write_pages()
+    if "--pages" not in arguments:
+        build_site()
+
+
+def write_pages() -> None:
+    """Write every page of the site as Markdown, and what the pages show."""
     shutil.rmtree(PAGES, ignore_errors=True)
     shutil.copytree(DOCS, PAGES)
-    for source, page in page_sources().items():
-        text = read(source)
-        text = FENCE.sub(lambda fence: as_table(fence[0]), text)
-        write(page, relinked(text, source, page))
-    for page, text in generated().items():
+    modules = api_pages()
+    for page, text in modules.items():
         write(page, text)
+    for source, page in page_sources().items():
+        if page not in modules:
+            write(page, relinked(read(source), source, page))
     for image in (ROOT / "benchmarks" / "results").glob("*.svg"):
         target = PAGES / "benchmarks" / "results" / image.name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(image, target)
-    if "--pages" not in arguments:
-        generator = Path(sys.executable).with_name("zensical")
-        settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-        settings["nav"] = filled(
-            settings["nav"], {str(path.relative_to(PAGES)) for path in PAGES.rglob("*.md")}
-        )
-        (ROOT / "build" / "mkdocs.yml").write_text(
-            yaml.safe_dump(settings, sort_keys=False), encoding="utf-8"
-        )
-        command = [generator, "build", "--config-file", "build/mkdocs.yml", "--clean", "--strict"]
-        if code := subprocess.run(command, cwd=ROOT, check=False).returncode:
-            raise SystemExit(code)
-        for page in (ROOT / "build" / "site").rglob("*.html"):
-            if loaded := re.search(
-                r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"?https?:[^>]*>",
-                page.read_text("utf-8"),
-            ):
-                raise SystemExit(f"{page} loads something from elsewhere: {loaded[0]}")
+
+
+def build_site() -> None:
+    """Run the site generator on the pages.
+
+    Raises:
+        SystemExit: the generator found a problem, or a page would load something from elsewhere.
+    """
+    (ROOT / "build" / "mkdocs.yml").write_text(
+        yaml.safe_dump(site_settings(), sort_keys=False), encoding="utf-8"
+    )
+    generator = Path(sys.executable).with_name("zensical")
+    command = [generator, "build", "--config-file", "build/mkdocs.yml", "--clean", "--strict"]
+    if code := subprocess.run(command, cwd=ROOT, check=False).returncode:
+        raise SystemExit(code)
+    for page in (ROOT / "build" / "site").rglob("*.html"):
+        if loaded := re.search(
+            r"<(?:script|link|img|iframe)\b(?![^>]*rel=\"?canonical)[^>]*(?:src|href)=\"?https?:[^>]*>",
+            page.read_text("utf-8"),
+        ):
+            raise SystemExit(f"{page} loads something from elsewhere: {loaded[0]}")
+
+
+def site_settings() -> dict[str, Any]:
+    """Return the settings of the generator: the navigation is filled, and what the package states about itself is taken from there."""
+    settings: dict[str, Any] = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pages = {str(path.relative_to(PAGES)) for path in PAGES.rglob("*.md")}
+    settings["nav"] = filled(settings["nav"], pages)
+    for plugin in settings["plugins"]:
+        if isinstance(plugin, dict) and "mkdocstrings" in plugin:
+            # A relative path would be taken from two different folders.
+            plugin["mkdocstrings"]["custom_templates"] = str(ROOT / "scripts" / "templates")
+    settings["site_name"] = f"{project['name']} {project['version']}"
+    settings["site_description"] = project["description"]
+    settings["copyright"] = f"{project['name']} {project['version']}, {project['license']} licence"
+    urls = project.get("urls", {})
+    if "Source" in urls:
+        settings["repo_url"] = urls["Source"]
+    if "Documentation" in urls:
+        settings["site_url"] = urls["Documentation"]
+    return settings
 
 
 def filled(nav: list[Any], pages: set[str]) -> list[Any]:
@@ -123,6 +177,9 @@ def filled(nav: list[Any], pages: set[str]) -> list[Any]:
             if isinstance(inner, list):
                 return [{title: [each for part in inner for each in entries(part)]}]
             return [entry]
+        if entry == "reference/api/":
+            left[:] = [page for page in left if not page.startswith(entry)]
+            return api_nav()
         if not entry.endswith("/"):
             return [entry]
         here = [page for page in left if page.startswith(entry)]
@@ -207,30 +264,27 @@ def relinked(text: str, source: str, page: str) -> str:
     edges = [0, *(edge for span in blocks for edge in span), len(text)]
     pieces = [text[start:end] for start, end in pairwise(edges)]
     return "".join(
-        piece if number % 2 else LINK.sub(target, piece) for number, piece in enumerate(pieces)
+        piece if number % 2 else wrapping(LINK.sub(target, piece))
+        for number, piece in enumerate(pieces)
     )
 
 
-def as_table(block: str) -> str:
-    """Return the diagram of the task states as a table: drawing it needs a program from elsewhere."""
-    if "stateDiagram" not in block:
-        return block
-    rows = {
-        (str(state), str(event), str(follows)) for (state, event), follows in TRANSITIONS.items()
-    }
-    lines = [f"| `{state}` | {event} | `{follows}` |" for state, event, follows in sorted(rows)]
-    return "\n".join(["| state | event | next state |", "|---|---|---|", *lines])
+def wrapping(text: str) -> str:
+    """Return Markdown in whose tables code of many words may be wrapped: the stylesheet keeps that of a few words in one piece."""
+    return ROW.sub(lambda row: WORDS_OF_CODE.sub(r"\1{.wrap}", row[0]), text)
 
 
-def generated() -> dict[str, str]:
-    """Return the pages of the reference that follow from the code, which replace those that the repository has in their places."""
-    return {
+def reference() -> dict[str, str]:
+    """Return what follows from the code in `docs/`: the path of each file, and its text."""
+    pages = {
         "reference/plan-file.md": plan_file(),
         "reference/cli.md": command_line(),
         "reference/records.md": records(),
         "reference/telemetry.md": telemetry(),
-        **api(),
+        "reference/api/index.md": api_index("../../.."),
     }
+    written = {page: f"{text.rstrip()}\n" for page, text in pages.items()}
+    return written | diagrams()
 
 
 # the plan file
@@ -346,7 +400,7 @@ def describe(name: str, command: Any) -> Iterator[str]:
     usage = [name, *("[OPTIONS]" if options else "",), *(usage_of(param) for param in arguments)]
     yield f"### {name}"
     if not getattr(command, "commands", None):
-        yield f"```text\n{' '.join(filter(None, usage))}\n```"
+        yield f"```text\n{wrapped(' '.join(filter(None, usage)), '')}\n```"
     yield prose(command.help or "")
     rows = [f"| `{usage_of(param)}` | {cell(param.help or '')} |" for param in arguments]
     for param in options:
@@ -364,9 +418,32 @@ def describe(name: str, command: Any) -> Iterator[str]:
     )
     lines = [line for line in examples if line.startswith("replanning ")]
     if lines:
-        yield "```console\n" + "\n".join(f"$ {line}" for line in lines) + "\n```"
+        shown = "\n".join(example(line) for line in lines)
+        yield f"```console\n{shown}\n```"
     for inner, each in getattr(command, "commands", {}).items():
         yield from describe(f"{name} {inner}", each)
+
+
+def example(line: str) -> str:
+    """Return an example of the help as it is typed: what it does follows as a comment, or stands before a long command."""
+    command, _, note = line.partition("   ")
+    typed = wrapped(f"$ {command}", " \\")
+    if not note:
+        return typed
+    beside = f"{typed}   # {note.strip()}"
+    return beside if len(beside) <= CODE_WIDTH else f"$ # {note.strip()}\n{typed}"
+
+
+def wrapped(command: str, end: str) -> str:
+    """Return a command in lines that are no wider than code may be, each but the last with an end."""
+    lines = [""]
+    for word in re.findall(r"(?:\"[^\"]*\"|'[^']*'|\S)+", command):
+        longer = f"{lines[-1]} {word}".lstrip() if len(lines) == 1 else f"{lines[-1]} {word}"
+        if len(longer) + len(end) > CODE_WIDTH:
+            lines.append(f"    {word}")
+        else:
+            lines[-1] = longer
+    return f"{end}\n".join(lines)
 
 
 def choices(param: Any) -> str:
@@ -501,39 +578,148 @@ def metrics() -> Iterator[tuple[str, str]]:
 # the Python API
 
 
-def api() -> dict[str, str]:
-    """Return one page for each public module, with every public name once: at the first module that exports it."""
-    modules = dict(PACKAGES)
+def api_modules() -> dict[str, dict[str, str]]:
+    """Return the public modules with their titles, in the groups of the reference."""
+    groups = {title: dict(modules) for title, modules in API.items()}
     for family in ("integrations", "exporters"):
         for path in sorted((ROOT / "replanning" / family).glob("[!_]*.py")):
             has_page = (DOCS / family / f"{path.stem}.md").exists()
             if family == "integrations" and not has_page and path.stem not in KIT:
                 continue  # what the integrations share
-            modules[f"replanning.{family}.{path.stem}"] = f"`{path.stem}`"
-    pages, seen = {}, set[str]()
-    lines = [
+            groups[family.capitalize()][f"replanning.{family}.{path.stem}"] = summary(
+                module_docstring(f"replanning.{family}.{path.stem}")
+            )
+    return groups
+
+
+def api_names() -> dict[str, list[str]]:
+    """Return the public names of each module that has some, with every name once: at the first module that exports it."""
+    names: dict[str, list[str]] = {}
+    seen = set[str]()
+    for group, modules in api_modules().items():
+        for module in modules:
+            exported = [name for name in public_names(module) if name not in seen]
+            if exported:
+                names[module] = exported
+            if group not in {"Integrations", "Exporters"}:
+                seen |= set(exported)
+    return names
+
+
+def api_page(module: str) -> str:
+    """Return the page of a module, by its short name."""
+    return f"reference/api/{module.removeprefix('replanning.')}.md"
+
+
+def api_pages() -> dict[str, str]:
+    """Return one page for each public module, and the page that leads to them."""
+    pages = {"reference/api/index.md": api_index("")}
+    for module, exported in api_names().items():
+        entries = [f"::: {module}.{name}" for name in exported]
+        pages[api_page(module)] = "\n\n".join([f"# {module}", *entries])
+    return pages
+
+
+def api_nav() -> list[Any]:
+    """Return the navigation of the modules: in their groups, by their short names."""
+    exported = api_names()
+    groups = []
+    for title, modules in api_modules().items():
+        entries = [
+            {module.rpartition(".")[2]: api_page(module)}
+            for module in modules
+            if module in exported
+        ]
+        groups.append({title: entries})
+    return groups
+
+
+def api_index(root: str) -> str:
+    """Return the list of all public names, which leads to the source where the pages of the modules are not there.
+
+    Args:
+        root: the way to the root of the repository; empty on the site, where each module has a page.
+    """
+    exported = api_names()
+    text = [
         "# Python API",
-        "Public are the names on these pages, and no others.",
-        "| module | about |\n|---|---|",
+        "Public are these names, and no others. A plugin or program that uses them keeps working.",
     ]
-    for module, title in modules.items():
-        exported = [name for name in public_names(module) if name not in seen]
-        if not exported:
-            continue
-        if not module.startswith(("replanning.integrations", "replanning.exporters")):
-            seen |= set(exported)
-        lines[-1] += f"\n| [`{module}`]({module}.md) | {title} |"
-        pages[f"reference/api/{module}.md"] = "\n\n".join(
-            [f"# {module}", *(f"::: {module}.{name}" for name in exported)]
-        )
-    return {"reference/api/index.md": "\n\n".join(lines), **pages}
+    for group, modules in api_modules().items():
+        text.append(f"## {group}")
+        for module, title in modules.items():
+            if module not in exported:
+                continue
+            text.append(f"### {module}")
+            about = f"{title.rstrip('.')}."
+            if root:
+                source = source_of(module).relative_to(ROOT)
+                text.append(f"{about} [Source]({root}/{source})")
+                rows = [f"| `{name}` | {about_name(module, name)} |" for name in exported[module]]
+            else:
+                page = Path(api_page(module)).name
+                text.append(f"{about} [All of it]({page})")
+                rows = [
+                    f"| [`{name}`]({page}#{module}.{name}) | {about_name(module, name)} |"
+                    for name in exported[module]
+                ]
+            text.append("\n".join(["| name | about |", "|---|---|", *rows]))
+    return "\n\n".join(text)
+
+
+def source_of(module: str) -> Path:
+    """Return the file of a module."""
+    base = ROOT / module.replace(".", "/")
+    package = base / "__init__.py"
+    return package if package.exists() else base.with_suffix(".py")
+
+
+def module_docstring(module: str) -> str:
+    """Return the docstring of a module, from its source."""
+    return ast.get_docstring(parsed(module)) or ""
+
+
+def summary(text: str) -> str:
+    """Return the first sentence of a docstring."""
+    return sentence(text.partition("\n\n")[0])
+
+
+@cache
+def parsed(module: str) -> ast.Module:
+    """Return the syntax tree of a module."""
+    return ast.parse(source_of(module).read_text(encoding="utf-8"))
+
+
+def about_name(module: str, name: str) -> str:
+    """Return the first sentence about a public name, from the module that defines it."""
+    tree = parsed(module)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return about_name(str(node.module), alias.name)
+    for node, after in pairwise([*tree.body, ast.Pass()]):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node)
+            if node.name == name and text:
+                return cell(summary(text))
+        elif is_assignment_of(node, name) and isinstance(after, ast.Expr):
+            return cell(summary(str(ast.literal_eval(after.value))))
+    return ""
+
+
+def is_assignment_of(node: ast.stmt, name: str) -> bool:
+    """Tell whether a statement assigns to a name."""
+    if isinstance(node, ast.AnnAssign):
+        return getattr(node.target, "id", "") == name
+    if isinstance(node, ast.Assign):
+        return getattr(node.targets[0], "id", "") == name
+    return False
 
 
 def public_names(module: str) -> list[str]:
     """Return the public names of a module, from its source alone: some need packages that are not installed."""
-    base = ROOT / module.replace(".", "/")
-    path = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
-    tree = ast.parse(path.read_text(encoding="utf-8")).body
+    tree = parsed(module).body
     for node in tree:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
             return [

@@ -559,7 +559,7 @@ class TriggerEvent(BaseModel):
             fields["tasks"] = (fields.pop("task_id"),)
         if "task_ids" in fields and "task_ids" not in known:
             fields["tasks"] = fields.pop("task_ids")
-        if cls in get_args(_OwnTrigger):
+        if cls in get_args(OwnTrigger):
             unknown = []
             for name in fields:
                 if name not in known:
@@ -765,7 +765,7 @@ class GoalUnreachable(TriggerEvent):
         return "nothing can run any more"
 
 
-_OwnTrigger = (
+OwnTrigger = (
     TaskFailed
     | TaskTimedOut
     | ContextChanged
@@ -781,7 +781,7 @@ def trigger_types() -> dict[str, type[TriggerEvent]]:
     classes: list[type[TriggerEvent]] = [TriggerEvent]
     for each in classes:
         classes += each.__subclasses__()
-    types = {each.model_fields["kind"].default: each for each in (*classes, *_OwnTrigger.__args__)}
+    types = {each.model_fields["kind"].default: each for each in (*classes, *OwnTrigger.__args__)}
     return {kind: each for kind, each in types.items() if isinstance(kind, str)}
 
 
@@ -789,7 +789,7 @@ def _trigger_tag(trigger: TriggerEvent | JsonObject) -> str:
     """Return `own` for a trigger of a class of this project, or for JSON of its kind."""
     if isinstance(trigger, dict):
         return "own" if trigger.get("kind") in get_args(TriggerKind) else "other"
-    return "own" if type(trigger) in _OwnTrigger.__args__ else "other"
+    return "own" if type(trigger) in OwnTrigger.__args__ else "other"
 
 
 def _read_other_trigger(
@@ -810,7 +810,7 @@ def _read_other_trigger(
 
 
 Trigger = Annotated[
-    Annotated[_OwnTrigger, Field(discriminator="kind"), Tag("own")]
+    Annotated[OwnTrigger, Field(discriminator="kind"), Tag("own")]
     | Annotated[SerializeAsAny[TriggerEvent], WrapValidator(_read_other_trigger), Tag("other")],
     Discriminator(_trigger_tag),
 ]

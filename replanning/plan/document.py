@@ -75,7 +75,7 @@ class Plan(StrictModel):
     """A goal and a DAG of tasks.
 
     Raises:
-        PlanError: something is wrong; the error lists every problem with its place.
+        PlanError: the plan is not valid; the error lists every problem with its place.
     """
 
     id: Name | None = Field(default=None, description="Names the plan across runs.")

@@ -172,7 +172,7 @@ def _split_command(value: object) -> object:
         raise ValueError("a quotation in the command is not closed") from None
 
 
-_CommandLine = Annotated[
+CommandLine = Annotated[
     tuple[str, ...],
     BeforeValidator(_split_command),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
@@ -182,7 +182,7 @@ _CommandLine = Annotated[
 class McpServer(StrictModel):
     """Server of the Model Context Protocol: a program to start, or an address."""
 
-    command: _CommandLine | None = Field(
+    command: CommandLine | None = Field(
         default=None,
         description="The program and its arguments, as a list or as one line; no shell reads it.",
     )
@@ -286,7 +286,7 @@ def _check_retryable(value: object) -> object:
     )
 
 
-_Retryable = Annotated[
+Retryable = Annotated[
     Annotated[int, Field(ge=1, le=255)]
     | Annotated[int, Field(ge=400, le=599)]
     | Annotated[str, Field(pattern=_CLASS_PATTERN)],
@@ -335,7 +335,7 @@ class Retry(StrictModel):
         default=None,
         description="Seconds after the start of the first attempt in which a further one may begin.",
     )
-    on: Items[_Retryable] | None = Field(
+    on: Items[Retryable] | None = Field(
         default=None,
         description="The failures that are tried again: classes of exceptions (httpx.ReadTimeout), HTTP statuses, exit codes, timeout.",
     )
@@ -478,11 +478,14 @@ def _checked_path(path: str) -> str:
     return path
 
 
+OutputPath = Annotated[str, AfterValidator(_checked_path)]
+
+
 class Agreement(StrictModel):
     """Second tool that must give the same output for the same arguments."""
 
     tool: Name = Field(description="The tool to ask: of the same capability, and it only reads.")
-    fields: Items[Annotated[str, AfterValidator(_checked_path)]] | None = Field(
+    fields: Items[OutputPath] | None = Field(
         default=None,
         description="What is compared, as paths into the output: json.total; by default all of it.",
     )
@@ -1198,7 +1201,7 @@ class Task(TaskBody):
         default="fail",
         description="skip: an element that fails for good has the output null, and the rest goes on.",
     )
-    include: _Included | None = Field(
+    include: IncludedPlan | None = Field(
         default=None,
         description="A plan file, from the folder of this one: its tasks are carried out in the place of this task.",
     )
@@ -1231,7 +1234,7 @@ class SubPlan(StrictModel):
     tasks: Items[Task] = Field(description="As `tasks` of a plan; they refer to one another.")
 
 
-_Included = Annotated[
+IncludedPlan = Annotated[
     Annotated[str, Tag("[file]")] | Annotated[SubPlan, Tag("[plan]")],
     Discriminator(_kind_of_inclusion),
 ]

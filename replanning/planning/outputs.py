@@ -40,9 +40,9 @@ _MAX_TEXT_CHARS: Final = 20_000
 
 _CONTROL_CHARACTERS: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
-_Text = Annotated[Text, Field(max_length=_MAX_TEXT_CHARS)]
+LimitedText = Annotated[Text, Field(max_length=_MAX_TEXT_CHARS)]
 
-_Texts = Annotated[tuple[_Text, ...], Field(max_length=100)]
+LimitedTexts = Annotated[tuple[LimitedText, ...], Field(max_length=100)]
 
 _MAX_ID_CHARS: Final = 60
 
@@ -78,23 +78,23 @@ class _ReplyModel(BaseModel):
 class GoalUnderstanding(_ReplyModel):
     """Goal as the model understands it."""
 
-    main_objective: Annotated[_Text, Field(min_length=1)]
-    success_criteria: _Texts = ()
-    constraints: _Texts = ()
-    context: _Text = ""
+    main_objective: Annotated[LimitedText, Field(min_length=1)]
+    success_criteria: LimitedTexts = ()
+    constraints: LimitedTexts = ()
+    context: LimitedText = ""
 
 
 class Subtask(_ReplyModel):
     """Part of a goal, with the parts that must be done before it."""
 
     id: _Id
-    description: _Text
+    description: LimitedText
     dependencies: _Ids = ()
     estimated_complexity: Literal["low", "medium", "high"] = "medium"
     required_tools: Annotated[tuple[Name, ...], Field(max_length=100)] = ()
 
 
-_Renamed = SkipJsonSchema[dict[str, str]]
+Renamed = SkipJsonSchema[dict[str, str]]
 
 
 class TaskDecomposition(_ReplyModel):
@@ -104,9 +104,9 @@ class TaskDecomposition(_ReplyModel):
         renamed: the ids that were normalised, by those that the model wrote.
     """
 
-    reasoning: _Text = ""
+    reasoning: LimitedText = ""
     subtasks: Annotated[tuple[Subtask, ...], Field(min_length=1, max_length=1000)]
-    renamed: _Renamed = {}
+    renamed: Renamed = {}
 
     def remaining(self, finished: Container[str]) -> list[Subtask]:
         """Return the subtasks that are not finished."""
@@ -134,12 +134,12 @@ class Action(_ReplyModel):
     """
 
     task_id: _Id
-    action_type: _Text = ""
+    action_type: LimitedText = ""
     tool: Name
     arguments: JsonObject = Field(default_factory=dict)
-    purpose: _Text = ""
-    expected_outcome: _Text = ""
-    fallback_strategy: _Text | None = None
+    purpose: LimitedText = ""
+    expected_outcome: LimitedText = ""
+    fallback_strategy: LimitedText | None = None
     may_fail: bool = False
 
 
@@ -148,7 +148,7 @@ class ActionPlan(_ReplyModel):
 
     execution_order: _Ids = ()
     actions: Annotated[tuple[Action, ...], Field(min_length=1, max_length=1000)]
-    renamed: _Renamed = {}
+    renamed: Renamed = {}
 
     @property
     def subtask_order(self) -> tuple[str, ...]:
@@ -168,25 +168,25 @@ class UnclearGoal(_ReplyModel):
     """Error reply: the goal cannot be understood without an answer of the user."""
 
     type: Literal["unclear_goal"] = "unclear_goal"
-    message: _Text
-    clarification_needed: _Texts = ()
+    message: LimitedText
+    clarification_needed: LimitedTexts = ()
 
 
 class CannotDecompose(_ReplyModel):
     """Error reply: the goal cannot be decomposed as stated."""
 
     type: Literal["cannot_decompose"] = "cannot_decompose"
-    message: _Text
-    possible: _Texts = ()
-    not_possible: _Texts = ()
-    other_approach: _Text = ""
+    message: LimitedText
+    possible: LimitedTexts = ()
+    not_possible: LimitedTexts = ()
+    other_approach: LimitedText = ""
 
 
 class PlanningReply(_ReplyModel):
     """Reply in one of the first three phases; an error reply may include partial output."""
 
     phase: Literal["planning"] = "planning"
-    comment: _Text = ""
+    comment: LimitedText = ""
     goal_understanding: GoalUnderstanding | None = None
     task_decomposition: TaskDecomposition | None = None
     action_plan: ActionPlan | None = None
@@ -204,8 +204,8 @@ class ExecutionReply(_ReplyModel):
     """Reply in execution: the tool call for the current task, which is the one that was asked about."""
 
     phase: Literal["execution"] = "execution"
-    comment: _Text = ""
-    current_task: _Text = ""
+    comment: LimitedText = ""
+    current_task: LimitedText = ""
     function_call: FunctionCall
 
 
@@ -214,12 +214,12 @@ class Reflection(_ReplyModel):
 
     # The docstring is part of the schema that a model gets, which is not to learn the second name.
     action_id: Annotated[
-        _Text, Field(validation_alias=AliasChoices("action_id", "action_evaluated"))
+        LimitedText, Field(validation_alias=AliasChoices("action_id", "action_evaluated"))
     ]
     status: Literal["success", "failure", "partial"]
-    evaluation: _Text = ""
-    alignment_with_plan: _Text = ""
-    issues_identified: _Texts = ()
+    evaluation: LimitedText = ""
+    alignment_with_plan: LimitedText = ""
+    issues_identified: LimitedTexts = ()
     plan_revision_needed: bool = False
 
 
@@ -230,13 +230,13 @@ def _change_in_words(change: object) -> object:
     return change
 
 
-_Change = Annotated[_Text, BeforeValidator(_change_in_words)]
+_Change = Annotated[LimitedText, BeforeValidator(_change_in_words)]
 
 
 class PlanRevision(_ReplyModel):
     """Revision of a plan: the reason, the changes in words, and the whole plan from here on."""
 
-    reason: _Text
+    reason: LimitedText
     changes: Annotated[tuple[_Change, ...], Field(max_length=100)] = ()
     updated_action_plan: ActionPlan
 
@@ -245,7 +245,7 @@ class ReflectionReply(_ReplyModel):
     """Reply in reflection: an evaluation, a plan revision, or both."""
 
     phase: Literal["reflection"] = "reflection"
-    comment: _Text = ""
+    comment: LimitedText = ""
     reflection: Reflection | None = None
     plan_revision: PlanRevision | None = None
 
@@ -270,7 +270,7 @@ class Summary(_ReplyModel):
     tasks_completed: int = Field(ge=0)
     tasks_failed: int | None = Field(default=None, ge=0)
     """As the model says, if it does; a completion on record has the counts of the journal."""
-    key_outcomes: _Texts = ()
+    key_outcomes: LimitedTexts = ()
 
     @model_validator(mode="after")
     def _check_criteria(self) -> Self:
@@ -285,7 +285,7 @@ class CompletionReply(_ReplyModel):
     """Reply at the end of a run."""
 
     phase: Literal["completion"] = "completion"
-    comment: _Text = ""
+    comment: LimitedText = ""
     summary: Summary
     done: Literal[True] = True
 
@@ -294,8 +294,8 @@ class StepReply(_ReplyModel):
     """Reply in a tool loop without a plan: the next tool call, or the summary."""
 
     phase: Literal["execution", "completion"] = "execution"
-    comment: _Text = ""
-    current_task: _Text = ""
+    comment: LimitedText = ""
+    current_task: LimitedText = ""
     function_call: FunctionCall | None = None
     summary: Summary | None = None
     done: bool = False
@@ -315,9 +315,9 @@ class InterventionSummary(Summary):
     """Summary of a run that only a person can continue, with the reason."""
 
     revision_attempts: int = Field(ge=0)
-    reason: _Text
-    current_state: _Text = ""
-    recommendations: _Texts = ()
+    reason: LimitedText
+    current_state: LimitedText = ""
+    recommendations: LimitedTexts = ()
 
 
 class RequiresHumanIntervention(_ReplyModel):
@@ -325,7 +325,7 @@ class RequiresHumanIntervention(_ReplyModel):
 
     phase: Literal["completion"] = "completion"
     status: Literal["requires_human_intervention"] = "requires_human_intervention"
-    comment: _Text = ""
+    comment: LimitedText = ""
     summary: InterventionSummary
 
 

@@ -1,7 +1,6 @@
 """Table of the transitions between task states."""
 
 from itertools import product
-from pathlib import Path
 
 import pytest
 
@@ -16,8 +15,6 @@ from replanning.live.states import (
     TaskEvent,
     transition,
 )
-
-PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "states.md"
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(TaskState, TaskEvent)))
@@ -67,21 +64,3 @@ def test_every_state_is_of_one_kind():
     kinds = [WAITING, STUCK, FINISHED, {TaskState.RUNNING}]
     assert sorted(state for kind in kinds for state in kind) == sorted(TaskState)
     assert SATISFIED < FINISHED
-
-
-@pytest.mark.skipif(
-    not PAGE.exists(), reason="needs the checkout: the page is no part of the package"
-)
-def test_documentation_shows_the_table():
-    """The diagram in the documentation shows the initial state and every transition."""
-    arrows: dict[tuple[TaskState, TaskState], list[str]] = {}
-    for (state, event), follows in TRANSITIONS.items():
-        arrows.setdefault((state, follows), []).append(event)
-    lines = [
-        f"    {state} --> {follows}: {' / '.join(events)}"
-        for (state, follows), events in arrows.items()
-    ]
-    diagram = "\n".join(["```mermaid", "stateDiagram-v2", "    [*] --> PENDING", *lines, "```"])
-    assert diagram in PAGE.read_text(encoding="utf-8"), (
-        f"put this into docs/concepts/states.md:\n{diagram}"
-    )
