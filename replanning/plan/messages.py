@@ -112,6 +112,11 @@ def join_names(names: Collection[str], limit: int) -> str:
     return ", ".join(islice(names, limit)) + (", …" if len(names) > limit else "")
 
 
+def join_parts(*parts: str) -> str:
+    """Return the parts of a message with semicolons between them; empty ones are left out."""
+    return "; ".join(filter(None, parts))
+
+
 def join_alternatives(texts: Sequence[str]) -> str:
     """Return two or more texts with commas between them, and `or` before the last one."""
     *most, last = texts

@@ -1,11 +1,11 @@
-"""Use of a tool by a task: its arguments, templates, secrets, environment and artifacts."""
+"""Call of a tool by a task: its arguments, templates, secrets, environment and artifacts."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -51,10 +51,10 @@ _MAX_JSON_DEPTH: Final = 100
 
 @dataclass(repr=False, eq=False)
 class Secrets:
-    """Variables that one use of a tool refers to: looked up late, and hidden in the messages of its errors.
+    """Environment variables that a tool call refers to, hidden in the messages of its errors.
 
-    Its output has true values. What leaves the run is masked by the run, which is told of each
-    value.
+    Each is looked up only when the tool runs. The output keeps the true values; the run, which
+    receives each value by `report`, masks them in whatever leaves it.
 
     Values of fewer than four characters are not hidden: they are flags rather than secrets, and
     hiding every `1` would spoil the output.
@@ -88,19 +88,20 @@ class Secrets:
         return ENV_REFERENCE.sub(value, text)
 
     def add(self, value: str) -> None:
-        """Hide this value from now on."""
+        """Hide a value from now on."""
         self._values.add(value)
         if self.report is not None:
             self.report(value)
 
     def report_to(self, report: Callable[[str], object] | None) -> None:
-        """Report the values that are known already to another run."""
-        if report is not None:
-            for value in self._values:
-                report(value)
+        """Report all values known so far to another run."""
+        if report is None:
+            return
+        for value in self._values:
+            report(value)
 
     def redact(self, text: str) -> str:
-        """Return a text with every known secret replaced by a mark, also behind escapes."""
+        """Return a text with a mark in place of every known secret, also of an escaped one."""
         if not self._values:
             return text
         known = known_texts(self._values)
@@ -108,7 +109,10 @@ class Secrets:
 
 
 def inherited_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that every command inherits; others, such as keys of services, are named in its `env`."""
+    """Return the variables that every command inherits.
+
+    Others, such as API keys, reach a command only if its `env` names them.
+    """
     return {
         name: value
         for name, value in environ.items()
@@ -126,24 +130,28 @@ def tool_templates(tool: ToolSpec) -> Iterator[str]:
 
 
 def unset_variables(described: ToolSpec | McpServer, environ: Mapping[str, str]) -> list[str]:
-    """Return the variables that a tool or server refers to and the environment lacks, each once, in order."""
-    env = described.env.values()
-    texts = (
-        (*env, *described.headers.values())
-        if isinstance(described, McpServer)
-        else (*tool_templates(described), *env)
-    )
-    return [
-        name
-        for name in dict.fromkeys(name for text in texts for name in env_references(text))
-        if name not in environ
-    ]
+    """Return the variables that a tool or server refers to but the environment lacks, each once."""
+    texts = [*described.env.values()]
+    if isinstance(described, McpServer):
+        texts += described.headers.values()
+    else:
+        texts = [*tool_templates(described), *texts]
+    unset: dict[str, None] = {}
+    for text in texts:
+        for name in env_references(text):
+            if name not in environ:
+                unset[name] = None
+    return list(unset)
 
 
 def missing_arguments(templates: Iterable[str], arguments: Mapping[str, JsonValue]) -> list[str]:
-    """Return the placeholders of templates that arguments lack, each once, in order."""
-    wanted = dict.fromkeys(name for template in templates for name in placeholders(template))
-    return [name for name in wanted if name not in arguments]
+    """Return the placeholders of templates for which there is no argument, each once."""
+    missing: dict[str, None] = {}
+    for template in templates:
+        for name in placeholders(template):
+            if name not in arguments:
+                missing[name] = None
+    return list(missing)
 
 
 def render(
@@ -153,26 +161,28 @@ def render(
     *,
     escape: Callable[[str], str] = str,
 ) -> str:
-    """Return a marked template with its variables resolved and each hole replaced by `value(name)`."""
+    """Return a marked template with resolved variables and holes filled by `value(name)`."""
     return MARKED_HOLE.sub(lambda match: value(match[1]), secrets.resolve(marked, escape))
 
 
 def parse_json(text: str) -> JsonValue:
-    """Return the value of a JSON text; None if it is no JSON that can be stored."""
+    """Return the value of a JSON text; None if it is not JSON or cannot be stored."""
     try:
         value: JsonValue = json.loads(text)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return None
-    return None if exceeds_depth(value, _MAX_JSON_DEPTH) else value
+    if exceeds_depth(value, _MAX_JSON_DEPTH):
+        return None
+    return value
 
 
 def workspace_problems(
     tool: ToolSpec, arguments: Mapping[str, JsonValue], cwd: Path, workspace: Path
 ) -> list[str]:
-    """Return the problems of a tool that would leave its workspace, by its directory or by an argument of type `path`.
+    """Return why a tool call would leave its workspace.
 
-    Symbolic links are followed.
+    Checked are the working directory and the arguments of type `path`; symbolic links are followed.
 
     Args:
         tool: the tool.
@@ -180,53 +190,73 @@ def workspace_problems(
         cwd: the directory that its paths are relative to.
         workspace: the resolved workspace.
     """
-    given = [("cwd", str(cwd))] if tool.cwd is not None else []
-    for name in (name for name, kind in tool.parameters.items() if kind == "path"):
-        value = arguments.get(name, ())
-        given += [
-            (name, str(one)) for one in (value if isinstance(value, list | tuple) else [value])
-        ]
-    problems = []
-    for name, text in given:
-        inside = False
-        with suppress(
-            OSError, ValueError, RuntimeError
-        ):  # a loop of links, no path at all, or an unknown home
-            inside = (cwd / Path(text).expanduser()).resolve().is_relative_to(workspace)
-        if not inside:
-            problems.append(
-                f"{name!r} is {text!r}, which is outside of its workspace {str(workspace)!r}"
-            )
+    given: list[tuple[str, object]] = []
+    if tool.cwd is not None:
+        given.append(("cwd", cwd))
+    for name, kind in tool.parameters.items():
+        if kind != "path" or name not in arguments:
+            continue
+        value = arguments[name]
+        if isinstance(value, list):
+            given += [(name, item) for item in value]
+        else:
+            given.append((name, value))
+
+    problems: list[str] = []
+    for name, path in given:
+        text = str(path)
+        is_inside = False
+        # A loop of links, no path at all, or an unknown home.
+        with suppress(OSError, ValueError, RuntimeError):
+            resolved = (cwd / Path(text).expanduser()).resolve()
+            is_inside = resolved.is_relative_to(workspace)
+        if not is_inside:
+            where = f"outside of its workspace {str(workspace)!r}"
+            problems.append(f"{name!r} is {text!r}, which is {where}")
     return problems
 
 
 _MAX_DIRECTORY_ENTRIES: Final = 10_000
-"""A directory with more entries than this is not searched."""
+"""Number of entries beyond which a directory is not searched."""
 
 FileStamp = tuple[int, int, int]
+"""Modification time, size and inode of a file, one of which changes when it is written."""
+
 FileSnapshot = Mapping[str, FileStamp]
-"""The files of interest, as an argument names them, with what changes when they are written."""
+"""Files by their paths, as arguments name them."""
 
 
 def take_snapshot(arguments: Mapping[str, JsonValue], cwd: Path) -> FileSnapshot:
-    """Return the files that arguments name, and those directly in the directories that they name."""
+    """Return the files that arguments name, and those directly in directories that they name."""
     found: dict[str, FileStamp] = {}
     for value in arguments.values():
-        for text in value if isinstance(value, list) else [value]:
+        items = value if isinstance(value, list) else [value]
+        for text in items:
             if not isinstance(text, str) or not text:
                 continue
-            with suppress(OSError, ValueError):  # no such file, or no name of a file at all
+            # The text may name no file, or be no possible name of one.
+            with suppress(OSError, ValueError):
                 place = cwd / text
-                if not place.is_dir():
+                if place.is_dir():
+                    found |= _directory_files(text, place)
+                else:
                     found[text] = _file_stamp(place.stat())
-                    continue
-                with os.scandir(place) as directory:
-                    entries = list(islice(directory, _MAX_DIRECTORY_ENTRIES + 1))
-                for entry in entries if len(entries) <= _MAX_DIRECTORY_ENTRIES else ():
-                    with suppress(OSError):  # it may be gone by now
-                        if entry.is_file():
-                            found[str(PurePath(text, entry.name))] = _file_stamp(entry.stat())
     return found
+
+
+def _directory_files(name: str, place: Path) -> dict[str, FileStamp]:
+    """Return the files directly in a directory; none if it has too many entries."""
+    with os.scandir(place) as directory:
+        entries = list(islice(directory, _MAX_DIRECTORY_ENTRIES + 1))
+    files: dict[str, FileStamp] = {}
+    if len(entries) > _MAX_DIRECTORY_ENTRIES:
+        return files
+    for entry in entries:
+        # It may have been deleted since.
+        with suppress(OSError):
+            if entry.is_file():
+                files[str(PurePath(name, entry.name))] = _file_stamp(entry.stat())
+    return files
 
 
 def _file_stamp(status: os.stat_result) -> FileStamp:
@@ -241,12 +271,12 @@ def find_artifacts(
     before: FileSnapshot = MappingProxyType({}),
     after: FileSnapshot = MappingProxyType({}),
 ) -> JsonObject:
-    """Return what a tool produced, by name, as far as it can be determined.
+    """Return the artifacts that a tool produced, by name, as far as they can be determined.
 
     The value of an artifact is the first of these that exists: the key of its name in the JSON
     output; the argument of its name; the file that changed and has its name, else the only one that
-    ends in it, else the only one. The last is an observation, which requires that no other tool
-    writes to the directory meanwhile.
+    ends in it, else the only one. A file is right only if no other tool writes to the directory
+    meanwhile.
 
     Args:
         tool: the tool; `produces` names its artifacts, with placeholders for arguments.
@@ -256,36 +286,50 @@ def find_artifacts(
         after: the files after it ran.
     """
     known = {name: as_text(value) for name, value in arguments.items()}
+    fields: JsonObject = {}
+    if isinstance(json_output, dict):
+        fields = json_output
     made = sorted(file for file, stamp in after.items() if before.get(file) != stamp)
     found: JsonObject = {}
     for pattern in tool.produces:
-        if not all(name in known for name in placeholders(pattern)):
+        if missing_arguments([pattern], known):
             continue
         name = fill_placeholders(pattern, known)
-        called = [file for file in made if PurePath(file).name == name]
-        candidates = called or [file for file in made if file.endswith(f".{name}")] or made
-        if isinstance(json_output, dict) and name in json_output:
-            found[name] = json_output[name]
+        if name in fields:
+            found[name] = fields[name]
         elif isinstance(arguments.get(name), str):
             found[name] = arguments[name]
-        elif len(candidates) == 1:
-            found[name] = candidates[0]
+        else:
+            candidates = _files_called(name, made)
+            if len(candidates) == 1:
+                found[name] = candidates[0]
     return found
 
 
+def _files_called(name: str, files: Sequence[str]) -> Sequence[str]:
+    """Return the files of a name, else those that end in it, else all."""
+    called = [file for file in files if PurePath(file).name == name]
+    if called:
+        return called
+    ending = [file for file in files if file.endswith(f".{name}")]
+    if ending:
+        return ending
+    return files
+
+
 class WorkContext(Protocol):
-    """Attempt that a tool works for, as the executor needs it."""
+    """Attempt that a tool is called for, as far as the executor needs it."""
 
     @property
     def idempotency_key(self) -> str:
-        """Key that is the same for all attempts whose effect must happen once."""
+        """Key shared by all attempts whose effect must happen once."""
 
     @property
     def tool(self) -> ToolSpec | None:
         """The tool in the live plan; None if the plan does not describe it."""
 
     def record_checked(self) -> object:
-        """Record that the commands that the task expects to succeed have done so."""
+        """Record that the commands under `expect` have succeeded."""
 
     def record_process(self, pid: int, /) -> object:
         """Record that the tool started a process group, before the group does anything."""
@@ -293,21 +337,21 @@ class WorkContext(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One use of a tool."""
+    """Call of a tool by a task, with everything that its runner needs."""
 
     tool: ToolSpec
     task: Task
     arguments: JsonObject
-    """The arguments of the task, references resolved."""
+    """The arguments of the task, with resolved references."""
     context: WorkContext
     secrets: Secrets
     environ: Mapping[str, str]
-    """The variables that every command gets, such as `PATH`; `secrets.environ` has the others."""
+    """The variables that every command inherits, such as `PATH`; `secrets.environ` has all."""
     cwd: Path
     output_limit: int
-    """Bytes of output that may be kept; more is an error."""
+    """Number of bytes of output that may be kept; more is an error."""
     grace: float
-    """Seconds that a process has to end by itself when it is stopped."""
+    """Seconds from asking a process to end until it is killed."""
     workspace: Path | None = None
     """Directory to which the tool is confined."""
     writable: tuple[Path, ...] = ()
@@ -315,4 +359,4 @@ class ToolCall:
 
 
 ToolRunner = Callable[[ToolCall], Awaitable[JsonValue]]
-"""Executes the tools of one kind: returns the output, raises when it fails."""
+"""Runner of the tools of one kind: returns the output of a call, raises if it fails."""

@@ -1,7 +1,7 @@
-"""Checks of conditions and paths against what tools take and return.
+"""Checks of conditions and paths against the arguments and outputs of tools.
 
-Reported is only what can never be meant: a name that nothing can have, and a comparison of values
-that are of other types whatever they are.
+They report only certain mistakes: names that nothing can have, and comparisons of values whose
+types never match.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from replanning.plan.conditions import (
     output_lookup,
     shown,
 )
-from replanning.plan.messages import did_you_mean, join_names
+from replanning.plan.messages import did_you_mean, join_names, join_parts
 from replanning.plan.references import (
     CONFIRMATION_ROOTS,
     CONFIRMED_ROOTS,
@@ -48,7 +48,7 @@ OUTPUTS_BY_KIND: Final[Mapping[str, JsonObject]] = {
     },
     "mcp": {"text": {"type": "string"}, "json": {}, "content": {"type": "array"}},
 }
-"""Fields of what a tool of a kind returns, each with its JSON Schema."""
+"""Fields of the outputs of each kind of tool, each with its JSON Schema."""
 
 _PARAMETER_TYPES: Final = {
     "string": "string",
@@ -68,12 +68,12 @@ _Types = frozenset[str] | None
 
 
 class Checked(NamedTuple):
-    """What is known of the values that a condition or a reference is over.
+    """Schemas of the values that a condition or a reference may read.
 
     Attributes:
         output: schemas of the output, all of which it fits; none for `when`.
         arguments: the names and schemas of the arguments that a tool takes; None if it takes any.
-        given: the arguments that the task gives; None for what a tool states.
+        given: the arguments of the task; None for a condition or reference of a tool.
         results: schemas of the outputs of tasks.
     """
 
@@ -84,11 +84,11 @@ class Checked(NamedTuple):
 
 
 class ToolKnowledge(NamedTuple):
-    """What is known of the calls of a tool before any is made.
+    """Schemas of the arguments and outputs of a tool.
 
     Attributes:
         output: JSON Schemas of the output, all of which it fits.
-        arguments: the arguments that it takes, each with a JSON Schema; None if it takes any.
+        arguments: the arguments that the tool takes, each with a JSON Schema; None if it takes any.
     """
 
     output: Sequence[JsonObject] = ()
@@ -96,12 +96,12 @@ class ToolKnowledge(NamedTuple):
 
 
 def tool_knowledge(tool: ToolSpec, *, is_plan: bool) -> ToolKnowledge:
-    """Return what the description of a tool says of its calls.
+    """Return the schemas that the description of a tool states or implies.
 
     Args:
         tool: the tool.
-        is_plan: whether it is executed as a plan has it; a client of the MCP proxy gets the
-            content of a result by itself.
+        is_plan: whether a plan executes it; a client of the MCP proxy receives the content of a
+            result without the fields that a plan adds.
     """
     return ToolKnowledge(_output_schemas(tool, is_plan=is_plan), _parameters(tool))
 
@@ -112,11 +112,11 @@ def expectation_problems(
     given: Mapping[str, JsonValue] | None,
     results: Mapping[TaskId, Sequence[JsonObject]],
 ) -> Iterator[tuple[JsonPath, str]]:
-    """Yield what is wrong with the conditions of an expectation, each with its place in that.
+    """Yield the problems of the conditions of an expectation, each with its place in that.
 
     Args:
         expect: the expectation.
-        tool: what is known of the tool whose output it is about.
+        tool: what is known of the tool whose output the expectation is about.
         given: the arguments of the task that states it; None for an expectation of the tool.
         results: schemas of the outputs of tasks.
     """
@@ -133,11 +133,11 @@ def expectation_problems(
 def agreement_problems(
     expect: Expectation, tool: str | None, known: Mapping[str, ToolKnowledge]
 ) -> Iterator[tuple[JsonPath, str]]:
-    """Yield the paths of `agrees_with` that lead to nothing in one of the two outputs.
+    """Yield the paths of `agrees_with` that one of the two outputs never has.
 
     Args:
         expect: the expectation; each problem has its place in that.
-        tool: the tool whose output it is about, if any is named.
+        tool: the tool whose output the expectation is about, if any is named.
         known: what is known of the calls of tools, by their names.
     """
     agreement = expect.agrees_with
@@ -165,19 +165,20 @@ def confirmation_problems(
     given: Mapping[str, JsonValue] | None,
     results: Mapping[TaskId, Sequence[JsonObject]],
 ) -> Iterator[tuple[JsonPath, str]]:
-    """Yield what is wrong with the condition and the references of a confirmation.
+    """Yield the problems of the condition and the references of a confirmation.
 
     Args:
         confirm: the confirmation; each problem has its place in that.
         tool: what is known of the tool whose call is in doubt.
-        asked: what is known of the tool that is asked, whose output the condition is on.
+        asked: what is known of the tool that the confirmation calls, whose output is checked.
         given: the arguments of the task that states it; None for a confirmation of the tool.
         results: schemas of the outputs of tasks.
     """
     checked = Checked(asked.output, tool.arguments, given, results)
     for name, value in confirm.arguments.items():
-        # It is left out with an argument that the call leaves out, which is one of its parameters.
-        is_optional = sole_argument(value) in (tool.arguments or ())
+        # Like the parameter that it refers to, it may be left out.
+        parameters = tool.arguments or {}
+        is_optional = sole_argument(value) in parameters
         references = root_references(value, CONFIRMATION_ROOTS)
         for problem in _reference_problems(references, checked, is_needed=not is_optional):
             yield ("arguments", name), problem
@@ -190,10 +191,10 @@ def confirmation_problems(
 
 
 def undo_problems(undo: Undo, tool: ToolKnowledge) -> Iterator[tuple[JsonPath, str]]:
-    """Yield what is wrong with the references of what takes back the effect of a tool.
+    """Yield the problems of the references of a compensation.
 
     Args:
-        undo: what the tool states.
+        undo: the compensation that a tool states.
         tool: what is known of that tool.
     """
     checked = Checked(tool.output, tool.arguments, None, {})
@@ -206,7 +207,7 @@ def undo_problems(undo: Undo, tool: ToolKnowledge) -> Iterator[tuple[JsonPath, s
 def undo_task_problems(
     undo: TaskBody, ids: Container[TaskId], results: Mapping[TaskId, Sequence[JsonObject]]
 ) -> Iterator[tuple[JsonPath, str]]:
-    """Yield the references of an undo task to what the output of a task never has.
+    """Yield the references of an undo task to fields that the output of a task never has.
 
     Args:
         undo: the undo task.
@@ -224,12 +225,12 @@ def undo_task_problems(
 
 
 def _output_schemas(tool: ToolSpec, *, is_plan: bool) -> list[JsonObject]:
-    """Return JSON Schemas that the outputs of a tool fit: of its kind, and of what it expects."""
+    """Return the JSON Schemas that the outputs of a tool fit: of its kind, and of `expect`."""
     schemas: list[JsonObject] = []
     fields = OUTPUTS_BY_KIND.get(tool.kind or "")
     if fields is not None and (is_plan or tool.kind != "mcp"):
         schema: JsonObject = {"type": "object", "properties": fields}
-        # What the tool produces is in its output, by names that arguments may complete.
+        # The output has the artifacts as well, by names that arguments may complete.
         if not any(placeholders(name) for name in tool.produces):
             produced: JsonObject = {name: {} for name in tool.produces}
             schema["properties"] = {**fields, **produced}
@@ -245,61 +246,71 @@ def _parameters(tool: ToolSpec) -> dict[str, JsonObject] | None:
     if tool.parameters:
         parameters: dict[str, JsonObject] = {}
         for name, kind in tool.parameters.items():
-            parameters[name] = {"type": kind} if kind in _PARAMETER_TYPES else {}
+            parameters[name] = {}
+            if kind in _PARAMETER_TYPES:
+                parameters[name] = {"type": kind}
         return parameters
-    schema = tool.input_schema
-    if schema is None or schema.get("additionalProperties") is not False:
-        return None
-    properties = schema.get("properties")
-    if not isinstance(properties, dict) or "patternProperties" in schema:
+    properties = _all_properties(tool.input_schema or {})
+    if properties is None:
         return None
     return {name: each if isinstance(each, dict) else {} for name, each in properties.items()}
 
 
 def condition_problems(condition: Condition, checked: Checked) -> Iterator[str]:
-    """Yield what is wrong with a condition, as sentences that name its parts."""
+    """Yield the problems of a condition, as sentences that name its parts."""
     questions = condition.questions("arguments")
     certain = set(map(id, _always_read(condition.tree)))
     pending: list[ast.AST] = [condition.tree]
-    reported = set()
+    reported = {""}
     while pending:
         node = pending.pop(0)
         problem = ""
-        match node:
-            case ast.Attribute() | ast.Subscript():
-                root, steps = _steps_of(node)
-                is_needed = id(node) in certain and str(steps[0]) not in questions
-                problem = _lookup_problem(root, steps, checked, is_needed=is_needed)
-            case ast.Compare():
-                problem = _comparison_problem(node, checked)
-                pending += ast.iter_child_nodes(node)
-            case ast.BinOp(left=left, right=right):
-                for operand in (left, right):
-                    types = _types_of(operand, checked)
-                    if types is not None and types.isdisjoint({"string", "null"}):
-                        problem = f"`matches` compares texts, and {_told(operand, types)}"
-                pending += (left, right)
-            case ast.Call(args=[argument]):
-                types = _types_of(argument, checked)
-                if types is not None and types <= {"number", "boolean"}:
-                    problem = (
-                        f"len is of a text, an array or an object, and {_told(argument, types)}"
-                    )
-                pending.append(argument)
-            case _:
-                pending += ast.iter_child_nodes(node)
-        if problem and problem not in reported:
+        if isinstance(node, ast.Attribute | ast.Subscript):
+            root, steps = _steps_of(node)
+            is_needed = id(node) in certain and str(steps[0]) not in questions
+            problem = _lookup_problem(root, steps, checked, is_needed=is_needed)
+        else:
+            problem = _operation_problem(node, checked)
+            pending += _operands(node)
+        if problem not in reported:
             reported.add(problem)
             yield f"condition {condition.text!r}: {problem}"
+
+
+def _operands(node: ast.AST) -> Iterable[ast.AST]:
+    match node:
+        # Not the function, which is always `len`.
+        case ast.Call(args=arguments):
+            return arguments
+        case _:
+            return ast.iter_child_nodes(node)
+
+
+def _operation_problem(node: ast.AST, checked: Checked) -> str:
+    """Return why an operation is never meant for its operands; empty if it may be."""
+    problem = ""
+    match node:
+        case ast.Compare():
+            problem = _comparison_problem(node, checked)
+        case ast.BinOp(left=left, right=right):
+            for operand in (left, right):
+                types = _types_of(operand, checked)
+                if types is not None and types.isdisjoint({"string", "null"}):
+                    problem = f"`matches` compares texts, and {_told(operand, types)}"
+        case ast.Call(args=[argument]):
+            types = _types_of(argument, checked)
+            if types is not None and types <= {"number", "boolean"}:
+                problem = f"len is of a text, an array or an object, and {_told(argument, types)}"
+    return problem
 
 
 def _reference_problems(
     references: Iterable[Reference], checked: Checked, *, is_needed: bool = True
 ) -> Iterator[str]:
-    """Yield which references lead to nothing.
+    """Yield the references to values that never exist.
 
     Args:
-        references: each with a path that begins with the name of its root.
+        references: the references, each with a path that begins with the name of its root.
         checked: what is known of the roots.
         is_needed: whether an argument that the task does not give is a problem.
     """
@@ -311,7 +322,7 @@ def _reference_problems(
 
 
 def _always_read(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the lookups that are made whatever the values are: `and` and `or` may stop before."""
+    """Yield the lookups that every evaluation makes; `and` and `or` may skip others."""
     match node:
         case ast.Attribute() | ast.Subscript():
             yield node
@@ -329,11 +340,11 @@ def _always_read(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _lookup_problem(root: str, steps: list[str | int], checked: Checked, *, is_needed: bool) -> str:
-    """Return why nothing can be found by a lookup; empty if something may be.
+    """Return why a lookup never finds a value; empty if it may.
 
     Args:
-        root: what it begins with.
-        steps: the names and numbers by which it goes on.
+        root: the name that it begins with.
+        steps: the names and numbers that follow.
         checked: what is known of the roots.
         is_needed: whether an argument that the task does not give is a problem.
     """
@@ -345,12 +356,12 @@ def _lookup_problem(root: str, steps: list[str | int], checked: Checked, *, is_n
 def _path_problem(
     schemas: Sequence[JsonObject], steps: Sequence[str | int], lookup: str = ""
 ) -> str:
-    """Return why a path leads to nothing; empty if it may lead to something.
+    """Return why a path never leads to a value; empty if it may.
 
     Args:
-        schemas: those of the value in which it begins.
+        schemas: the schemas of the value that contains the path.
         steps: the path.
-        lookup: how that value is written; empty for the output whose fields are compared.
+        lookup: the lookup of that value; empty for the output whose fields are compared.
     """
     for step in steps:
         for schema in schemas:
@@ -364,16 +375,16 @@ def _path_problem(
 
 def _argument_problem(name: str, checked: Checked, *, is_needed: bool) -> str:
     given = checked.given
+    if given is not None and name in given:
+        return ""
     known = checked.arguments
-    if known is not None and name not in known and name not in (given or ()):
+    if known is not None and name not in known:
         hint = did_you_mean(name, known)
-        names = _listed(known)
-        return "; ".join(filter(None, [f"the tool has no parameter {name!r}", hint, names]))
-    if given is None or not is_needed or name in given:
+        return join_parts(f"the tool has no parameter {name!r}", hint, _listed(known))
+    if given is None or not is_needed:
         return ""
     hint = did_you_mean(name, given)
-    names = _listed(given)
-    return "; ".join(filter(None, [f"the task gives no argument {name!r}", hint, names]))
+    return join_parts(f"the task gives no argument {name!r}", hint, _listed(given))
 
 
 def _listed(names: Mapping[str, object]) -> str:
@@ -383,7 +394,7 @@ def _listed(names: Mapping[str, object]) -> str:
 
 
 def _steps_of(node: ast.expr) -> tuple[str, list[str | int]]:
-    """Return the root of a lookup and the names and numbers by which it goes on."""
+    """Return the root of a lookup, and the names and numbers that follow."""
     steps: list[str | int] = []
     while isinstance(node, ast.Attribute | ast.Subscript):
         steps.append(cast("str | int", literal_key(node)))
@@ -394,7 +405,7 @@ def _steps_of(node: ast.expr) -> tuple[str, list[str | int]]:
 def _start(
     root: str, steps: list[str | int], checked: Checked
 ) -> tuple[Sequence[JsonObject], list[str | int], str]:
-    """Return the schemas of what a lookup begins with, the steps from there, and how it is written."""
+    """Return the schemas of the value that a lookup begins with, the other steps, and its text."""
     if root == "output":
         return checked.output, steps, "output"
     if root == "results" and steps:
@@ -404,7 +415,7 @@ def _start(
 
 
 def _written(lookup: str, steps: Sequence[str | int]) -> str:
-    """Return a lookup that goes on with these steps, as a condition or a path has it."""
+    """Return the text of a lookup that continues with these steps."""
     text = lookup
     for step in steps:
         if isinstance(step, str) and step.isidentifier():
@@ -421,32 +432,37 @@ def _step_problem(schema: JsonObject, step: str | int, lookup: str) -> str:
     value = lookup or "output"
     types = _schema_types(schema)
     needed = "array" if isinstance(step, int) else "object"
-    if types is not None and needed not in types and "null" not in types:
+    if types is not None and types.isdisjoint({needed, "null"}):
         kind = " or ".join(sorted(types))
         return f"{value} is {_with_article(kind)}, and has no {step!r}"
-    properties = schema.get("properties")
-    if isinstance(step, int) or not isinstance(properties, dict):
-        return ""
-    if schema.get("additionalProperties") is not False or "patternProperties" in schema:
-        return ""
-    if step in properties:
+    properties = _all_properties(schema)
+    if isinstance(step, int) or properties is None or step in properties:
         return ""
     hint = did_you_mean(step, properties)
     if not hint and "json" in properties:
         hint = f"did you mean {_written(lookup, ['json', step])}?"
-    text = f"{value} has no {step!r}"
-    return "; ".join(filter(None, [text, hint, _listed(properties)]))
+    return join_parts(f"{value} has no {step!r}", hint, _listed(properties))
+
+
+def _all_properties(schema: JsonObject) -> JsonObject | None:
+    """Return all properties that a schema allows; None if it may allow others."""
+    properties = schema.get("properties")
+    if schema.get("additionalProperties") is not False or "patternProperties" in schema:
+        return None
+    if not isinstance(properties, dict):
+        return None
+    return properties
 
 
 def _member_schemas(schema: JsonObject, step: str | int) -> Iterator[JsonObject]:
     """Yield the schemas of a member of a value that fits a schema."""
-    if isinstance(step, int):
-        inner = schema.get("items")
-        if "prefixItems" in schema:
-            inner = None
-    else:
+    inner: JsonValue = None
+    if isinstance(step, str):
         properties = schema.get("properties")
-        inner = properties.get(step) if isinstance(properties, dict) else None
+        if isinstance(properties, dict):
+            inner = properties.get(step)
+    elif "prefixItems" not in schema:
+        inner = schema.get("items")
     if isinstance(inner, dict):
         yield inner
 
@@ -491,13 +507,13 @@ def _lookup_types(node: ast.expr, checked: Checked) -> _Types:
     if root in ("run", "status"):
         return frozenset({"string"})
     if root == "arguments":
-        # What a task gives may be a reference, which is replaced by any value.
+        # An argument of the task may be a reference, which may be replaced by any value.
         known = checked.arguments or {}
         schemas: Sequence[JsonObject] = [known.get(str(steps[0]), {})]
         steps = steps[1:]
     else:
         schemas, steps, _ = _start(root, steps, checked)
-        # An output that is a JSON text counts as its value where it is checked, and only there.
+        # An output that is a JSON text counts as its value in expectations, but not here.
         if root == "results" and not steps:
             return None
     for step in steps:
@@ -510,8 +526,10 @@ def _common_types(schemas: Sequence[JsonObject]) -> _Types:
     common: _Types = None
     for schema in schemas:
         types = _schema_types(schema)
+        if types is not None and common is not None:
+            types &= common
         if types is not None:
-            common = types if common is None else common & types
+            common = types
     return common or None
 
 
@@ -520,11 +538,13 @@ def _type_name(value: object) -> str:
         return "boolean"
     if isinstance(value, str):
         return "string"
-    return "null" if value is None else "number"
+    if value is None:
+        return "null"
+    return "number"
 
 
 def _comparison_problem(node: ast.Compare, checked: Checked) -> str:
-    """Return why a comparison compares values of other types; empty if it may not."""
+    """Return why a comparison has the same result for all values; empty if it may not."""
     left = node.left
     for operation, right in zip(node.ops, node.comparators, strict=True):
         problem = _pair_problem(operation, left, right, checked)
@@ -546,8 +566,8 @@ def _pair_problem(operation: ast.cmpop, left: ast.expr, right: ast.expr, checked
         if second == {"string"} and not first & {"string"}:
             return f"{told}: only a text is in a text"
         return ""
-    # Null is a value of its own: whether something is null may be asked of any value.
-    if first == {"null"} or second == {"null"}:
+    # Any value may be compared with null.
+    if {"null"} in (first, second):
         return ""
     if _comparable(first) & _comparable(second):
         return ""
@@ -557,8 +577,10 @@ def _pair_problem(operation: ast.cmpop, left: ast.expr, right: ast.expr, checked
 
 
 def _comparable(types: frozenset[str]) -> frozenset[str]:
-    """Return types under names that are equal where values may be: true equals 1."""
-    return frozenset("number" if kind == "boolean" else kind for kind in types)
+    """Return types with one name for those whose values may be equal: true equals 1."""
+    if "boolean" in types:
+        return types - {"boolean"} | {"number"}
+    return types
 
 
 def _told(node: ast.expr, types: frozenset[str]) -> str:
@@ -569,4 +591,6 @@ def _with_article(kind: str) -> str:
     if kind == "null":
         return kind
     kind = kind.replace("string", "text")
-    return f"an {kind}" if kind[0] in "ao" else f"a {kind}"
+    if kind.startswith(("a", "o")):
+        return f"an {kind}"
+    return f"a {kind}"

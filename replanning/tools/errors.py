@@ -7,18 +7,18 @@
     ├── ToolUnavailable                a program, module or variable it needs is not here
     ├── CommandFailed                  a command ended with an exit code that is a failure
     │   └── TransientCommandFailed     ... with one that the tool declares as transient
-    ├── HttpStatusFailed               a server answered with an error
-    │   └── TransientHttpStatusFailed  ... which may pass
-    ├── McpToolFailed                  a tool of an MCP server, or the server itself, reports an error
-    ├── McpServerLost                  an MCP server went away while it was at work; in doubt
-    ├── McpNotInstalled                there are MCP servers, and no package that speaks with them
+    ├── HttpStatusFailed               a server answered with an error status
+    │   └── TransientHttpStatusFailed  ... that may pass
+    ├── McpToolFailed                  an MCP server or one of its tools reports an error
+    ├── McpServerLost                  an MCP server went away during a call; in doubt
+    ├── McpNotInstalled                there are MCP servers, but the SDK is not installed
     ├── HttpUnreachable                a server could not be reached; may pass
-    ├── HttpConnectionLost             the connection was lost before a request was answered; in doubt
+    ├── HttpConnectionLost             the connection was lost before the answer; in doubt
     ├── ToolTimedOut                   a tool took longer than the executor allows; in doubt
-    └── ToolOutputTooLarge             a tool printed or answered more than may be kept (also an OutputError)
+    └── ToolOutputTooLarge             the output exceeds its limit (also an OutputError)
 
-Those that may pass are `TransientError`s as well, so they are tried again. `in_doubt` is set on those whose tool may have
-had its effect.
+Errors that may pass are `TransientError`s as well, so the call is retried. `in_doubt` is set on
+errors after which the tool may have had its effect.
 """
 
 from __future__ import annotations
@@ -28,61 +28,63 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from replanning.errors import OutputError, ToolError, TransientError
-from replanning.plan.messages import cut, did_you_mean
+from replanning.plan.messages import cut, did_you_mean, join_parts
 
 MAX_EXCERPT_CHARS = 2_000
-"""Characters of the answer of a server that an error message quotes."""
+"""Number of characters of a server's answer that an error message quotes."""
 
 MAX_STREAM_CHARS = 1_200
-"""Characters of each output stream of a command that an error message quotes: both fit a prompt."""
+"""Number of characters of each output stream that an error message quotes: both fit a prompt."""
 
 
 def head(text: str) -> str:
     """Return the start of a text, with a mark if its end was left out."""
     text = text.strip()
     left = len(text) - MAX_EXCERPT_CHARS
-    return text if left <= 0 else f"{cut(text, MAX_EXCERPT_CHARS)} [… {left} characters more]"
+    if left <= 0:
+        return text
+    return f"{cut(text, MAX_EXCERPT_CHARS)} [… {left} characters more]"
 
 
 def tail(text: str) -> str:
     """Return the end of a text, with a mark if its start was left out."""
     text = text.strip()
     left = len(text) - MAX_STREAM_CHARS
-    return (
-        text
-        if left <= 0
-        else f"[… {left} characters before] {cut(text, MAX_STREAM_CHARS, from_end=True)}"
-    )
+    if left <= 0:
+        return text
+    return f"[… {left} characters before] {cut(text, MAX_STREAM_CHARS, from_end=True)}"
 
 
 class UnknownTool(ToolError):
     """A task names a tool that the plan does not describe, or no tool at all."""
 
     def __init__(self, task: str, tool: str | None, known: Iterable[str]) -> None:
-        self.task, self.tool, self.known_tools = task, tool, tuple(known)
+        self.task = task
+        self.tool = tool
+        self.known_tools = tuple(known)
         if tool is None:
             what = f"task {task!r} names no tool"
         else:
             what = f"task {task!r} names the tool {tool!r}, which the plan does not describe"
-        hint = did_you_mean(tool, self.known_tools) if tool else ""
-        super().__init__(
-            "; ".join(filter(None, [what, f"described are {list(self.known_tools)}", hint]))
-        )
+        hint = did_you_mean(tool or "", self.known_tools)
+        super().__init__(join_parts(what, f"described are {list(self.known_tools)}", hint))
 
 
 class InvalidTool(ToolError):
-    """The description of a tool cannot be run; `problems` says everything that is wrong with it."""
+    """The description of a tool cannot be run; `problems` lists everything wrong with it."""
 
     def __init__(self, tool: str, problems: Sequence[str]) -> None:
-        self.tool, self.problems = tool, tuple(problems)
+        self.tool = tool
+        self.problems = tuple(problems)
         super().__init__(f"tool {tool!r} cannot be run: {'; '.join(problems)}")
 
 
 class InvalidArguments(ToolError):
-    """The arguments of a task do not fit its tool; `problems` says everything that is wrong with them."""
+    """The arguments of a task do not fit its tool; `problems` lists everything wrong with them."""
 
     def __init__(self, tool: str, problems: Sequence[str]) -> None:
-        self.tool, self.problems = tool, tuple(problems)
+        self.tool = tool
+        self.problems = tuple(problems)
         super().__init__(f"the arguments do not fit tool {tool!r}: {'; '.join(problems)}")
 
 
@@ -96,30 +98,35 @@ class ToolUnavailable(ToolError):
 
 
 class CommandFailed(ToolError):
-    """A command ended with an exit code that is a failure (128 and the number of the signal that ended it).
+    """A command ended with an exit code that is a failure.
 
     Attributes:
-        stderr: the end of what it wrote there.
-        stdout: the same; many checkers and test runners write their findings there.
+        exit_code: that of the command, or 128 and the number of the signal that ended it.
+        stderr: the end of its error output.
+        stdout: the end of its output; many checkers and test runners write their findings there.
     """
 
     def __init__(
         self, tool: str, command: str, exit_code: int, stderr: str, stdout: str = ""
     ) -> None:
-        self.stderr, self.stdout = tail(stderr), tail(stdout)
         self.tool = tool
         self.command = command
         self.exit_code = exit_code
+        self.stderr = tail(stderr)
+        self.stdout = tail(stdout)
         ended = f"exit code {exit_code}"
-        with suppress(ValueError):  # no signal has this number
+        # Other exit codes are no number of a signal.
+        with suppress(ValueError):
             ended += f" ({signal.Signals(exit_code - 128).name})"
             self.in_doubt = True
         if self.stderr:
             ended += f": {self.stderr}"
         elif not self.stdout:
             ended += ", without any output"
-        printed = f"; it printed: {self.stdout}" if self.stdout else ""
-        super().__init__(f"tool {tool!r} ended with {ended} (command: {command}){printed}")
+        message = f"tool {tool!r} ended with {ended} (command: {command})"
+        if self.stdout:
+            message += f"; it printed: {self.stdout}"
+        super().__init__(message)
 
 
 class TransientCommandFailed(CommandFailed, TransientError):
@@ -129,13 +136,14 @@ class TransientCommandFailed(CommandFailed, TransientError):
         self, tool: str, command: str, exit_code: int, stderr: str, stdout: str = ""
     ) -> None:
         super().__init__(tool, command, exit_code, stderr, stdout)
-        self.in_doubt = False  # the tool says that it had no effect
+        # The tool states that it had no effect.
+        self.in_doubt = False
 
 
 class HttpStatusFailed(ToolError):
-    """A server answered with a status that is no success.
+    """A server answered with an error status.
 
-    The message tells `retry_after`; the delay of a retry does not follow it.
+    The message states `retry_after`, but the delay before a retry does not depend on it.
     """
 
     def __init__(
@@ -149,29 +157,25 @@ class HttpStatusFailed(ToolError):
         retry_after: float | None = None,
         advice: str = "",
     ) -> None:
-        self.tool, self.request, self.status, self.response_text = (
-            tool,
-            request,
-            status,
-            head(answer),
-        )
+        self.tool = tool
+        self.request = request
+        self.status = status
+        self.response_text = head(answer)
         self.request_id = request_id
         self.retry_after = retry_after
-        """Seconds that the server asks to wait, where it says so."""
-        parts = [
-            f"tool {tool!r}: {request} answered {status}",
-            advice,
-            f"request id {request_id}" if request_id else "",
-            f"to be tried again after {retry_after:g} s" if retry_after is not None else "",
-        ]
-        super().__init__(
-            "; ".join(filter(None, parts))
-            + (f": {self.response_text}" if self.response_text else "")
-        )
+        """Seconds that the server asks to wait; None if it does not say."""
+        message = join_parts(f"tool {tool!r}: {request} answered {status}", advice)
+        if request_id:
+            message += f"; request id {request_id}"
+        if retry_after is not None:
+            message += f"; to be tried again after {retry_after:g} s"
+        if self.response_text:
+            message += f": {self.response_text}"
+        super().__init__(message)
 
 
 class TransientHttpStatusFailed(HttpStatusFailed, TransientError):
-    """A server answered with a status that may pass: 408, 425, 429, 503, or one under `transient`."""
+    """A server answered with a status that may pass: 408, 425, 429, 503 or a `transient` one."""
 
 
 class HttpUnreachable(ToolError, TransientError):
@@ -184,7 +188,7 @@ class HttpUnreachable(ToolError, TransientError):
 
 
 class HttpConnectionLost(ToolError):
-    """The connection was lost before the answer; whether the server has carried out the request is not known."""
+    """The connection was lost before the answer; the server may have carried out the request."""
 
     in_doubt = True
 
@@ -205,7 +209,7 @@ class McpToolFailed(ToolError):
 
 
 class McpServerLost(ToolError):
-    """An MCP server went away while it was at work; whether the work was done is not known."""
+    """An MCP server went away during a call, which it may have carried out."""
 
     in_doubt = True
 
@@ -213,23 +217,21 @@ class McpServerLost(ToolError):
         self.tool = tool
         self.server = server
         self.reason = reason
-        super().__init__(
-            f"tool {tool!r}: the MCP server {server!r} went away while it was at work: {head(reason)}"
-        )
+        lost = f"the MCP server {server!r} went away while it was at work"
+        super().__init__(f"tool {tool!r}: {lost}: {head(reason)}")
 
 
 class McpNotInstalled(ToolError):
-    """There are MCP servers, and no package that speaks with them."""
+    """A plan has MCP servers, but the package `mcp` is not installed."""
 
     def __init__(self, servers: Iterable[str]) -> None:
         self.servers = tuple(servers)
-        super().__init__(
-            f"the MCP servers {list(self.servers)} need the package mcp: pip install 'replanning[mcp]'"
-        )
+        needed = "the package mcp: pip install 'replanning[mcp]'"
+        super().__init__(f"the MCP servers {list(self.servers)} need {needed}")
 
 
 class ToolTimedOut(ToolError):
-    """A tool took longer than the executor allows where neither task nor tool states a timeout."""
+    """A tool took longer than the executor's limit for calls without a timeout of their own."""
 
     in_doubt = True
 
@@ -243,7 +245,7 @@ class ToolTimedOut(ToolError):
 
 
 class ToolOutputTooLarge(ToolError, OutputError):
-    """A tool printed or answered more than the executor keeps; it was stopped, and nothing was cut."""
+    """A tool printed or answered more than the executor keeps, so it was stopped."""
 
     in_doubt = True
 
@@ -251,6 +253,6 @@ class ToolOutputTooLarge(ToolError, OutputError):
         self.tool = tool
         self.limit = limit
         super().__init__(
-            f"tool {tool!r} was stopped because {source} exceeded {limit} bytes; "
-            "let it write to a file and name the file, or raise the output limit (`max_output` in the settings)"
+            f"tool {tool!r} was stopped because {source} exceeded {limit} bytes; let it write to a"
+            " file and name the file, or raise the output limit (`max_output` in the settings)"
         )

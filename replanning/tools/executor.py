@@ -58,7 +58,7 @@ _JSON_TYPE_NAMES: Final[Mapping[type, str]] = {
 
 
 class ToolExecutor:
-    """Executor of tasks by the tools that their plan describes; pass it to an orchestrator as its work.
+    """Executor of tasks by the tools that their plan describes: the work of an orchestrator.
 
     ```python
     async with ToolExecutor(plan) as work:
@@ -66,26 +66,26 @@ class ToolExecutor:
     ```
 
     It knows the kinds `shell`, `http`, `python` and `mcp`. Variables `{env:NAME}` in the
-    description of a tool are looked up when it is run. Their values are hidden in errors, and the
-    run masks them in everything that leaves it.
+    description of a tool are looked up when it runs. Their values are hidden in errors, and the run
+    masks them in whatever leaves it.
 
     Args:
         tools: the plan, or the tools themselves. A tool of the live plan takes precedence over one
             of the same name.
-        default_timeout: seconds or timedelta for a task without a timeout of its own or its tool;
-            None for no limit.
-        output_limit: bytes that one task may print or receive; more is an error, output is never
-            truncated.
+        default_timeout: seconds or timedelta for a call for which neither task nor tool states a
+            timeout; None for no limit.
+        output_limit: number of bytes that one task may print or receive; more is an error, output
+            is never truncated.
         cwd: the working directory of commands, to which `cwd` of a tool is relative; it is relative
             to the folder of the run. MCP servers are started before a run is open, so for them it
             is relative to the folder of this process.
         environ: the environment of commands and of `{env:NAME}`; by default that of the process.
-        grace: seconds or timedelta that a stopped process has to end by itself before it is killed.
+        grace: seconds or timedelta from asking a process to end until it is killed.
         kinds: runners of further kinds by name, or replacements of the built-in ones.
         servers: the MCP servers; by default those of the plan.
         clock: the clock for delays between restarts of an MCP server; by default that of this
             machine.
-        commands: commands that tasks may expect to succeed, beside those in the tasks of the plan.
+        commands: commands that tasks may have under `expect`, besides those in the plan.
     """
 
     def __init__(
@@ -102,23 +102,27 @@ class ToolExecutor:
         clock: Clock | None = None,
         commands: Iterable[str] = (),
     ) -> None:
-        self._tools = {
-            tool.name: tool for tool in (tools.tools if isinstance(tools, Plan) else tools)
-        }
         self._commands = set(commands)
         if isinstance(tools, Plan):
             for task in tools.tasks:
                 for _, body in nested_bodies(task):
                     self._commands.update(body.commands)
-        self._default_timeout = None if default_timeout is None else to_seconds(default_timeout)
+            if servers is None:
+                servers = tools.mcp
+            tools = tools.tools
+        self._tools = {tool.name: tool for tool in tools}
+        self._default_timeout: float | None = None
+        if default_timeout is not None:
+            self._default_timeout = to_seconds(default_timeout)
         self._output_limit = output_limit
-        self._cwd = Path(cwd) if cwd is not None else Path()
+        self._cwd = Path(cwd or "")
         self._environ = os.environ if environ is None else environ
         self._grace = to_seconds(grace)
         self._running: dict[str, anyio.Event] = {}
-        servers = tools.mcp if isinstance(tools, Plan) and servers is None else servers or {}
         self._http_runner = HttpToolRunner()
-        self._mcp_runner = McpToolRunner(servers, self._environ, self._cwd, clock or SystemClock())
+        self._mcp_runner = McpToolRunner(
+            servers or {}, self._environ, self._cwd, clock or SystemClock()
+        )
         self._runners: dict[str, ToolRunner] = {
             "shell": run_shell,
             "http": self._http_runner,
@@ -144,7 +148,10 @@ class ToolExecutor:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections of HTTP tools; using one afterwards opens them again. End the MCP servers."""
+        """Close the connections of HTTP tools and end the MCP servers.
+
+        Connections are opened again when an HTTP tool is called afterwards.
+        """
         try:
             await self._http_runner.aclose()
         finally:
@@ -153,8 +160,8 @@ class ToolExecutor:
     async def discover(self, plan: Plan) -> Plan:
         """Start the MCP servers of a plan and return the plan with their tools, as `SERVER.TOOL`.
 
-        Descriptions in the plan take precedence over those of the servers. A tool that a task names
-        and whose server is missing is described as unavailable.
+        Descriptions in the plan take precedence over those of the servers. If the server of a tool
+        that a task names does not answer, the tool is described as unavailable.
 
         Raises:
             PlanError: the tasks do not fit the tools.
@@ -171,20 +178,20 @@ class ToolExecutor:
 
         Args:
             report: `run.change_resource` or a function with its parameters; None stops the reports.
-                Without this call the reports begin with the first task that uses such a tool.
+                Without this call, reports begin with the first task that uses such a tool.
         """
         if self._mcp_runner.servers:
             self._mcp_runner.watch(report)
 
     @property
     def unavailable_servers(self) -> Mapping[str, str]:
-        """MCP servers that were asked and are unavailable, with the reasons."""
+        """MCP servers that were started and are unavailable, with the reasons."""
         return self._mcp_runner.unavailable
 
     async def return_types(self, tools: Iterable[ToolSpec]) -> Mapping[str, TypeAdapter[Any]]:
-        """Return the return annotations of the functions of kind `python`, by the names of their tools.
+        """Return the return annotations of the functions of tools, by the names of the tools.
 
-        A function that cannot be imported is left out: a task that calls it tells why.
+        A function that cannot be imported is left out: calling it raises the reason.
         """
         found: dict[str, TypeAdapter[Any]] = {}
         for tool in tools:
@@ -202,41 +209,44 @@ class ToolExecutor:
         """Execute one task.
 
         Args:
-            task: its references must be resolved.
-            context: the attempt that it is executed for.
+            task: the task, with resolved references.
+            context: the attempt that the task is executed for.
 
         Returns:
-            The output, as its kind defines it.
+            The output, as the kind of the tool defines it.
 
         Raises:
-            ToolError: the tool cannot be run, or failed; those that may pass are `TransientError`s
+            ToolError: the tool cannot be run, or failed; errors that may pass are `TransientError`s
                 too.
-            UnexpectedOutput: a command that is expected to succeed has failed.
-            NotAccepted: a command that the task expects to succeed is not in the plan.
+            UnexpectedOutput: a command under `expect` has failed.
+            NotAccepted: a command under `expect` of the task is not in the plan.
             Exception: whatever a function of kind `python` raises.
         """
-        tool = context.tool or (self._tools.get(task.tool) if task.tool is not None else None)
+        tool = context.tool
+        if tool is None:
+            tool = self._tools.get(task.tool or "")
         if tool is None:
             raise UnknownTool(task.id, task.tool, self._tools)
-        if tool.kind is None or tool.kind not in self._runners:
-            problem = (
-                "it states no `kind`"
-                if tool.kind is None
-                else f"nothing executes its kind {tool.kind!r}"
-            )
+        runner = self._runners.get(tool.kind or "")
+        if runner is None:
+            problem = "it states no `kind`"
+            if tool.kind is not None:
+                problem = f"nothing executes its kind {tool.kind!r}"
             raise InvalidTool(tool.name, [f"{problem}; known are {sorted(self._runners)}"])
-        limit = self._default_timeout if task.timeout is None and tool.timeout is None else None
         # A model may have written the task, and must not have its commands run.
         for command in task.commands:
             if command not in self._commands:
-                raise NotAccepted(
-                    f"the command {command!r} is not in the plan that this executor was made with; it is not run",
-                    "blocked",
-                )
-        output = await self._run(self._runners[tool.kind], tool, task, context, limit)
-        expected = () if tool.expect is None else tool.expect.commands
-        if expected or task.commands:
-            await self._check([*expected, *task.commands], tool, task, context, output)
+                why = "is not in the plan that this executor was made with; it is not run"
+                raise NotAccepted(f"the command {command!r} {why}", "blocked")
+        limit = None
+        if task.timeout is None and tool.timeout is None:
+            limit = self._default_timeout
+        output = await self._run(runner, tool, task, context, limit)
+        commands = [*task.commands]
+        if tool.expect is not None:
+            commands = [*tool.expect.commands, *commands]
+        if commands:
+            await self._check(commands, tool, task, context, output)
         return output
 
     async def _check(
@@ -247,27 +257,24 @@ class ToolExecutor:
         context: WorkContext,
         output: JsonValue,
     ) -> None:
-        """Run the commands that are expected to succeed, where the tool works and with the same arguments.
+        """Run the commands under `expect` in the directory and with the arguments of the tool.
 
         Raises:
-            UnexpectedOutput: a command failed, which says that the task was not done.
+            UnexpectedOutput: a command failed, so the task is not done.
             UnverifiedOutput: a command cannot be run, or not to its end.
         """
+        fields: dict[str, object] = {"name": "expect", "kind": "shell"}
+        fields |= {"cwd": own.cwd, "workspace": own.workspace, "env": own.env}
         for command in commands:
-            fields = {"cwd": own.cwd, "workspace": own.workspace, "env": own.env}
-            tool = ToolSpec.model_validate(
-                {"name": "expect", "kind": "shell", "command": command, **fields}
-            )
+            tool = ToolSpec.model_validate({**fields, "command": command})
             try:
                 await self._run(run_shell, tool, task, context, self._default_timeout)
             except ToolError as error:
+                expected = f"expected {command!r} to succeed"
                 if isinstance(error, CommandFailed) and not error.in_doubt:
-                    raise UnexpectedOutput(
-                        f"expected {command!r} to succeed: {error}", output, missed=True
-                    ) from None
-                raise UnverifiedOutput(
-                    f"expected {command!r} to succeed, and it gave no verdict: {error}", output
-                ) from None
+                    raise UnexpectedOutput(f"{expected}: {error}", output, missed=True) from None
+                unknown = f"{expected}, and it gave no verdict: {error}"
+                raise UnverifiedOutput(unknown, output) from None
         context.record_checked()
 
     async def _run(
@@ -278,36 +285,33 @@ class ToolExecutor:
         context: WorkContext,
         limit: float | None,
     ) -> JsonValue:
-        """Run a tool that fits the arguments and this machine, in at most `limit` seconds."""
+        """Run a tool, in at most `limit` seconds, if the arguments and this machine fit it."""
         arguments = task.arguments
         missing = missing_arguments(tool_templates(tool), arguments)
         if IDEMPOTENCY_KEY in missing:
             arguments = {**arguments, IDEMPOTENCY_KEY: context.idempotency_key}
             missing.remove(IDEMPOTENCY_KEY)
-        problems = (
-            [f"it needs the arguments {missing}, given are {list(task.arguments)}"]
-            if missing
-            else []
-        )
-        for name, expected in tool.parameters.items():
-            if name in task.arguments and expected in _JSON_TYPE_NAMES.values():
-                actual = _JSON_TYPE_NAMES[type(task.arguments[name])]
-                if actual != expected and (expected, actual) != ("number", "integer"):
-                    problems.append(f"{name!r} must be of type {expected}, it is {actual}")
-        directory = Path(getattr(context, "directory", ""), self._cwd)  # others may have none
-        workspace = None if tool.workspace is None else (directory / tool.workspace).resolve()
-        cwd = directory / tool.cwd if tool.cwd is not None else workspace or directory
-        problems += (
-            workspace_problems(tool, task.arguments, cwd, workspace)
-            if workspace is not None
-            else []
-        )
+        problems: list[str] = []
+        if missing:
+            problems.append(f"it needs the arguments {missing}, given are {list(task.arguments)}")
+        problems += _type_problems(tool, task)
+        # Only the contexts of a run are sure to have a directory.
+        directory = Path(getattr(context, "directory", ""), self._cwd)
+        cwd = directory
+        workspace = None
+        if tool.workspace is not None:
+            workspace = (directory / tool.workspace).resolve()
+            cwd = workspace
+        if tool.cwd is not None:
+            cwd = directory / tool.cwd
+        if workspace is not None:
+            problems += workspace_problems(tool, task.arguments, cwd, workspace)
         if problems:
             raise InvalidArguments(tool.name, problems)
-        if unset := unset_variables(tool, self._environ):
-            raise ToolUnavailable(
-                tool.name, f"the environment variables {', '.join(unset)}", "which are not set"
-            )
+        unset = unset_variables(tool, self._environ)
+        if unset:
+            needed = f"the environment variables {', '.join(unset)}"
+            raise ToolUnavailable(tool.name, needed, "which are not set")
         call = ToolCall(
             tool=tool,
             task=task,
@@ -321,11 +325,11 @@ class ToolExecutor:
             workspace=workspace,
         )
         key = context.idempotency_key
-        while (
-            before := self._running.get(key)
-        ) is not None:  # a process that is stopped may take a while to end
-            await before.wait()
-        self._running[key] = over = anyio.Event()
+        # A process that is stopped may take a while to end.
+        while key in self._running:
+            await self._running[key].wait()
+        over = anyio.Event()
+        self._running[key] = over
         try:
             with anyio.move_on_after(limit):
                 return await runner(call)
@@ -334,3 +338,16 @@ class ToolExecutor:
             over.set()
         assert limit is not None
         raise ToolTimedOut(tool.name, limit)
+
+
+def _type_problems(tool: ToolSpec, task: Task) -> list[str]:
+    """Return the arguments of a task that are not of the types that its tool states."""
+    problems: list[str] = []
+    for name, expected in tool.parameters.items():
+        if name not in task.arguments or expected not in _JSON_TYPE_NAMES.values():
+            continue
+        actual = _JSON_TYPE_NAMES[type(task.arguments[name])]
+        # An integer is a number as well.
+        if actual != expected and (expected, actual) != ("number", "integer"):
+            problems.append(f"{name!r} must be of type {expected}, it is {actual}")
+    return problems

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 MAX_SCHEMA_CHARS: Final = 16_000
-"""Characters of a schema that are kept; of a larger one, the types of its parameters."""
+"""Number of characters up to which a schema is kept; of a larger one, only parameter types are."""
 
 _MAX_PARAMETERS: Final = 200
 _CONTROL_CHARS: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
@@ -59,19 +59,9 @@ def mcp_tool_spec(
         stated: the tool as the plan describes it, which takes precedence.
         hide: redacts secrets in a text.
     """
-    text = hide(json.dumps(tool.input_schema))
-    schema = parse_json(text) if len(text) <= MAX_SCHEMA_CHARS else None
-    properties = tool.input_schema.get("properties")
+    parameters = _parameter_types(tool)
     required = tool.input_schema.get("required")
-    parameters: dict[str, str] = {}
-    for each, described in islice(
-        properties.items() if isinstance(properties, dict) else (), _MAX_PARAMETERS
-    ):
-        kind = described.get("type") if isinstance(described, dict) else None
-        parameters[str(each)] = kind if isinstance(kind, str) and kind in JSON_TYPES else "any"
     needed = required if isinstance(required, list) else []
-    hints = tool.annotations
-    harmless = hints is not None and (hints.read_only_hint or hints.destructive_hint is False)
     fields: dict[str, object] = {
         "name": f"{name}.{tool.name}",
         "kind": "mcp",
@@ -79,28 +69,52 @@ def mcp_tool_spec(
         "tool": tool.name,
         "description": head(_CONTROL_CHARS.sub(" ", hide(tool.description or tool.title or ""))),
         "parameters": parameters,
-        "input_schema": schema if isinstance(schema, dict) else None,
-        "dangerous": tool.name not in server.safe and not harmless,
+        "input_schema": None,
+        "dangerous": tool.name not in server.safe,
     }
-    if hints is not None and hints.read_only_hint:
-        fields["effect"] = "none"
-    if hints is not None and hints.idempotent_hint:
-        fields["idempotent"] = True
-    fields |= (
-        {key: getattr(stated, key) for key in stated.model_fields_set} if stated is not None else {}
-    )
-    known = fields["parameters"] if isinstance(fields["parameters"], Mapping) else {}
-    fields.setdefault(
-        "optional", [each for each in parameters if each not in needed and each in known]
-    )
+    text = hide(json.dumps(tool.input_schema))
+    if len(text) <= MAX_SCHEMA_CHARS:
+        schema = parse_json(text)
+        if isinstance(schema, dict):
+            fields["input_schema"] = schema
+    hints = tool.annotations
+    if hints is not None:
+        if hints.read_only_hint or hints.destructive_hint is False:
+            fields["dangerous"] = False
+        if hints.read_only_hint:
+            fields["effect"] = "none"
+        if hints.idempotent_hint:
+            fields["idempotent"] = True
+    optional = [each for each in parameters if each not in needed]
+    if stated is not None:
+        for key in stated.model_fields_set:
+            fields[key] = getattr(stated, key)
+        # Only a parameter that the plan keeps can be optional.
+        if "parameters" in stated.model_fields_set:
+            optional = [each for each in optional if each in stated.parameters]
+    fields.setdefault("optional", optional)
     try:
         return ToolSpec.model_validate(fields)
     except PlanError:
         return None
 
 
+def _parameter_types(tool: Tool) -> dict[str, str]:
+    """Return the types of the first parameters of a tool, as a plan states them."""
+    parameters: dict[str, str] = {}
+    properties = tool.input_schema.get("properties")
+    if not isinstance(properties, dict):
+        return parameters
+    for name, described in islice(properties.items(), _MAX_PARAMETERS):
+        kind = described.get("type") if isinstance(described, dict) else None
+        if not isinstance(kind, str) or kind not in JSON_TYPES:
+            kind = "any"
+        parameters[str(name)] = kind
+    return parameters
+
+
 CLOSE_TIMEOUT: Final = 10.0
-"""Seconds that servers have to end in order; then they are killed."""
+"""Seconds that servers have to end by themselves; then they are killed."""
 
 
 class AvailabilityListener(Protocol):
@@ -113,13 +127,13 @@ class AvailabilityListener(Protocol):
 
 @dataclass(eq=False, repr=False)
 class McpToolRunner:
-    """Runner of the tools of MCP servers, which it starts and keeps.
+    """Runner of the tools of MCP servers, which it starts and keeps running.
 
     Attributes:
-        servers: as the plan describes them.
-        environ: where `{env:NAME}` is looked up.
+        servers: the servers, as the plan describes them.
+        environ: the variables for `{env:NAME}`.
         cwd: the folder that `cwd` of a server is relative to.
-        clock: time between one start of a server and the next.
+        clock: the clock for delays between restarts.
     """
 
     servers: Mapping[str, McpServer]
@@ -137,20 +151,20 @@ class McpToolRunner:
 
     @property
     def unavailable(self) -> Mapping[str, str]:
-        """Servers that were asked and are unavailable, with the reasons."""
-        return {
-            name: session.unavailable_reason
-            for name, session in self._sessions.items()
-            if session.unavailable_reason
-        }
+        """Servers that were started and are unavailable, with the reasons."""
+        reasons: dict[str, str] = {}
+        for name, session in self._sessions.items():
+            if not session.available:
+                reasons[name] = session.unavailable_reason
+        return reasons
 
     async def open(self) -> None:
-        """Begin; `aclose` must be called by the same task."""
+        """Let servers be started; `aclose` must be called by the same task."""
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
 
     async def aclose(self) -> None:
-        """End the servers that were started."""
+        """End all servers."""
         group = self._group
         self._group = None
         self._listener = None
@@ -163,7 +177,7 @@ class McpToolRunner:
         await group.__aexit__(None, None, None)
 
     def watch(self, report: AvailabilityListener | None) -> None:
-        """Report which tools are available, now and whenever that changes; None stops the reports."""
+        """Report which tools are available, now and at each change; None stops the reports."""
         self._listener = report
         self._reported = {}
         for session in self._sessions.values():
@@ -172,52 +186,38 @@ class McpToolRunner:
     async def discover(self, plan: Plan) -> Plan:
         """Start the servers of a plan and return the plan with their tools.
 
-        Descriptions in the plan take precedence over those of the servers. A tool that a task names
-        and whose server is missing is described as unavailable.
+        Descriptions in the plan take precedence over those of the servers. If the server of a tool
+        that a task names does not answer, the tool is described as unavailable.
 
         Raises:
             PlanError: the tasks do not fit the tools.
-            McpNotInstalled: the SDK is not there.
+            McpNotInstalled: the SDK is not installed.
         """
         sessions = {name: self._get_session(name) for name in plan.mcp}
         async with anyio.create_task_group() as group:
             for session in sessions.values():
                 group.start_soon(session.start)
-        tools = [_merged_spec(tool, sessions.get(tool.server or "")) for tool in plan.tools]
-        known = {(tool.server, tool.tool or tool.name) for tool in tools if tool.kind == "mcp"}
-        for name, session in sessions.items():
-            for tool in session.tools.values():
-                allowed = session.server.tools is None or tool.name in session.server.tools
-                if allowed and (name, tool.name) not in known:
-                    found = mcp_tool_spec(name, session.server, tool, None, session.secrets.redact)
-                    tools += [found] if found is not None else []
-        names = {tool.name for tool in tools}
-        for name in dict.fromkeys(name for _, name in _referenced_tools(plan) if name not in names):
-            for server, session in sessions.items():
-                if name.startswith(f"{server}.") and not session.available:
-                    fields = {
-                        "name": name,
-                        "kind": "mcp",
-                        "server": server,
-                        "tool": name[len(server) + 1 :],
-                    }
-                    tools.append(
-                        ToolSpec.model_validate({**fields, "available": False, "dangerous": True})
-                    )
-                    break
-        self._tools |= {tool.name: tool for tool in tools if tool.kind == "mcp"}
+        tools = _tools_with_found(plan, sessions)
         specs = {tool.name: tool for tool in tools}
+        for _, name in _referenced_tools(plan):
+            if name not in specs:
+                absent = _unavailable_spec(name, sessions)
+                if absent is not None:
+                    specs[name] = absent
+                    tools.append(absent)
+        for tool in tools:
+            if tool.kind == "mcp":
+                self._tools[tool.name] = tool
+
+        problems: list[Problem] = []
         hints = NameSuggester()
-        problems = [
-            Problem(
-                format_path(("tasks", *path, "tool")),
-                f"task {plan.tasks[path[0]].id!r}: there is no tool {name!r}{hint}",
-            )
-            for path, name in _referenced_tools(plan)
-            if specs
-            and name not in specs
-            and (hint := hints(name, specs) or "; its server does not have it")
-        ]
+        if specs:
+            for path, name in _referenced_tools(plan):
+                if name not in specs:
+                    hint = hints(name, specs) or "; its server does not have it"
+                    place = format_path(("tasks", *path, "tool"))
+                    text = f"task {plan.tasks[path[0]].id!r}: there is no tool {name!r}{hint}"
+                    problems.append(Problem(place, text))
         try:
             fields = {name: getattr(plan, name) for name in plan.model_fields_set}
             found_plan = Plan.model_validate({**fields, "tools": tuple(tools)})
@@ -231,117 +231,162 @@ class McpToolRunner:
         """Call a tool of a server.
 
         Returns:
-            Its `text`, its `json` or the text parsed as JSON, what it produces, and other
-            `content`.
+            Its `text`; `json`, its structured content or the text parsed as JSON; the artifacts, by
+            name; `content`, the blocks other than text.
 
         Raises:
             InvalidArguments: they do not fit the schema of the tool.
             ToolUnavailable: the server is not there.
-            McpServerLost: it went away while it was at work.
+            McpServerLost: the server went away during the call.
             McpToolFailed: the tool, or the server, reports an error.
             ToolOutputTooLarge: it answers more than may be kept.
-            McpNotInstalled: the SDK is not there.
+            McpNotInstalled: the SDK is not installed.
         """
         tool = call.tool
-        name = call.tool.server or ""
-        report: AvailabilityListener | None = getattr(
-            call.context, "change_resource", None
-        )  # others' need have none
+        name = tool.server or ""
+        # Only the contexts of a run are sure to receive reports.
+        report: AvailabilityListener | None = getattr(call.context, "change_resource", None)
         if report is not None and self._listener is None:
             self.watch(report)
         session = self._get_session(name, tool.name)
         self._tools.setdefault(tool.name, tool)
-        if problems := schema_problems(tool.input_schema, call.arguments):
-            raise InvalidArguments(
-                tool.name, [call.secrets.redact(problem) for problem in problems]
-            )
+        problems = schema_problems(tool.input_schema, call.arguments)
+        if problems:
+            redacted = [call.secrets.redact(problem) for problem in problems]
+            raise InvalidArguments(tool.name, redacted)
         try:
             result = await session.call(tool.tool or tool.name, call.arguments, named=tool.name)
         except ToolError:
             raise
-        except (
-            Exception
-        ) as error:  # whatever a server makes the SDK raise is a failure of this task alone
+        except Exception as error:
+            # Whatever a server makes the SDK raise is a failure of this task alone.
             reason = session.secrets.redact(str(error)) or type(error).__name__
             raise McpToolFailed(tool.name, name, reason) from error
-        text = "\n".join(block.text for block in result.content if block.type == "text")
+
+        texts: list[str] = []
+        others: list[JsonValue] = []
+        for block in result.content:
+            if block.type == "text":
+                texts.append(block.text)
+            else:
+                others.append(block.model_dump(mode="json", by_alias=True, exclude_none=True))
+        text = "\n".join(texts)
         if result.is_error:
-            raise McpToolFailed(
-                tool.name, name, session.secrets.redact(text) or "it does not say why"
-            )
-        others: list[JsonValue] = [
-            block.model_dump(mode="json", by_alias=True, exclude_none=True)
-            for block in result.content
-            if block.type != "text"
-        ]
+            reason = session.secrets.redact(text) or "it does not say why"
+            raise McpToolFailed(tool.name, name, reason)
         whole = json.dumps([text, result.structured_content, others], ensure_ascii=False)
         if len(whole.encode(errors="replace")) > call.output_limit:
             raise ToolOutputTooLarge(tool.name, call.output_limit, "what the server answered")
-        said: JsonValue = None
+        value: JsonValue = None
         if result.structured_content is not None:
-            said = parse_json(json.dumps(result.structured_content))
-        elif text.lstrip()[:1] in {"{", "["}:
-            said = parse_json(text)
-        output = {**find_artifacts(tool, call.arguments, said), "text": text}
-        output |= {"json": said} if said is not None else {}
-        output |= {"content": others} if others else {}
+            value = parse_json(json.dumps(result.structured_content))
+        elif text.lstrip().startswith(("{", "[")):
+            value = parse_json(text)
+        output = {**find_artifacts(tool, call.arguments, value), "text": text}
+        if value is not None:
+            output["json"] = value
+        if others:
+            output["content"] = others
         session.secrets.report_to(getattr(call.context, "add_secret", None))
         return output
 
     def _get_session(self, name: str, tool: str = "") -> McpSession:
-        if name not in self._sessions:
-            if name not in self.servers:
-                raise ToolUnavailable(
-                    tool, f"the MCP server {name!r}", "which the plan does not describe under `mcp`"
-                )
-            if self._group is None:
-                raise ToolUnavailable(
-                    tool,
-                    f"the MCP server {name!r}",
-                    "which is only there within `async with ToolExecutor(…)`",
-                )
-            if find_spec("mcp") is None:
-                raise McpNotInstalled(self.servers)
-            from replanning.tools.mcp_session import (
-                McpSession,
-            )  # the SDK takes its time, and most plans need none
+        if name in self._sessions:
+            return self._sessions[name]
+        needed = f"the MCP server {name!r}"
+        if name not in self.servers:
+            raise ToolUnavailable(tool, needed, "which the plan does not describe under `mcp`")
+        if self._group is None:
+            where = "which is only there within `async with ToolExecutor(…)`"
+            raise ToolUnavailable(tool, needed, where)
+        if find_spec("mcp") is None:
+            raise McpNotInstalled(self.servers)
+        # Most plans do not need the SDK, and importing it takes long.
+        from replanning.tools.mcp_session import McpSession
 
-            self._sessions[name] = session = McpSession(
-                name,
-                self.servers[name],
-                environ=self.environ,
-                cwd=self.cwd,
-                clock=self.clock,
-                on_change=self._report_availability,
-            )
-            self._group.start_soon(session.run)
-        return self._sessions[name]
+        session = McpSession(
+            name,
+            self.servers[name],
+            environ=self.environ,
+            cwd=self.cwd,
+            clock=self.clock,
+            on_change=self._report_availability,
+        )
+        self._sessions[name] = session
+        self._group.start_soon(session.run)
+        return session
 
     def _report_availability(self, session: McpSession) -> None:
         if self._listener is None:
             return
-        for tool in [tool for tool in self._tools.values() if tool.server == session.name]:
-            lacking = (tool.tool or tool.name) not in session.tools
-            reason = session.unavailable_reason or (
-                "the server does not have it any more" if lacking else ""
-            )
-            if self._reported.get(tool.name) is not (available := not reason):
-                self._reported[tool.name] = available
-                why = f"MCP server {session.name!r}: {reason}" if reason else ""
-                with suppress(ValueError):  # the plan of this run does not have the tool
-                    self._listener(tool.name, available=available, reason=why)
+        for tool in list(self._tools.values()):
+            if tool.server != session.name:
+                continue
+            reason = session.unavailable_reason
+            if not reason and _name_on_server(tool) not in session.tools:
+                reason = "the server does not have it any more"
+            available = not reason
+            if self._reported.get(tool.name) is available:
+                continue
+            self._reported[tool.name] = available
+            why = ""
+            if reason:
+                why = f"MCP server {session.name!r}: {reason}"
+            # The plan of this run may not have the tool.
+            with suppress(ValueError):
+                self._listener(tool.name, available=available, reason=why)
 
 
-def _merged_spec(tool: ToolSpec, session: McpSession | None) -> ToolSpec:
+def _name_on_server(tool: ToolSpec) -> str:
+    return tool.tool or tool.name
+
+
+def _tools_with_found(plan: Plan, sessions: Mapping[str, McpSession]) -> list[ToolSpec]:
+    """Return the tools of a plan, completed by their servers, and further tools of the servers."""
+    tools: list[ToolSpec] = []
+    known: set[tuple[str, str]] = set()
+    for tool in plan.tools:
+        spec = tool
+        if tool.kind == "mcp":
+            server = tool.server or ""
+            known.add((server, _name_on_server(tool)))
+            if server in sessions:
+                spec = _merged_spec(tool, sessions[server])
+        tools.append(spec)
+    for name, session in sessions.items():
+        allowed = session.server.tools
+        for found in session.tools.values():
+            if allowed is not None and found.name not in allowed:
+                continue
+            if (name, found.name) in known:
+                continue
+            added = mcp_tool_spec(name, session.server, found, None, session.secrets.redact)
+            if added is not None:
+                tools.append(added)
+    return tools
+
+
+def _unavailable_spec(name: str, sessions: Mapping[str, McpSession]) -> ToolSpec | None:
+    """Return the spec of a tool whose server does not answer; None if it is of no such server."""
+    for server, session in sessions.items():
+        if name.startswith(f"{server}.") and not session.available:
+            fields: dict[str, object] = {"name": name, "kind": "mcp", "server": server}
+            fields["tool"] = name.removeprefix(f"{server}.")
+            fields["available"] = False
+            fields["dangerous"] = True
+            return ToolSpec.model_validate(fields)
+    return None
+
+
+def _merged_spec(tool: ToolSpec, session: McpSession) -> ToolSpec:
     """Return the spec of a tool in the plan, completed by that of its server."""
-    if tool.kind != "mcp" or session is None:
-        return tool
-    found = session.tools.get(tool.tool or tool.name)
-    if found is None:  # without any description the worst is assumed
-        safe = (
-            "dangerous" in tool.model_fields_set or (tool.tool or tool.name) in session.server.safe
-        )
-        return tool.model_copy(update={"available": False, "dangerous": tool.dangerous or not safe})
+    name = _name_on_server(tool)
+    found = session.tools.get(name)
+    if found is None:
+        # Without a description the worst is assumed.
+        is_stated = "dangerous" in tool.model_fields_set or name in session.server.safe
+        is_dangerous = tool.dangerous or not is_stated
+        return tool.model_copy(update={"available": False, "dangerous": is_dangerous})
     return mcp_tool_spec(session.name, session.server, found, tool, session.secrets.redact) or tool
 
 

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +42,8 @@ from replanning.secrets import MASK, Redactor
 from replanning.tools.call import Secrets, unset_variables
 from replanning.tools.errors import McpServerLost, ToolUnavailable
 
-for _name in ("mcp", "client"):  # keep log messages of the SDK off stderr
+# Keep log messages of the SDK off stderr.
+for _name in ("mcp", "client"):
     logging.getLogger(_name).addHandler(logging.NullHandler())
 
 _LAUNCH_ARGV: Final = ("/bin/sh", "-c", 'echo "group $$" >&2; exec "$0" "$@"')
@@ -57,10 +58,10 @@ _MAX_UNLOGGED_BYTES: Final = 100_000
 _PARTIAL_WORD: Final = re.compile(rb"\A\S+")
 _MAX_STDERR_BYTES: Final = 2_000
 _STDERR_DRAIN_TIMEOUT: Final = 1.0
-"""Seconds to wait for the last output of a program after its end."""
+"""Seconds to wait for the last error output of a program after its end."""
 
 _CONNECT_TIMEOUT: Final = 30.0
-"""Seconds to reach an address; the time for an answer is limited by the task."""
+"""Seconds to connect to an address; the task limits the time for an answer."""
 
 
 class ServerStartError(Exception):
@@ -69,14 +70,14 @@ class ServerStartError(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """One life of a server: its process, or the connection to its address.
+    """Process of a server, or connection to its address, until that ends.
 
     Attributes:
         stderr_tail: the last output on stderr.
-        client: the client, once the server answers.
-        calls: what cancels each call that waits for an answer, or was lost.
-        reason: the reason why the server is gone; set before `closed`.
-        ended: set as soon as it has ended.
+        client: the client; None until the server answers.
+        calls: the scopes of calls that wait for an answer, or were lost.
+        reason: why the server is gone; set before `closed`.
+        ended: set as soon as the process or connection has ended.
         tools_changed: set when the server reports changed tools.
         closed: set when the server is gone.
         settled: set when the server answers, or is gone.
@@ -98,48 +99,53 @@ class _Connection:
     _abandoned: bool = False
 
     async def handle_message(self, message: object) -> None:
-        """Handle a notification; nothing else is read meanwhile."""
+        """Handle a notification; reading pauses meanwhile."""
         if isinstance(message, ToolListChangedNotification):
             self.tools_changed.set()
 
     async def read_stderr(self, end: int) -> None:
         """Read stderr, for the log and for the error when the program ends."""
         os.set_blocking(end, False)
-        unfinished = (
-            bytearray()
-        )  # what was said without a pause, logged as a whole: parts of secrets are not recognised
+        # Lines that follow one another without a pause are logged together, because a part of a
+        # secret is not recognised.
+        unlogged = bytearray()
         try:
             while True:
-                with anyio.move_on_after(_STDERR_PAUSE if b"\n" in unfinished else None) as pause:
+                pause = _STDERR_PAUSE if b"\n" in unlogged else None
+                with anyio.move_on_after(pause) as silence:
                     await anyio.wait_readable(end)
-                lines = unfinished.rfind(b"\n") + 1
-                if lines and (pause.cancelled_caught or lines > _MAX_UNLOGGED_BYTES):
-                    self._log_stderr(unfinished[:lines])
-                    del unfinished[:lines]
+                lines = unlogged.rfind(b"\n") + 1
+                if lines and (silence.cancelled_caught or lines > _MAX_UNLOGGED_BYTES):
+                    self._log_stderr(unlogged[:lines])
+                    del unlogged[:lines]
                     continue
                 chunk = os.read(end, 65_536)
                 if not chunk:
                     return
                 self.stderr_tail += chunk
-                if not self._process_group and (found := _GROUP_LINE.search(self.stderr_tail)):
-                    self._process_group, self.stderr_tail = (
-                        int(found[1]),
-                        self.stderr_tail[found.end() :],
-                    )
-                    self._group_known.set()
-                    if self._abandoned:
-                        self._kill()
-                elif self._process_group:
-                    unfinished += chunk
+                if self._process_group:
+                    unlogged += chunk
+                else:
+                    self._find_process_group()
                 if len(self.stderr_tail) > _MAX_STDERR_BYTES:
                     # A word that is cut is left out: half a secret is not recognised.
-                    self.stderr_tail = _PARTIAL_WORD.sub(
-                        b"", self.stderr_tail[-_MAX_STDERR_BYTES:], count=1
-                    )
+                    tail = self.stderr_tail[-_MAX_STDERR_BYTES:]
+                    self.stderr_tail = _PARTIAL_WORD.sub(b"", tail, count=1)
         finally:
             os.close(end)
-            self._log_stderr(unfinished)
+            self._log_stderr(unlogged)
             self._stderr_closed.set()
+
+    def _find_process_group(self) -> None:
+        """Take the line of the launcher out of what was read, if it is there by now."""
+        found = _GROUP_LINE.search(self.stderr_tail)
+        if found is None:
+            return
+        self._process_group = int(found[1])
+        self.stderr_tail = self.stderr_tail[found.end() :]
+        self._group_known.set()
+        if self._abandoned:
+            self._kill()
 
     def _log_stderr(self, said: bytearray) -> None:
         if said and _log.isEnabledFor(logging.DEBUG):
@@ -154,10 +160,8 @@ class _Connection:
         await self._group_known.wait()
         try:
             end = os.pidfd_open(self._process_group)
-        except (
-            AttributeError,
-            OSError,
-        ):  # the system cannot, or it is gone already and its output tells
+        except (AttributeError, OSError):
+            # The system cannot, or the program is gone already, which closes its output.
             return
         try:
             await anyio.wait_readable(end)
@@ -166,23 +170,20 @@ class _Connection:
             os.close(end)
 
     async def terminate(self, processes: ProcessTree) -> None:
-        """Kill the program and all that it started, and read the rest of stderr."""
+        """Kill the program and everything that it started, and read the rest of stderr."""
         with anyio.CancelScope(shield=True):
-            # Before the program is gone, because what it started is also known by its parent.
+            # Before the program is gone, because its children are also recognised by their parent.
             await anyio.to_thread.run_sync(processes.find)
             self._kill()
             left = await anyio.to_thread.run_sync(processes.end)
         if left:
-            _log.warning(
-                "%s: still running, and cannot be ended: %s",
-                self.name,
-                self._without_secrets(", ".join(left)),
-            )
+            names = self._without_secrets(", ".join(left))
+            _log.warning("%s: still running, and cannot be ended: %s", self.name, names)
         with anyio.move_on_after(_STDERR_DRAIN_TIMEOUT):
             await self._stderr_closed.wait()
 
     def abandon(self) -> None:
-        """Kill a program that is being started; cancelling its start instead would leave it running."""
+        """Kill a program that is being started; cancelling its start would leave it running."""
         self._abandoned = True
         self._kill()
 
@@ -217,42 +218,56 @@ class _MonitoredStream(ObjectReceiveStream[SessionMessage | Exception]):
 async def _open_transport(
     server: McpServer, connection: _Connection, environ: Mapping[str, str], cwd: Path
 ) -> AsyncIterator[TransportStreams]:
-    """Yield the streams to a server; a program is started, and killed afterwards with all that it started.
+    """Yield the streams to a server; a started program is killed afterwards with its children.
 
     Raises:
-        ServerStartError: something that it needs is missing.
+        ServerStartError: something that the server needs is missing.
         OSError: it cannot be started.
     """
     if is_redacted(server.model_dump(mode="json")):
-        raise ServerStartError(
-            f"the journal has {MASK} for a secret in its description; {MASK_CURE}"
-        )
-    if unset := unset_variables(server, environ):
-        raise ServerStartError(
-            f"it needs the environment variables {', '.join(unset)}, which are not set"
-        )
+        masked = f"the journal has {MASK} for a secret in its description"
+        raise ServerStartError(f"{masked}; {MASK_CURE}")
+    unset = unset_variables(server, environ)
+    if unset:
+        needed = f"it needs the environment variables {', '.join(unset)}"
+        raise ServerStartError(f"{needed}, which are not set")
     if server.command is None:
-        headers = {name: connection.secrets.resolve(text) for name, text in server.headers.items()}
-        async with (
-            httpx2.AsyncClient(
-                headers=headers, timeout=httpx2.Timeout(_CONNECT_TIMEOUT, read=None)
-            ) as client,
-            streamable_http_client(server.url or "", http_client=client) as (read, write),
-        ):
-            yield _MonitoredStream(read, connection.ended), write
-        return
-    program, *arguments = server.command
+        transport = _open_address(server, connection)
+    else:
+        transport = _start_program(server.command, server, connection, environ, cwd)
+    async with transport as (read, write):
+        yield _MonitoredStream(read, connection.ended), write
+
+
+@asynccontextmanager
+async def _open_address(
+    server: McpServer, connection: _Connection
+) -> AsyncIterator[TransportStreams]:
+    headers = {name: connection.secrets.resolve(text) for name, text in server.headers.items()}
+    timeout = httpx2.Timeout(_CONNECT_TIMEOUT, read=None)
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=timeout) as client,
+        streamable_http_client(server.url or "", http_client=client) as streams,
+    ):
+        yield streams
+
+
+@asynccontextmanager
+async def _start_program(
+    command: Sequence[str],
+    server: McpServer,
+    connection: _Connection,
+    environ: Mapping[str, str],
+    cwd: Path,
+) -> AsyncIterator[TransportStreams]:
+    program, *arguments = command
     inherited = {name: environ[name] for name in DEFAULT_INHERITED_ENV_VARS if name in environ}
     own = {name: connection.secrets.resolve(text) for name, text in server.env.items()}
-    cwd = cwd / server.cwd if server.cwd is not None else cwd
+    if server.cwd is not None:
+        cwd = cwd / server.cwd
     if not cwd.is_dir():
         raise ServerStartError(f"its working directory {str(cwd)!r} does not exist")
-    path = own.get("PATH", environ.get("PATH", os.defpath))
-    if shutil.which(cwd / program if "/" in program else program, path=path) is None:
-        place = "" if "/" in program else " on the PATH"
-        raise ServerStartError(
-            f"the program {program!r} is not found{place}; install it, or correct `command`"
-        )
+    _require_program(program, cwd, own.get("PATH", environ.get("PATH", os.defpath)))
     async with anyio.create_task_group() as group, AsyncExitStack() as stack:
         mark, marks = stack.enter_context(process_mark(environ))
         parameters = StdioServerParameters(
@@ -266,42 +281,55 @@ async def _open_transport(
         read_end, write_end = os.pipe()
         group.start_soon(connection.read_stderr, read_end)
         group.start_soon(connection.watch_exit)
-        with os.fdopen(write_end, "w") as errors:  # closed here once the program has it
-            read, write = await stack.enter_async_context(stdio_client(parameters, errors))
-        yield _MonitoredStream(read, connection.ended), write
+        # Closed here as soon as the program has it.
+        with os.fdopen(write_end, "w") as errors:
+            streams = await stack.enter_async_context(stdio_client(parameters, errors))
+        yield streams
+
+
+def _require_program(program: str, cwd: Path, path: str) -> None:
+    """Raise `ServerStartError` unless a program exists, in a directory or on the PATH."""
+    place = " on the PATH"
+    searched = program
+    if "/" in program:
+        place = ""
+        searched = str(cwd / program)
+    if shutil.which(searched, path=path) is None:
+        advice = "install it, or correct `command`"
+        raise ServerStartError(f"the program {program!r} is not found{place}; {advice}")
 
 
 _log = logging.getLogger("replanning.mcp")
 _REDACTOR = Redactor()
 MAX_RESTARTS: Final = 5
-"""Restarts in a row without an answered call."""
+"""Number of restarts in a row without an answered call, after which a server is given up."""
 
 _MAX_TOOLS: Final = 1_000
 _MAX_PAGES: Final = 100
 _REFRESH_INTERVAL: Final = 1.0
-"""Least seconds between two requests for the tools of a server."""
+"""Minimum seconds between two requests for the tools of a server."""
 
 _SESSION_EXPIRED: Final = (INVALID_REQUEST, "Session terminated")
 """Error of the SDK when a server has dropped a session."""
 
 
 class McpSession:
-    """MCP server with its tools.
+    """MCP server with its tools, connected on demand and again whenever the connection ends.
 
     Args:
-        name: its name in plans.
+        name: the name of the server in plans.
         server: its command or address.
         environ: the variables for `{env:NAME}`.
-        cwd: the directory that its `cwd` is relative to.
+        cwd: the directory that `cwd` of the server is relative to.
         clock: the clock for delays between restarts.
-        on_change: called when it becomes available or unavailable.
+        on_change: called when the server becomes available or unavailable.
 
     Attributes:
-        tools: its tools by name, as it stated them last.
-        unavailable_reason: why it is unavailable; "" if it is available.
-        starts_again: whether it has answered before and is being started again, for which calls
+        tools: the tools of the server by name, as it last listed them.
+        unavailable_reason: why the server is unavailable; "" if it is available.
+        starts_again: whether the server has answered before and is being restarted, for which calls
             wait.
-        secrets: the secrets that it was given.
+        secrets: the secrets that the server was given.
     """
 
     def __init__(
@@ -320,44 +348,46 @@ class McpSession:
         self.unavailable_reason = "it was not started yet"
         self.starts_again = False
         self.secrets = Secrets(environ)
-        self._environ = environ
         self._cwd = cwd
         self._clock = clock
         self._on_change = on_change
         self._connection = _Connection(name, self.secrets)
         self._start_requested = anyio.Event()
         self._scope = anyio.CancelScope()
-        self._starting = self._closing = False
+        self._starting = False
+        self._closing = False
         self._start_count = 0
 
     def __repr__(self) -> str:
-        return f"<McpSession {self.name!r} {'available' if self.available else self.unavailable_reason}>"
+        state = self.unavailable_reason or "available"
+        return f"<McpSession {self.name!r} {state}>"
 
     @property
     def available(self) -> bool:
-        """The server answers."""
+        """Whether the server answers."""
         return not self.unavailable_reason
 
     async def run(self) -> None:
-        """Keep the server alive after the first `start` until it is closed or given up; runs in its own task."""
+        """Keep the server running from the first `start` until it is closed or given up.
+
+        Runs in a task of its own.
+        """
         try:
             with self._scope:
                 await self._start_requested.wait()
                 while not self._closing and self._start_count <= MAX_RESTARTS:
-                    if (
-                        self._start_count > 1
-                    ):  # the first time that it ends it is started again at once
+                    # After its first end the server is restarted at once.
+                    if self._start_count > 1:
                         await self._clock.sleep(2.0 ** (self._start_count - 2))
                     self._start_count += 1
                     await self._run_connection(self._connection)
-                self.unavailable_reason += (
-                    "" if self._closing else f"; it was given up after {MAX_RESTARTS} more tries"
-                )
+                if not self._closing:
+                    self.unavailable_reason += f"; it was given up after {MAX_RESTARTS} more tries"
         finally:
             self._connection.settled.set()
 
     def close(self) -> None:
-        """Stop the server; a connected one may finish in order."""
+        """Stop the server; a connected one may end by itself."""
         self._closing = True
         if self._connection.client is not None:
             self._connection.ended.set()
@@ -373,7 +403,7 @@ class McpSession:
 
     @property
     def client(self) -> Client | None:
-        """The client of the server; None while it is not there."""
+        """The client of the server; None while the server is not connected."""
         return self._connection.client
 
     async def call(
@@ -388,15 +418,15 @@ class McpSession:
         """Call a tool of the server and return its answer.
 
         Args:
-            tool: as the server calls it.
-            arguments: of the tool.
-            named: the tool as the plan or the client calls it, for errors.
-            on_progress: receives the progress that the server reports.
-            meta: what else the request says.
+            tool: the name that the server gives the tool.
+            arguments: the arguments of the call.
+            named: the name that the plan or the client gives the tool, for errors.
+            on_progress: called with the progress that the server reports.
+            meta: metadata of the request.
 
         Raises:
             ToolUnavailable: the server is not there.
-            McpServerLost: it went away during the call, which it may have begun.
+            McpServerLost: the server went away during the call, which it may have begun.
             Exception: any error of the SDK; `MCPError` if the server refuses.
         """
         if self._connection.client is None:
@@ -404,7 +434,9 @@ class McpSession:
         connection = self._connection
         if connection.client is None:
             raise self._absent(named, self.unavailable_reason)
-        outcome: CallToolResult | Exception | None = None  # none if the server goes away
+        # It stays None if the server goes away.
+        outcome: CallToolResult | Exception | None = None
+        expired = False
         lost = False
         scope = anyio.CancelScope()
         connection.calls.add(scope)
@@ -416,12 +448,11 @@ class McpSession:
                     )
                 except Exception as error:  # noqa: BLE001 - raised below, unless the server is lost
                     outcome = error
-            expired = (
-                isinstance(outcome, MCPError)
-                and (outcome.code, outcome.message) == _SESSION_EXPIRED
-            )
-            ended = isinstance(outcome, MCPError) and outcome.code == CONNECTION_CLOSED
-            lost = connection.closed.is_set() or expired or ended
+            lost = connection.closed.is_set()
+            if isinstance(outcome, MCPError):
+                expired = (outcome.code, outcome.message) == _SESSION_EXPIRED
+                if expired or outcome.code == CONNECTION_CLOSED:
+                    lost = True
         finally:
             if not lost:
                 connection.calls.discard(scope)
@@ -432,8 +463,8 @@ class McpSession:
             raise outcome
         connection.ended.set()
         await connection.closed.wait()
-        # The task runs on until the server is back, or cannot be started: nothing else may be under
-        # way, and a run in which nothing can be done is over.
+        # The task keeps running until the server is back, or cannot be started: a run in which no
+        # task is under way or available would end.
         await self._connection.settled.wait()
         if expired:
             raise self._absent(named, connection.reason)
@@ -448,7 +479,9 @@ class McpSession:
         try:
             timeout = self.server.timeout
             with anyio.CancelScope(deadline=anyio.current_time() + timeout) as scope:
-                transport = _open_transport(self.server, connection, self._environ, self._cwd)
+                transport = _open_transport(
+                    self.server, connection, self.secrets.environ, self._cwd
+                )
                 async with Client(
                     transport, cache=None, message_handler=connection.handle_message
                 ) as client:
@@ -467,29 +500,28 @@ class McpSession:
                         group.cancel_scope.cancel()
             if scope.cancelled_caught:
                 raise ServerStartError(f"it did not say within {timeout:g} s what it can do")
-            reason = (
-                "its process has ended"
-                if self.server.command is not None
-                else "the connection to it has ended"
-            )
-        except Exception as error:  # noqa: BLE001 - a server and its SDK fail in any way, and none may end the run
+            reason = "the connection to it has ended"
+            if self.server.command is not None:
+                reason = "its process has ended"
+        except Exception as error:  # noqa: BLE001 - no failure of a server may end the run
             reason = _error_text(error, self.server.url)
         self._starting = False
-        if said := connection.stderr_tail.decode(errors="replace").strip():
-            reason += f": {said.splitlines()[-1].strip()}"
-        self.unavailable_reason = connection.reason = self.secrets.redact(reason)
+        printed = connection.stderr_tail.decode(errors="replace").strip()
+        if printed:
+            reason += f": {printed.splitlines()[-1].strip()}"
+        connection.reason = self.secrets.redact(reason)
+        self.unavailable_reason = connection.reason
         self.starts_again = False
         if self._start_count <= MAX_RESTARTS and not self._closing:
             self._connection = _Connection(self.name, self.secrets)
             self.starts_again = connection.client is not None
-        # That a server ended which nobody was using is worth a word only if it cannot be started
-        # again.
-        told = not self._closing and (connection.client is None or bool(connection.calls))
+        # The end of a connected server that nobody was using matters only if a restart fails.
+        matters = connection.client is None or len(connection.calls) > 0
         connection.client = None
         connection.closed.set()
         for scope in connection.calls:
             scope.cancel()
-        if told:
+        if matters and not self._closing:
             self._on_change(self)
         connection.settled.set()
 
@@ -500,21 +532,18 @@ class McpSession:
             try:
                 with anyio.fail_after(self.server.timeout):
                     self.tools = await _list_tools(client)
-            except Exception as error:  # noqa: BLE001 - that the server is gone is noticed elsewhere
-                _log.debug(
-                    "%s: its tools have changed, and are not known: %s",
-                    self.name,
-                    _error_text(error),
-                )
+            except Exception as error:  # noqa: BLE001 - `run` notices that the server is gone
+                reason = _error_text(error)
+                _log.debug("%s: its tools have changed, and are not known: %s", self.name, reason)
             else:
                 self._on_change(self)
             await self._clock.sleep(_REFRESH_INTERVAL)
 
 
 def _keep_rejected_text(session: ClientSession) -> None:
-    """Let the error about a result that its output schema rejects quote the text of the result.
+    """Quote the text of a result in the error that its output schema rejects it.
 
-    The SDK drops the result, and with it what the server says about its failure.
+    The SDK drops the result, and with it the server's own description of the failure.
     """
     validate = session.validate_tool_result
 
@@ -523,21 +552,25 @@ def _keep_rejected_text(session: ClientSession) -> None:
             await validate(name, result)
         except RuntimeError as error:
             texts = [block.text for block in result.content if block.type == "text"]
-            said = "\n".join(texts).strip()
-            if not said:
+            answer = "\n".join(texts).strip()
+            if not answer:
                 raise
-            raise RuntimeError(f"{error}; it answered: {said}") from error
+            raise RuntimeError(f"{error}; it answered: {answer}") from error
 
     session.validate_tool_result = validate_tool_result  # type: ignore[method-assign]
 
 
 async def _subscribe_to_changes(connection: _Connection, client: Client) -> None:
-    """Subscribe to changes of the tools, which some servers require; they do not tell of earlier ones."""
+    """Subscribe to changes of the tools, which some servers require.
+
+    They do not report changes from before the subscription.
+    """
     with suppress(ListenNotSupportedError, SubscriptionLost, MCPError, TimeoutError):
         async with client.listen(tools_list_changed=True) as events:
             connection.tools_changed.set()
             async for _ in events:
-                pass  # it is heard of like what a server says unasked
+                # Each notification reaches `_Connection.handle_message`.
+                pass
 
 
 async def _list_tools(client: Client) -> dict[str, Tool]:
@@ -559,7 +592,9 @@ def _error_text(error: BaseException, url: str | None = None) -> str:
     if isinstance(error, MCPError) and error.code == CONNECTION_CLOSED:
         return "it ended before it answered"
     text = " ".join(str(error).split())
-    if isinstance(error, httpx2.TransportError):
-        return f"{url} cannot be reached: {type(error).__name__}: {text}".rstrip(": ")
     named = f"{type(error).__name__}: {text}".rstrip(": ")
-    return text if isinstance(error, ServerStartError | MCPError) and text else named
+    if isinstance(error, httpx2.TransportError):
+        return f"{url} cannot be reached: {named}"
+    if isinstance(error, ServerStartError | MCPError) and text:
+        return text
+    return named

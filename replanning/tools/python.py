@@ -11,7 +11,7 @@ from typing import Final
 import anyio
 from pydantic import JsonValue
 
-from replanning.plan.messages import did_you_mean
+from replanning.plan.messages import did_you_mean, join_parts
 from replanning.run.attempt import TaskContext, run_in_thread
 from replanning.run.outputs import return_type_of
 from replanning.tools.call import ToolCall
@@ -24,19 +24,18 @@ _MAX_THREADS: Final = 40
 class PythonToolRunner:
     """Runner of Python functions: asynchronous ones directly, others in a thread.
 
-    A thread cannot be stopped. When the task of a function that is not asynchronous is cancelled,
-    or times out, nobody waits for the function any longer and its result is dropped, but it runs on
-    to its end, and counts among the 40 that may run at once. Work that must be stopped belongs into
-    an asynchronous function or a command.
+    A thread cannot be stopped. When the task of a synchronous function is cancelled or times out,
+    the function runs on to its end, its result is dropped, and it counts among the 40 that may run
+    at once. Work that must be stopped belongs in an asynchronous function or a command.
     """
 
-    # Threads of its own, so that functions that never end do not starve the rest of the program.
+    # A limit of its own, so that functions that never end do not starve the rest of the program.
     _threads: anyio.CapacityLimiter | None = None
 
     async def __call__(self, call: ToolCall) -> JsonValue:
         """Call the function of a tool with the arguments of the task as keywords.
 
-        It receives `context`, the context of the task, where it has a parameter of that name.
+        It also receives the context of the task if it has a parameter `context`.
 
         Returns:
             What the function returns.
@@ -53,42 +52,53 @@ class PythonToolRunner:
             self._threads = anyio.CapacityLimiter(_MAX_THREADS)
         in_thread = partial(run_in_thread, limiter=self._threads)
         function = await in_thread(partial(load_callable, call.tool.name, call.tool.callable or ""))
-        arguments: dict[str, object] = dict(call.arguments)
-        try:
-            signature = inspect.signature(function)
-        except ValueError:  # written in C, without a signature: it must check for itself
-            pass
-        else:
-            if "context" in signature.parameters:
-                arguments.setdefault("context", call.context)
-            try:
-                signature.bind(**arguments)
-            except TypeError as error:
-                problem = f"{error}; it is {call.tool.callable}{signature}, given are {list(call.arguments)}"
-                raise InvalidArguments(call.tool.name, [problem]) from None
-        work = partial(function, **arguments)
+        work = partial(function, **_bound_arguments(call, function))
+        # An object may be asynchronous by its method `__call__`.
         is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
         result = work() if is_async else await in_thread(work)
         if inspect.isawaitable(result):
             result = await result
         if isinstance(call.context, TaskContext):
-            # The annotation says how the run stores a result that is no JSON.
+            # The annotation determines how the run stores a result that is not JSON.
             return_types = call.context._run._lifecycle.outputs.return_types
             if call.tool.name not in return_types:
                 return_type = return_type_of(function)
                 if return_type is not None:
                     return_types[call.tool.name] = return_type
-        return result  # type: ignore[return-value] # what is no JSON meets the codec of the run
+        return result  # type: ignore[return-value] # the run encodes what is not JSON
+
+
+def _bound_arguments(call: ToolCall, function: Function) -> dict[str, object]:
+    """Return the keywords for a function.
+
+    Raises:
+        InvalidArguments: the function does not take them.
+    """
+    arguments: dict[str, object] = dict(call.arguments)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        # It is written in C and has no signature, so it checks its arguments itself.
+        return arguments
+    if "context" in signature.parameters:
+        arguments.setdefault("context", call.context)
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        declared = f"{call.tool.callable}{signature}"
+        problem = f"{error}; it is {declared}, given are {list(call.arguments)}"
+        raise InvalidArguments(call.tool.name, [problem]) from None
+    return arguments
 
 
 def callable_problems(name: str | None) -> list[str]:
     """Return the problems of the name of a function."""
     if name is None:
         return ["its kind is 'python', so it needs a `callable`"]
-    module, colon, function = name.partition(":")
-    if not colon or not all(
-        part.isidentifier() for part in [*module.split("."), *function.split(".")]
-    ):
+    module, _, function = name.partition(":")
+    # An empty part is no identifier, so the colon must be there.
+    parts = [*module.split("."), *function.split(".")]
+    if not all(map(str.isidentifier, parts)):
         return [f"its callable {name!r} is not of the form 'package.module:function'"]
     return []
 
@@ -104,24 +114,19 @@ def load_callable(tool: str, name: str) -> Function:
         found: object = import_module(module_name)
     except ModuleNotFoundError as error:
         missing = f"the module {error.name!r}"
-        raise ToolUnavailable(
-            tool, missing, "which is not found; install it, or put its folder on PYTHONPATH"
-        ) from error
-    except Exception as error:  # code of the user runs here, and may fail in any way
+        advice = "which is not found; install it, or put its folder on PYTHONPATH"
+        raise ToolUnavailable(tool, missing, advice) from error
+    except Exception as error:
+        # Code of the user runs here, and may fail in any way.
         advice = f"which fails when it is imported: {type(error).__name__}: {error}"
         raise ToolUnavailable(tool, f"the module {module_name!r}", advice) from error
+    needed = f"the function {path!r} of the module {module_name!r}"
     for attribute in path.split("."):
         if not hasattr(found, attribute):
-            hint = did_you_mean(
-                attribute, [name for name in dir(found) if not name.startswith("_")]
-            )
-            advice = "; ".join(filter(None, ["which has no such name", hint]))
-            raise ToolUnavailable(
-                tool, f"the function {path!r} of the module {module_name!r}", advice
-            )
+            public = [each for each in dir(found) if not each.startswith("_")]
+            hint = did_you_mean(attribute, public)
+            raise ToolUnavailable(tool, needed, join_parts("which has no such name", hint))
         found = getattr(found, attribute)
     if not callable(found):
-        raise ToolUnavailable(
-            tool, f"the function {path!r} of the module {module_name!r}", "which cannot be called"
-        )
+        raise ToolUnavailable(tool, needed, "which cannot be called")
     return found

@@ -1,8 +1,8 @@
-"""Tools of kind `shell`: commands, run by `/bin/sh` in a process group of which nothing outlives the command.
+"""Tools of kind `shell`: commands, each run by `/bin/sh` in a process group of its own.
 
-What a command starts in a session of its own outlives the command only if it ends by itself, so
-that a task can start a service. If the command is cut off, by a time limit or because the run
-stops, all that it started is ended with it.
+When a command ends, its process group is killed. Processes in a session of their own survive that,
+so that a task can start a service. If a command is cut off, by a time limit or because the run
+stops, everything that it started is ended with it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from replanning.tools.errors import (
 )
 
 FEEDBACK_VARIABLE: Final = "REPLANNING_FEEDBACK"
-"""Variable with the feedback of a judge on the previous attempt."""
+"""Environment variable with the feedback of a judge on the previous attempt."""
 
 _SHELL: Final = "/bin/sh"
 _EXIT_NOT_FOUND: Final = 127
@@ -55,72 +55,96 @@ async def run_shell(call: ToolCall) -> JsonValue:
     """Run the command of a tool; the shell stops at the first command that fails (`sh -e`).
 
     Returns:
-        `exit_code`, `stdout` and `stderr` (text, without the line ends at their end); `json`, where
-        stdout is a JSON object or array or its last line an object; what the tool produces, by
-        name; `undecodable`, the streams in which bytes that are no UTF-8 were replaced, if any.
+        `exit_code`; `stdout` and `stderr` as text, without trailing line ends; `json`, where stdout
+        or its last line is JSON; the artifacts, by name; `undecodable`, the streams that held bytes
+        other than UTF-8, which are replaced.
 
     Raises:
         InvalidTool: the command cannot be run.
         InvalidArguments: an argument cannot be a word of the command.
-        ToolUnavailable: the program or the working directory is not there.
-        CommandFailed: the exit code is not 0, nor one that the tool accepts.
+        ToolUnavailable: the program or the working directory does not exist.
+        CommandFailed: the exit code is neither 0 nor one that the tool accepts.
         ToolOutputTooLarge: it printed too much.
         OSError: it cannot be started now, but perhaps later.
     """
     tool = call.tool
-    if problems := shell_problems(tool):
+    problems = shell_problems(tool)
+    if problems:
         raise InvalidTool(tool.name, problems)
     try:
         script = compile_command(tool.command or "", call.arguments, tool.parameters)
     except ValueError as error:
         raise InvalidArguments(tool.name, [str(error)]) from None
     if not call.cwd.is_dir():
-        raise ToolUnavailable(
-            tool.name, f"the working directory {str(call.cwd)!r}", "create it, or change `cwd`"
-        )
+        missing = f"the working directory {str(call.cwd)!r}"
+        raise ToolUnavailable(tool.name, missing, "create it, or change `cwd`")
+
+    before: FileSnapshot = {}
+    after: FileSnapshot = {}
     look = partial(anyio.to_thread.run_sync, take_snapshot, call.arguments, call.cwd)
-    before: FileSnapshot = await look() if tool.produces else {}
+    if tool.produces:
+        before = await look()
     try:
         exit_code, *streams = await _run_process(call, script)
     except OSError as error:
-        if (
-            error.errno in TRANSIENT_ERRNOS
-        ):  # descriptors or processes have run out, which other tasks give back
+        # Descriptors or processes have run out, which other tasks will give back.
+        if error.errno in TRANSIENT_ERRNOS:
             raise
+        missing = f"{_SHELL} with its command and arguments"
         reason = f"it cannot be started: {error.strerror or error}"
-        raise ToolUnavailable(
-            tool.name, f"{_SHELL} with its command and arguments", reason
-        ) from error
+        raise ToolUnavailable(tool.name, missing, reason) from error
     stdout, stderr = (stream.decode(errors="replace") for stream in streams)
     if exit_code != 0 and exit_code not in tool.accepted:
-        stdout = call.secrets.redact(stdout)
-        stderr = call.secrets.redact(stderr)
-        if exit_code in tool.transient:
-            raise TransientCommandFailed(tool.name, tool.command or "", exit_code, stderr, stdout)
-        not_found = rf"^{re.escape(tool.name)}: (?:line )?\d+: (.+?): (?:command )?not found$"
-        if exit_code == _EXIT_NOT_FOUND and (
-            missing := re.findall(not_found, stderr, re.MULTILINE)
-        ):
-            need = f"the program {missing[-1]!r}, which is not on the PATH"
-            raise ToolUnavailable(tool.name, need, "install it, or use another tool")
-        raise CommandFailed(tool.name, tool.command or "", exit_code, stderr, stdout)
+        raise _command_error(call, exit_code, stdout, stderr)
+
     output: JsonObject = {
         "exit_code": exit_code,
         "stdout": stdout.rstrip("\r\n"),
         "stderr": stderr.rstrip("\r\n"),
     }
-    whole = stdout.strip()
-    last = stdout.rstrip("\r\n").rpartition("\n")[2].strip()
-    said = parse_json(whole) if whole[:1] in {"{", "["} else None
-    if said is None and last[:1] == "{":
-        said = parse_json(last)
-    if said is not None:
-        output["json"] = said
+    value = _printed_json(stdout)
+    if value is not None:
+        output["json"] = value
     decoded = {"stdout": (streams[0], stdout), "stderr": (streams[1], stderr)}
-    if undecodable := [name for name, (data, text) in decoded.items() if text.encode() != data]:
+    undecodable = [name for name, (data, text) in decoded.items() if text.encode() != data]
+    if undecodable:
         output["undecodable"] = list[JsonValue](undecodable)
-    after: FileSnapshot = await look() if tool.produces else {}
-    return {**find_artifacts(tool, call.arguments, said, before=before, after=after), **output}
+    if tool.produces:
+        after = await look()
+    return {**find_artifacts(tool, call.arguments, value, before=before, after=after), **output}
+
+
+def _command_error(
+    call: ToolCall, exit_code: int, stdout: str, stderr: str
+) -> CommandFailed | ToolUnavailable:
+    """Return the error of a command with an exit code that its tool does not accept."""
+    tool = call.tool
+    command = tool.command or ""
+    stdout = call.secrets.redact(stdout)
+    stderr = call.secrets.redact(stderr)
+    if exit_code in tool.transient:
+        return TransientCommandFailed(tool.name, command, exit_code, stderr, stdout)
+    if exit_code == _EXIT_NOT_FOUND:
+        # The shell says that a program is missing; the command may have this exit code as well.
+        not_found = rf"^{re.escape(tool.name)}: (?:line )?\d+: (.+?): (?:command )?not found$"
+        missing = re.findall(not_found, stderr, re.MULTILINE)
+        if missing:
+            need = f"the program {missing[-1]!r}, which is not on the PATH"
+            return ToolUnavailable(tool.name, need, "install it, or use another tool")
+    return CommandFailed(tool.name, command, exit_code, stderr, stdout)
+
+
+def _printed_json(stdout: str) -> JsonValue:
+    """Return the object or array that a command printed, or the object on its last line."""
+    whole = stdout.strip()
+    value: JsonValue = None
+    if whole.startswith(("{", "[")):
+        value = parse_json(whole)
+    if value is None:
+        last = stdout.rstrip("\r\n").rpartition("\n")[2].strip()
+        if last.startswith("{"):
+            value = parse_json(last)
+    return value
 
 
 def shell_problems(tool: ToolSpec) -> list[str]:
@@ -139,19 +163,17 @@ _log: Final = logging.getLogger("replanning.tools")
 _REDACTOR: Final = Redactor()
 
 SANDBOX_PROGRAM: Final = "bwrap"
-"""Bubblewrap, which confines a command to its workspace."""
+"""Program (Bubblewrap) that confines a command to its workspace."""
 
 _working_sandboxes: dict[str, bool] = {}
-"""Whether each program of that name works: without user namespaces, as in many containers, it does
-not.
-"""
+"""Whether each sandbox program works; it needs user namespaces, which many containers lack."""
 
 
 async def _sandbox_words(call: ToolCall) -> list[str]:
-    """Return the words before a command that confine it to its workspace; none without a workspace or a sandbox.
+    """Return the words that confine a command to its workspace; none without a sandbox program.
 
-    It can write only in the workspace, in `call.writable` and in an empty /tmp, and sees no other
-    processes. Reading and the network are not confined.
+    The command can write only in the workspace, in `call.writable` and in an empty /tmp, and sees
+    no other processes. Reading and the network are not confined.
     """
     program = shutil.which(SANDBOX_PROGRAM, path=call.environ.get("PATH", os.defpath))
     if call.workspace is None or program is None:
@@ -170,54 +192,54 @@ async def _sandbox_words(call: ToolCall) -> list[str]:
         "/tmp",  # noqa: S108
     ]
     if program not in _working_sandboxes:
-        tried = await anyio.run_process(
-            [*words, "--", _SHELL, "-c", ":"], check=False, env=dict(call.environ)
-        )
+        trial = [*words, "--", _SHELL, "-c", ":"]
+        tried = await anyio.run_process(trial, check=False, env=dict(call.environ))
         _working_sandboxes[program] = tried.returncode == 0
         if tried.returncode:
-            said = one_line(tried.stderr.decode(errors="replace"), 200)
             _log.warning(
                 "%s does not work here, so commands are not confined to their workspace: %s",
                 program,
-                said,
+                one_line(tried.stderr.decode(errors="replace"), 200),
             )
+    if not _working_sandboxes[program]:
+        return []
     for place in map(str, (call.workspace, *call.writable)):
         words += ["--bind", place, place]
-    return [*words, "--chdir", str(call.cwd.resolve()), "--"] if _working_sandboxes[program] else []
+    return [*words, "--chdir", str(call.cwd.resolve()), "--"]
 
 
 _START_BARRIER = "read -r _ || exit 125; exec </dev/null; "
-"""Beginning of every script: it waits until its process group is recorded; then its input is empty.
+"""Beginning of every script: waits until its process group is recorded, then empties its input.
 
-If we are killed between starting a process and recording it, the read fails and the process ends by
-itself.
+If this process is killed between starting the script and recording it, the read fails and the
+script ends by itself.
 """
 
 
 async def _run_process(call: ToolCall, script: Script) -> tuple[int, bytes, bytes]:
     """Run a script in a process group of its own until it ends, and kill its background processes.
 
-    If the surrounding scope is cancelled, everything that it started is terminated, and killed
-    after the grace period, before this returns.
+    If the surrounding scope is cancelled, everything that the script started is terminated, and
+    killed after the grace period, before this returns.
 
     Returns:
-        The exit code (128 and the number of the signal that ended it), and what it wrote to stdout
-        and stderr.
+        The exit code (128 and the number of the signal, if one ended it), stdout and stderr.
 
     Raises:
         ToolOutputTooLarge: it printed more than allowed; it was stopped.
         OSError: it cannot be started.
     """
     own = {name: call.secrets.resolve(value) for name, value in call.tool.env.items()}
-    # contexts of others need not have feedback
-    if feedback := str(getattr(call.context, "feedback", "")).replace(HOLE_DELIMITER, " "):
-        own[FEEDBACK_VARIABLE] = feedback
+    # Only the contexts of a run are sure to have feedback.
+    feedback = str(getattr(call.context, "feedback", ""))
+    if feedback:
+        own[FEEDBACK_VARIABLE] = feedback.replace(HOLE_DELIMITER, " ")
     sandbox = await _sandbox_words(call)
     with process_mark(call.environ) as (mark, marks):
         own[IDEMPOTENCY_KEY_VARIABLE] = call.context.idempotency_key
         own[MARK_VARIABLE] = marks
         words = (*sandbox, _SHELL, "-ec", _START_BARRIER + script.text, call.tool.name)
-        # asyncio loses a process while whose start it is cancelled
+        # asyncio would lose a process whose start is cancelled.
         with anyio.CancelScope(shield=True):
             process = await anyio.open_process(
                 (*words, *script.words),
@@ -230,13 +252,13 @@ async def _run_process(call: ToolCall, script: Script) -> tuple[int, bytes, byte
             )
         stdout = bytearray()
         stderr = bytearray()
-        is_too_much = is_over = False
+        is_too_much = False
+        is_over = False
         try:
             call.context.record_process(process.pid)
             assert process.stdin is not None
-            with suppress(
-                anyio.BrokenResourceError, ConnectionError
-            ):  # it has ended already: its exit code says why
+            # If it has ended already, its exit code says why.
+            with suppress(anyio.BrokenResourceError, ConnectionError):
                 await process.stdin.send(b"\n")
                 await process.stdin.aclose()
             async with anyio.create_task_group() as group:
@@ -256,7 +278,7 @@ async def _run_process(call: ToolCall, script: Script) -> tuple[int, bytes, byte
                 group.start_soon(collect, process.stderr, stderr)
                 await process.wait()
                 # What it printed is in the pipes already. Only a process that left the group can
-                # still hold them open after this, and that one is not waited for.
+                # still hold them open, and nobody waits for that one.
                 _signal_group(process.pid, signal.SIGKILL)
                 group.cancel_scope.deadline = anyio.current_time() + call.grace
             is_over = not is_too_much
@@ -268,15 +290,17 @@ async def _run_process(call: ToolCall, script: Script) -> tuple[int, bytes, byte
     if is_too_much:
         raise ToolOutputTooLarge(call.tool.name, call.output_limit, "what it printed")
     assert process.returncode is not None
-    exit_code = 128 - process.returncode if process.returncode < 0 else process.returncode
+    exit_code = process.returncode
+    if exit_code < 0:
+        exit_code = 128 - exit_code
     return exit_code, bytes(stdout), bytes(stderr)
 
 
 async def _cut_off(process: Process, mark: str, call: ToolCall) -> None:
     """End the processes of a command: its group, and those that have left it.
 
-    They are asked first, and those that still run after the grace period are killed. What cannot be
-    ended is named in the log.
+    They are terminated first, and killed after the grace period. The log names those that cannot be
+    ended.
     """
     deadline = anyio.current_time() + call.grace
     tree = ProcessTree(mark)
