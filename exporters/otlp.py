@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import anyio.to_thread
 
 from replanning import __version__
-from replanning.errors import PluginError, SettingsError
+from replanning.errors import SettingsError
 from replanning.telemetry import Exporter
 
 try:
@@ -33,7 +33,7 @@ try:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 except ImportError as error:
-    raise PluginError(
+    raise ImportError(
         f"exporter 'otlp' needs an extra that is not installed ({error}): "
         "pip install 'replanning[otlp]'"
     ) from error

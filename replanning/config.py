@@ -521,7 +521,9 @@ def misspelt(environ: Mapping[str, str]) -> Iterator[Problem]:
         if name in every or is_refused or not environ[name].strip():
             continue
         plain = name.upper().replace(_DELIMITER, "_")
-        meant = comparable.get(f"{_PREFIX}{plain}")
+        meant = None
+        if "_" in plain:  # a single word, such as STORE, is some other program's
+            meant = comparable.get(f"{_PREFIX}{plain}")
         if meant is None:
             near = difflib.get_close_matches(plain, comparable, n=1, cutoff=_SIMILARITY)
             meant = comparable[near[0]] if near else None

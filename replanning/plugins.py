@@ -47,8 +47,12 @@ def load_plugin(group: str, name: str) -> type:
         raise PluginError(f"there is no plugin {name!r} among the {group}; {hint}")
     try:
         plugin: type = points[name].load()
-    except PluginError:
-        raise  # the plugin says itself what it needs
+    except ImportError as error:
+        if error.name is None:  # not Python's own words: the module says which extra it needs
+            raise PluginError(str(error)) from error
+        raise PluginError(
+            f"the plugin {name!r} ({points[name].value}) cannot be loaded: {error!r}"
+        ) from error
     except Exception as error:  # importing a module may raise anything
         raise PluginError(
             f"the plugin {name!r} ({points[name].value}) cannot be loaded: {error!r}"
