@@ -49,17 +49,16 @@ class ConsoleExporter(Exporter):
         return cls(target)  # type: ignore[arg-type]  # checked there
 
     def __repr__(self) -> str:
-        return f"<ConsoleExporter to {self._stream if isinstance(self._stream, str) else 'a file'}>"
+        stream = self._stream if isinstance(self._stream, str) else "a file"
+        return f"<ConsoleExporter to {stream}>"
 
     async def export(self, run: str, record: Record) -> None:
         """Print a record as one line, without control characters, cut to `MAX_LINE_CHARS`."""
         when = datetime.fromtimestamp(record.at, UTC).strftime("%H:%M:%S.%f")[:-3]
         words = f"{when} {run} {record.seq} {record.body.kind} {dump_body(record.body)}".split()
-        line = "".join(
-            character if character.isprintable() else "�" for character in " ".join(words)
-        )
-        stream: TextIO = (
-            getattr(sys, self._stream) if isinstance(self._stream, str) else self._stream
-        )
+        line = ""
+        for character in " ".join(words):
+            line += character if character.isprintable() else "�"
+        stream = getattr(sys, self._stream) if isinstance(self._stream, str) else self._stream
         stream.write(f"{truncate(line, MAX_LINE_CHARS)}\n")
         stream.flush()

@@ -52,8 +52,9 @@ MAX_PICTURES: Final = 3
 """Runs that are drawn at the same time."""
 
 MAX_TASKS_LISTED: Final = 1_000
-"""Tasks of a plan that is drawn as a whole; of larger ones, only the running and the failed tasks
-are.
+"""Tasks of the largest plan that is drawn as a whole.
+
+Of larger ones, only the running and the failed tasks are.
 """
 
 _MAY_STRAIN: Final = (AttemptFailed, AttemptTimedOut, AttemptInterrupted, PlanRevised)
@@ -123,27 +124,38 @@ class LiveExporter(Exporter):
 
     async def export(self, run: RunId, record: Record) -> None:
         """Show a record, and those before it that were not handed over."""
-        context = self._context
-        records = [record]
-        assert context is not None, "an engine attaches it first"
+        assert self._context is not None, "an engine attaches it first"
         shown = self._runs.get(run)
+        records = [record]
         if shown is None:
-            past = context.store.read(run) if record.seq > 1 else records
-            replayed = replay_records(one for one in past if one.seq < max(2, record.seq))
-            if replayed.ledger.run_end is not None and not isinstance(record.body, RunResumed):
-                return  # what is recorded after the end was shown as the end
-            shown = self._runs[run] = _ShownRun(
-                replayed, max(1, record.seq - 1), mean_durations(context.store)
-            )
-            text = f"run {run}: {replayed.live.goal.objective} ({pluralise(shown.evaluate().total, 'task')})"
-            self._print(Line("●", text, "bold"), 0.0)
-            self._print_deferred()
-            self._update_picture()
-        elif record.seq > shown.seq + 1:  # some were dropped because this exporter was slow
-            records = [one for one in context.store.read(run, shown.seq) if one.seq <= record.seq]
+            shown = self._first_seen(run, record)
+            if shown is None:
+                return
+        elif record.seq > shown.seq + 1:
+            # Some were dropped because this exporter was slow.
+            missed = self._context.store.read(run, shown.seq)
+            records = [one for one in missed if one.seq <= record.seq]
         for one in records:
             if one.seq > shown.seq:
                 self._show_record(run, shown, one)
+
+    def _first_seen(self, run: RunId, record: Record) -> _ShownRun | None:
+        """Return a run whose first record here is this one; None if it was shown to its end."""
+        context = self._context
+        assert context is not None, "an engine attaches it first"
+        past = context.store.read(run) if record.seq > 1 else [record]
+        # A run is at least opened.
+        replayed = replay_records(one for one in past if one.seq < max(2, record.seq))
+        if replayed.ledger.run_end is not None and not isinstance(record.body, RunResumed):
+            return None
+        shown = _ShownRun(replayed, max(1, record.seq - 1), mean_durations(context.store))
+        self._runs[run] = shown
+        size = pluralise(shown.evaluate().total, "task")
+        text = f"run {run}: {replayed.live.goal.objective} ({size})"
+        self._print(Line("●", text, "bold"), 0.0)
+        self._print_deferred()
+        self._update_picture()
+        return shown
 
     def _show_record(self, run: RunId, shown: _ShownRun, record: Record) -> None:
         body = record.body
@@ -151,59 +163,68 @@ class LiveExporter(Exporter):
         with self._lock:
             apply_record(record, shown.replayed.live, shown.replayed.ledger, run)
         shown.seq = record.seq
-        events: list[object] = [body.trigger if isinstance(body, TriggerFired) else body]
-        events += [shown.evaluate()] if isinstance(body, _MAY_STRAIN) else []
-        if self.draws and _is_in_picture(body, shown.replayed.live):
-            events.clear()
-        if self.questions_on_terminal and isinstance(body, QuestionAsked | QuestionReminded):
-            events.clear()
-        for line in filter(None, map(shown.narrator.line_for, events)):
-            self._print(
-                line._replace(text=f"{run}: {line.text}") if len(self._runs) > 1 else line, elapsed
-            )
+        for event in self._told_events(body, shown):
+            line = shown.narrator.line_for(event)
+            if line is None:
+                continue
+            if len(self._runs) > 1:
+                line = line._replace(text=f"{run}: {line.text}")
+            self._print(line, elapsed)
         if isinstance(body, RunEnded):
             if self._tells_result:
-                self._print(
-                    Line("●", f"run {run} is {body.status}: {body.reason}", "bold"), elapsed
-                )
+                text = f"run {run} is {body.status}: {body.reason}"
+                self._print(Line("●", text, "bold"), elapsed)
             del self._runs[run]
             self._update_picture()
 
+    def _told_events(self, body: RecordBody, shown: _ShownRun) -> list[object]:
+        """Return the events of a record that are told in lines."""
+        if self.draws and _is_in_picture(body, shown.replayed.live):
+            return []
+        if self.questions_on_terminal and isinstance(body, QuestionAsked | QuestionReminded):
+            return []
+        events: list[object] = [body.trigger if isinstance(body, TriggerFired) else body]
+        if isinstance(body, _MAY_STRAIN):
+            events.append(shown.evaluate())
+        return events
+
     def show_note(self, symbol: str, text: str, style: str = "") -> None:
         """Show a line of one's own, once a run is shown."""
-        last = next(reversed(self._runs.values()), None)
-        now = (
-            0.0
-            if last is None or self._context is None
-            else self._context.clock.now() - last.started
-        )
-        self._print(Line(symbol, text, style), now)
+        elapsed = 0.0
+        if self._runs and self._context is not None:
+            last = next(reversed(self._runs.values()))
+            elapsed = self._context.clock.now() - last.started
+        self._print(Line(symbol, text, style), elapsed)
 
     def _print(self, line: Line, elapsed: float) -> None:
         """Print a line; later, while the terminal is left to others.
 
         Nothing more is printed when the reader or the terminal is gone, or the disk is full: the
-            run continues.
+        run continues.
         """
         if self._suspend_count or not self._runs:
             self._deferred_lines.append((line, elapsed))
-        elif not self._is_broken:
-            try:
-                text = f"{line.symbol} " + "\n".join(printable_lines(line.text, MAX_LINE_CHARS))
-                if self._console is None:
-                    sys.stderr.write(f"{elapsed:7.1f}s {text}\n")
-                    sys.stderr.flush()
-                else:
-                    from rich.text import Text
+            return
+        if self._is_broken:
+            return
+        text = f"{line.symbol} " + "\n".join(printable_lines(line.text, MAX_LINE_CHARS))
+        try:
+            if self._console is None:
+                sys.stderr.write(f"{elapsed:7.1f}s {text}\n")
+                sys.stderr.flush()
+            else:
+                self._print_above_picture(f"{elapsed:6.1f}s ", text, line.style)
+        except OSError:
+            self._is_broken = True
 
-                    # The line and the picture below it are rendered and written at once: the thread
-                    # that draws erases as many lines as were rendered last.
-                    with nullcontext() if self._live is None else self._live._lock:
-                        self._console.print(
-                            Text.assemble((f"{elapsed:6.1f}s ", "dim"), (text, line.style))
-                        )
-            except OSError:
-                self._is_broken = True
+    def _print_above_picture(self, time: str, text: str, style: str) -> None:
+        from rich.text import Text
+
+        assert self._console is not None, "it draws"
+        # The line and the picture below it are rendered and written at once: the thread that draws
+        # erases as many lines as were rendered last.
+        with nullcontext() if self._live is None else self._live._lock:
+            self._console.print(Text.assemble((time, "dim"), (text, style)))
 
     def _print_deferred(self) -> None:
         lines = self._deferred_lines
@@ -231,11 +252,13 @@ class LiveExporter(Exporter):
 
     def _update_picture(self) -> None:
         """Draw while there are runs, and nobody else uses the terminal."""
-        drawn = bool(self._runs) and not self._suspend_count and not self._is_broken
-        if self._console is None or drawn == (self._live is not None):
+        if self._console is None:
             return
-        if self._live is not None:
-            live = self._live
+        live = self._live
+        is_drawn = bool(self._runs) and not self._suspend_count and not self._is_broken
+        if is_drawn == (live is not None):
+            return
+        if live is not None:
             self._live = None
             atexit.unregister(self._stop_drawing)
             with suppress(OSError):
@@ -262,18 +285,18 @@ class LiveExporter(Exporter):
         from rich.segment import Segments
 
         assert self._console is not None, "it draws"
+        parts: list[RenderableType] = []
         with self._lock:
             runs = list(self._runs.values())
-            parts = [
-                part for run in runs[:MAX_PICTURES] for part in self._picture_of(run, len(runs))
-            ]
+            for run in runs[:MAX_PICTURES]:
+                parts += self._picture_of(run, len(runs))
         if len(runs) > MAX_PICTURES:
             parts.append(f"  and {pluralise(len(runs) - MAX_PICTURES, 'more run')}")
-        return Segments(
-            self._console.render(Group(*parts))
-        )  # drawn again, not rendered again, below each line
+        # Below each line it is drawn again, not rendered again.
+        return Segments(self._console.render(Group(*parts)))
 
     def _picture_of(self, run: _ShownRun, beside: int) -> Iterator[RenderableType]:
+        """Yield the tasks of a run, how many there are of each kind, the progress, and the cost."""
         from rich.text import Text
 
         assert self._console is not None, "it draws"
@@ -281,26 +304,14 @@ class LiveExporter(Exporter):
         live = run.replayed.live
         ledger = run.replayed.ledger
         now = self._context.clock.now()
-        counts = live.counts
-        room = max(3, min(MAX_ROWS, self._console.height - 6) // min(beside, MAX_PICTURES))
-        rows = list(task_rows(live, ledger, now, active_only=len(live) > MAX_TASKS_LISTED))
         if beside > 1:
             yield Text(f"  run {run.replayed.opened.run}", "bold")
+        rows = list(task_rows(live, ledger, now, active_only=len(live) > MAX_TASKS_LISTED))
         if rows:
-            yield task_table(fold_rows(rows, room))
-        numbers = {
-            "running": counts[TaskState.RUNNING],
-            "waiting": sum(counts[state] for state in WAITING),
-            "done": counts[TaskState.DONE],
-            "replaced": counts[TaskState.REPLACED_BY_REPLAN]
-            - sum(1 for _ in live.expanded_tasks()),
-            "failed": counts[TaskState.FAILED] + counts[TaskState.BLOCKED],
-        }
-        parts = [
-            f"{number} {name}"
-            for name, number in numbers.items()
-            if number or name in ("running", "done")
-        ]
+            height = min(MAX_ROWS, self._console.height - 6)
+            room = height // min(beside, MAX_PICTURES)
+            yield task_table(fold_rows(rows, max(3, room)))
+        parts = _counts_in_words(live)
         parts += [f"revision {live.revision}", f"{now - run.started:.1f} s"]
         yield Text(f"  {' · '.join(parts)}", "bold")
         obstacle = "waits for a person" if ledger.questions.open else ""
@@ -308,8 +319,29 @@ class LiveExporter(Exporter):
         spent = ledger.budget_tracker.spent
         budget = ledger.budget_tracker.budget
         if spent.calls:
-            limit = "" if budget.money is None else f" of {budget.money:g}"
-            yield Text(
-                f"  {' · '.join([*usage_words(spent, budget), f'{spent.money:.4g}{limit} money'])}",
-                "dim",
-            )
+            money = f"{spent.money:.4g} money"
+            if budget.money is not None:
+                money = f"{spent.money:.4g} of {budget.money:g} money"
+            yield Text(f"  {' · '.join([*usage_words(spent, budget), money])}", "dim")
+
+
+def _counts_in_words(live: LivePlan) -> list[str]:
+    """Return how many tasks there are of each kind; always of those that run or are done."""
+    counts = live.counts
+    waiting = 0
+    for state in WAITING:
+        waiting += counts[state]
+    # The tasks of a list have not failed.
+    lists = len(list(live.expanded_tasks()))
+    numbers = {
+        "running": counts[TaskState.RUNNING],
+        "waiting": waiting,
+        "done": counts[TaskState.DONE],
+        "replaced": counts[TaskState.REPLACED_BY_REPLAN] - lists,
+        "failed": counts[TaskState.FAILED] + counts[TaskState.BLOCKED],
+    }
+    words: list[str] = []
+    for name, number in numbers.items():
+        if number or name in ("running", "done"):
+            words.append(f"{number} {name}")
+    return words

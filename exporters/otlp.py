@@ -1,4 +1,4 @@
-"""Exporter of spans and metrics over OTLP/HTTP, to Jaeger, Tempo, Honeycomb or an OpenTelemetry Collector."""
+"""Exporter of spans and metrics over OTLP/HTTP, to Jaeger, Tempo, Honeycomb or a Collector."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ except ImportError as error:
 
 DEFAULT_ENDPOINT: Final = "http://localhost:4318"
 MAX_QUEUE_SIZE: Final = 16_384
-"""Longest queue of unsent spans; beyond, the oldest are dropped. OTEL_BSP_MAX_QUEUE_SIZE overrides
-it.
+"""Longest queue of unsent spans; beyond, the oldest are dropped.
+
+OTEL_BSP_MAX_QUEUE_SIZE overrides it.
 """
 
 REFUSED_CLOSE_LIMIT: Final = 0.2
@@ -83,7 +84,8 @@ class _LossCounter:
         if not self._lost:
             return ""
         lost = " and ".join(f"{count} {kind}" for kind, count in self._lost.items())
-        return f"{lost} could not be sent to {endpoint}; is a collector listening there? ({self._reason})"
+        advice = "is a collector listening there?"
+        return f"{lost} could not be sent to {endpoint}; {advice} ({self._reason})"
 
     def track(self, exporter: Any, failure: object, kind: str) -> None:
         """Count the batches of an exporter of the SDK as lost if it returns `failure` or raises."""
@@ -98,13 +100,16 @@ class _LossCounter:
             _thread_state.messages = messages
             try:
                 result = send(batch, *args, **kwargs)
-            except Exception as error:  # noqa: BLE001 - a failing collector must not end the thread that sends
+            # A failing collector must not end the thread that sends.
+            except Exception as error:  # noqa: BLE001
                 messages.append(repr(error))
             finally:
                 _thread_state.messages = None
             if result is failure:
-                self._lost[kind] = self._lost.get(kind, 0) + (len(batch) if kind == "spans" else 1)
-                self._reason = (messages or ["unknown reason"])[0][:_MAX_REASON_CHARS]
+                count = len(batch) if kind == "spans" else 1
+                self._lost[kind] = self._lost.get(kind, 0) + count
+                reason = messages[0] if messages else "unknown reason"
+                self._reason = reason[:_MAX_REASON_CHARS]
             return result
 
         exporter.export = export
@@ -155,9 +160,8 @@ class OtlpExporter(Exporter):
             endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or DEFAULT_ENDPOINT
         )
         parts = urlsplit(base)
-        self.endpoint = parts._replace(
-            netloc=parts.netloc.rpartition("@")[2]
-        ).geturl()  # without a password
+        without_password = parts._replace(netloc=parts.netloc.rpartition("@")[2])
+        self.endpoint = without_password.geturl()
         self._losses = _LossCounter()
         name = service_name or os.environ.get("OTEL_SERVICE_NAME") or "replanning"
         # By its host Jaeger knows that the clocks of all processes of a run are one, and does not
@@ -176,7 +180,9 @@ class OtlpExporter(Exporter):
             BatchSpanProcessor(spans, max_queue_size=queue_size)
         )
         self._meter_provider: MeterProvider | None = None
-        if metrics or (metrics is None and os.environ.get("OTEL_METRICS_EXPORTER") == "otlp"):
+        if metrics is None:
+            metrics = os.environ.get("OTEL_METRICS_EXPORTER") == "otlp"
+        if metrics:
             place = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT") or f"{base}/v1/metrics"
             batches = OTLPMetricExporter(endpoint=place, **options)
             self._losses.track(batches, MetricExportResult.FAILURE, "batches of metrics")
@@ -206,7 +212,8 @@ class OtlpExporter(Exporter):
         return cls(target)
 
     def __repr__(self) -> str:
-        return f"<OtlpExporter to {self.endpoint}{' closed' if self._closed else ''}>"
+        state = " closed" if self._closed else ""
+        return f"<OtlpExporter to {self.endpoint}{state}>"
 
     @property
     def problem(self) -> str:
@@ -231,24 +238,30 @@ class OtlpExporter(Exporter):
         self._closed = True
         atexit.unregister(self._shut_down)
         self._close_requested.set()
-        parts = urlsplit(self.endpoint)
-        address = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-        absent = False
-        try:
-            socket.create_connection(address, timeout=REFUSED_CLOSE_LIMIT).close()
-        except OSError as error:  # any other than this: it may be reachable through a proxy
-            absent = isinstance(error, ConnectionRefusedError)
-        self._close_thread.join(
-            min(self._close_limit, REFUSED_CLOSE_LIMIT) if absent else self._close_limit
-        )
+        limit = self._close_limit
+        problem = f"{self.endpoint} did not take all spans within {limit:g} s at the end"
+        problem = f"{problem}; the rest is lost"
+        if self._is_refused():
+            limit = min(limit, REFUSED_CLOSE_LIMIT)
+            problem = f"spans could not be sent: no collector listens at {self.endpoint}"
+        self._close_thread.join(limit)
         if self._close_thread.is_alive():
-            self._problem = (
-                f"spans could not be sent: no collector listens at {self.endpoint}"
-                if absent
-                else f"{self.endpoint} did not take all spans within {self._close_limit:g} s at the end; the rest is lost"
-            )
+            self._problem = problem
         if self.problem:
             _log.warning("%s", self.problem)
+
+    def _is_refused(self) -> bool:
+        """Return whether no collector listens, as far as a connection without a proxy tells."""
+        parts = urlsplit(self.endpoint)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        try:
+            address = (parts.hostname or "", port)
+            socket.create_connection(address, timeout=REFUSED_CLOSE_LIMIT).close()
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def _shut_down_providers(self) -> None:
         self._close_requested.wait()
@@ -259,15 +272,16 @@ class OtlpExporter(Exporter):
 
 def _base_url(endpoint: str) -> str:
     """Return the URL without the path of a signal."""
-    text = endpoint.strip() if "://" in endpoint else f"http://{endpoint.strip()}"
+    text = endpoint.strip()
+    if "://" not in endpoint:
+        text = f"http://{text}"
+    is_valid = len(text.split()) == 1
     try:
         parts = urlsplit(text)
-        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_valid &= parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        fits = False
-    if not fits or any(character.isspace() for character in text):
-        raise SettingsError.at(
-            "otlp",
-            f"{endpoint!r} is not a URL of a collector; expected one such as {DEFAULT_ENDPOINT}",
-        )
+        is_valid = False
+    if not is_valid:
+        expected = f"expected one such as {DEFAULT_ENDPOINT}"
+        raise SettingsError.at("otlp", f"{endpoint!r} is not a URL of a collector; {expected}")
     return text.rstrip("/").removesuffix("/v1/traces")

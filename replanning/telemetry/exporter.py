@@ -57,7 +57,10 @@ class Exporter(ABC):
         """Prepare for use by an engine; called once per engine, before any run is opened."""
 
     async def export(self, run: RunId, record: journal.Record) -> None:
-        """Send a committed record. An `Exception` is contained, and the first is told in `RunResult.problems`."""
+        """Send a committed record.
+
+        An `Exception` is contained, and the first is told in `RunResult.problems`.
+        """
 
     async def aclose(self) -> None:
         """Send pending records and close connections."""
@@ -114,15 +117,11 @@ def build_telemetry(
         SettingsError: more than one provider is given for spans, or for metrics.
     """
     tracers = [("the argument tracer_provider", tracer_provider)]
-    tracers += [
-        (f"the exporter {plugin_name(exporter)!r}", exporter.tracer_provider())
-        for exporter in exporters
-    ]
     meters = [("the argument meter_provider", meter_provider)]
-    meters += [
-        (f"the exporter {plugin_name(exporter)!r}", exporter.meter_provider())
-        for exporter in exporters
-    ]
+    for exporter in exporters:
+        source = f"the exporter {plugin_name(exporter)!r}"
+        tracers.append((source, exporter.tracer_provider()))
+        meters.append((source, exporter.meter_provider()))
     problems: list[Problem] = []
     telemetry = Telemetry(
         _single_provider("spans", tracers, "a span processor", problems),
@@ -136,10 +135,20 @@ def build_telemetry(
 def _single_provider(
     signal: str, sources: Sequence[tuple[str, ProviderT | None]], part: str, problems: list[Problem]
 ) -> ProviderT | None:
-    """Return the only provider among the sources; add a problem if there are several different ones."""
-    providers = [(source, provider) for source, provider in sources if provider is not None]
-    if any(provider is not providers[0][1] for _, provider in providers):
-        places = " and ".join(source for source, _ in providers)
+    """Return the only provider among the sources; add a problem if there are several."""
+    places: list[str] = []
+    first: ProviderT | None = None
+    is_single = True
+    for source, provider in sources:
+        if provider is None:
+            continue
+        places.append(source)
+        if first is None:
+            first = provider
+        elif provider is not first:
+            is_single = False
+    if not is_single:
         advice = f"pass only one of them, and add {part} to it for each further destination"
-        problems.append(Problem("exporters", f"{signal} would be sent by {places}; {advice}"))
-    return providers[0][1] if providers else None
+        text = f"{signal} would be sent by {' and '.join(places)}; {advice}"
+        problems.append(Problem("exporters", text))
+    return first

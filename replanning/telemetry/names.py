@@ -56,8 +56,9 @@ USAGE_ATTRIBUTES: Final = (
 )
 
 PROGRESS: Final = "replanning.progress"
-"""Share of the tasks that are done; on spans of attempts and replans at their beginning, of a run
-at its end.
+"""Share of the tasks that are done.
+
+Spans of attempts and replans have it as it is at their beginning, the span of a run at its end.
 """
 
 HEALTH: Final = "replanning.health"
@@ -75,15 +76,13 @@ ATTEMPT_NUMBER: Final = "replanning.attempt.number"
 ATTEMPT_OUTCOME: Final = "replanning.attempt.outcome"
 ATTEMPT_IN_DOUBT: Final = "replanning.attempt.in_doubt"
 ATTEMPT_CONFIRMS: Final = "replanning.attempt.confirms"
-"""On an attempt: the id of the earlier one of which it asks whether it was done."""
+"""On an attempt: the id of the earlier attempt that it asks about, whether it was done."""
 
 ASKED_EVENT: Final = "replanning.asked"
 """Event of an attempt: the second tool of `agrees_with`, which the event names, is called."""
 
 LINK_KIND: Final = "replanning.link"
-"""On a link: how a span comes from the attempt it points to: `replaces`, `retries` or
-`caused-by`.
-"""
+"""On a link to an attempt, its relation to the span: `replaces`, `retries` or `caused-by`."""
 
 # Attributes of a replan and of what it consists of
 REPLAN_ID: Final = "replanning.replan.id"

@@ -73,21 +73,23 @@ class Instruments:
         assert isinstance(record.body, journal.AlternativesConsidered)
         for candidate in record.body.candidates:
             if candidate.score is not None:
-                self._confidence.record(
-                    candidate.score.total, {names.PROVIDER_NAME: candidate.alternative.source}
-                )
+                source = {names.PROVIDER_NAME: candidate.alternative.source}
+                self._confidence.record(candidate.score.total, source)
 
     def _on_decided(self, record: journal.Record, run: WatchedRun) -> None:
         body = record.body
         assert isinstance(body, journal.DecisionMade)
-        by = body.by.partition(":")[
-            0
-        ]  # without the person's name: each name would be a series of its own
+        # Without the person's name: each name would be a series of its own.
+        by = body.by.partition(":")[0]
         self._decisions.add(1, {names.DECISION: body.decision, names.DECISION_BY: by})
-        if by in ("policy", "observe"):  # a person's answer belongs to the replan that asked
-            first = run.ledger.triggers.get(body.triggers[0]) if body.triggers else None
-            self._replans.add(1, {names.TRIGGER_KINDS: first.kind if first is not None else "none"})
-            self._duration.record(body.duration)
+        # A person's answer belongs to the replan that asked.
+        if by not in ("policy", "observe"):
+            return
+        kind = "none"
+        if body.triggers and body.triggers[0] in run.ledger.triggers:
+            kind = run.ledger.triggers[body.triggers[0]].kind
+        self._replans.add(1, {names.TRIGGER_KINDS: kind})
+        self._duration.record(body.duration)
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +119,10 @@ class Telemetry:
         capture_content: bool,
         records: Sequence[journal.Record] = (),
     ) -> RunTracer:
-        """Return the tracer of a run, resumed if it has records, or `NOOP_TRACER` if no provider is configured."""
+        """Return the tracer of a run, resumed if it has records.
+
+        It is `NOOP_TRACER` if no provider is configured.
+        """
         from opentelemetry import trace as api
 
         provider = self.tracer_provider or api.get_tracer_provider()
@@ -140,8 +145,6 @@ class Telemetry:
         if type(provider).__module__.startswith("opentelemetry.metrics"):
             return
         if self._instruments is None or self._instruments[0] is not provider:
-            self._instruments = (
-                provider,
-                Instruments(provider.get_meter(names.INSTRUMENTATION_SCOPE, __version__)),
-            )
+            meter = provider.get_meter(names.INSTRUMENTATION_SCOPE, __version__)
+            self._instruments = (provider, Instruments(meter))
         self._instruments[1].watch(run)

@@ -1,4 +1,4 @@
-"""Spans of a run in OpenTelemetry: attempts, replans with their questions, and calls of language models."""
+"""Spans of a run in OpenTelemetry: attempts, replans, their questions, and calls of models."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import Token
 from copy import copy
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 
 from opentelemetry import context as otel
@@ -53,7 +55,7 @@ Attributes = Mapping[str, str | int | float | Sequence[str]]
 
 
 def to_nanoseconds(seconds: float) -> int:
-    """Convert seconds since the epoch to nanoseconds, rounded to the microseconds that a float can hold."""
+    """Convert seconds since the epoch to nanoseconds, rounded to the precision of a float."""
     return round(seconds * 1e6) * 1000
 
 
@@ -64,17 +66,20 @@ def _format_trace(context: Context) -> str | None:
 
 
 def _parse_trace(trace: str) -> SpanContext:
-    return get_current_span(
-        _W3C_PROPAGATOR.extract({"traceparent": trace}, Context())
-    ).get_span_context()
+    context = _W3C_PROPAGATOR.extract({"traceparent": trace}, Context())
+    return get_current_span(context).get_span_context()
 
 
 class _SpanIds:
-    """Generator of ids that gives the next span the ids that are set, and leaves all others to another generator."""
+    """Generator of ids that gives the next span the ids that are set.
+
+    All others come from another generator.
+    """
 
     def __init__(self, others: Any) -> None:
         self.others = others
-        self.trace_id = self.span_id = 0
+        self.trace_id = 0
+        self.span_id = 0
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.others, name)
@@ -87,12 +92,14 @@ class _SpanIds:
 
 
 def _span_id(base: int, number: int) -> int:
-    """Return the id of a span of a run, which another process can tell as well; another one for each number."""
+    """Return the id of a span of a run, one for each number, which any process can compute."""
     return (base + number * 0x9E37_79B9_7F4A_7C15) & 0xFFFF_FFFF_FFFF_FFFF
 
 
 class SpanWriter:
-    """Writes spans with the times of the run's clock and without secrets; contains errors of span processors.
+    """Writes spans with the times of the run's clock and without secrets.
+
+    It contains the errors of span processors.
 
     Args:
         tracer: starts spans.
@@ -110,9 +117,8 @@ class SpanWriter:
         self.capture_content = capture_content
         self.on_error: Callable[[Exception], None] = lambda error: None
         self._ids = _SpanIds(getattr(tracer, "id_generator", None))
-        if (
-            self._ids.others is not None
-        ):  # tracers of the SDK have them, which the API does not demand
+        # Tracers of the SDK have ids, which the API does not demand.
+        if self._ids.others is not None:
             tracer = copy(tracer)
             tracer.id_generator = self._ids  # type: ignore[attr-defined]
         self._tracer = tracer
@@ -135,8 +141,12 @@ class SpanWriter:
         trace_id: int = 0,
         span_id: int = 0,
     ) -> Span:
-        """Start a span at `at` (default: now) within `context` (default: the current one), with these ids if possible."""
-        at = self.now() if at is None else at
+        """Start a span, with these ids if possible.
+
+        By default it starts now, within the current context.
+        """
+        if at is None:
+            at = self.now()
         self._ids.trace_id = trace_id
         self._ids.span_id = span_id
         try:
@@ -153,7 +163,10 @@ class SpanWriter:
         attributes: Attributes,
         times: tuple[int, int],
     ) -> None:
-        """Write a span that was open, and therefore lost, when its process was killed: others are below it."""
+        """Write a span that was open, and therefore lost, when its process was killed.
+
+        Others are below it.
+        """
         if self._ids.others is None:
             return
         context = set_span_in_context(NonRecordingSpan(parent), Context())
@@ -173,7 +186,10 @@ class SpanWriter:
 
     @contextmanager
     def use_span(self, span: Span, *, current: bool = True) -> Iterator[None]:
-        """End a span with the block, as an error if the block raises; `current` makes it the current span meanwhile."""
+        """End a span with the block, as an error if the block raises.
+
+        `current` makes it the current span meanwhile.
+        """
         token = otel.attach(set_span_in_context(span)) if current else None
         try:
             yield
@@ -192,21 +208,25 @@ class SpanWriter:
 
     def set_usage(self, span: Span, usage: journal.Usage) -> None:
         """Put calls, tokens and money on a span, each where it is not zero."""
-        for name, amount in zip(
-            names.USAGE_ATTRIBUTES, (usage.calls, usage.tokens, usage.money), strict=True
-        ):
+        amounts = (usage.calls, usage.tokens, usage.money)
+        for name, amount in zip(names.USAGE_ATTRIBUTES, amounts, strict=True):
             if amount:
                 span.set_attribute(name, amount)
 
     def redact_text(self, text: str, limit: int = MAX_TEXT_CHARS) -> str:
-        """Return a text without secrets, cut at `limit` characters; the rest of a long text is not searched."""
-        cut = len(text) > limit + _REDACTION_MARGIN
-        clean = self._redactor.text(text[: limit + _REDACTION_MARGIN] if cut else text)
-        if cut:
-            clean = clean[
-                :-_REDACTION_MARGIN
-            ]  # it may end in half a secret, which is not recognised
-        return clean if len(clean) <= limit and not cut else f"{clean[:limit]}…"
+        """Return a text without secrets, cut at `limit` characters.
+
+        The rest of a long text is not searched.
+        """
+        searched = limit + _REDACTION_MARGIN
+        if len(text) > searched:
+            # What was searched may end in half a secret, which is not recognised.
+            clean = self._redactor.text(text[:searched])[:-_REDACTION_MARGIN]
+            return f"{clean[:limit]}…"
+        clean = self._redactor.text(text)
+        if len(clean) <= limit:
+            return clean
+        return f"{clean[:limit]}…"
 
     def redact_json(self, value: JsonValue, *, redacted: bool = False) -> str:
         """Return a JSON value as text without secrets; `redacted` says that it contains none."""
@@ -218,324 +238,173 @@ class SpanWriter:
         return self.redact_text(text, MAX_CONTENT_CHARS)
 
 
-class OTelRunTracer(RunTracer):
-    """Spans of one run: `replanning.run`, with its attempts and replans as children.
+@dataclass
+class _EarlierProcesses:
+    """The spans of the processes that had a run before, as far as its journal tells.
+
+    Attributes:
+        first: span of the run in the first process; invalid if there was none.
+        last: span of the run in the last process.
+        killed: the first record of the last process, if it did not end its spans.
+        ended_at: time of the last record.
+        base: base of the ids of the spans that were left open; 0 if none were.
+        unsuccessful: span of the last unsuccessful attempt of each task.
+        cut_off: the attempts that did not end, each with the span of its process, and its record.
+    """
+
+    first: SpanContext = INVALID_SPAN_CONTEXT
+    last: SpanContext = INVALID_SPAN_CONTEXT
+    killed: journal.Record | None = None
+    ended_at: int = 0
+    base: int = 0
+    unsuccessful: dict[TaskId, SpanContext] = field(default_factory=dict)
+    cut_off: dict[AttemptId, tuple[SpanContext, journal.Record]] = field(default_factory=dict)
+
+    def add(self, record: journal.Record) -> None:
+        """Take in the next record."""
+        self.ended_at = to_nanoseconds(record.at)
+        match record.body:
+            case journal.AttemptStarted(attempt=attempt):
+                self.cut_off[attempt] = (self.last, record)
+            case journal.AttemptSucceeded(attempt=attempt):
+                self.cut_off.pop(attempt, None)
+            case journal.RunOpened(trace=trace) | journal.RunResumed(trace=trace):
+                self.last = _parse_trace(trace or "")
+                if not self.first.is_valid:
+                    self.first = self.last
+                self.killed = record
+                self.base = self.base or self.last.span_id
+            case journal.RunEnded():
+                self.killed = None
+                self.base = 0
+                self.cut_off.clear()
+            case (
+                journal.AttemptFailed(task=task, trace=trace)
+                | journal.AttemptTimedOut(task=task, trace=trace)
+                | journal.AttemptInterrupted(task=task, trace=trace)
+            ):
+                if trace is not None:
+                    self.unsuccessful[task] = _parse_trace(trace)
+            case journal.PlanRevised(traces=traces):
+                for task, trace in traces.items():
+                    self.unsuccessful[task] = _parse_trace(trace)
+
+    def restore_run(self, writer: SpanWriter, run: RunId) -> None:
+        """Write the span of the run that a killed process left open."""
+        if self.killed is None or not self.last.trace_flags.sampled:
+            return
+        parent = INVALID_SPAN_CONTEXT if self.last == self.first else self.first
+        attributes: Attributes = {
+            names.RUN_ID: run,
+            names.RUN_RESUMED: isinstance(self.killed.body, journal.RunResumed),
+        }
+        times = (to_nanoseconds(self.killed.at), self.ended_at)
+        writer.restore(self.last, parent, names.RUN_SPAN, attributes, times)
+
+
+class _AttemptSpans:
+    """The spans of attempts: those that are open, and the last unsuccessful one of each task.
 
     Args:
         writer: writes the spans.
-        run: the run.
-        records: the journal of a resumed run.
+        context: that of the run.
+        base: base of the ids of spans.
+        earlier: the spans of earlier processes.
     """
 
     def __init__(
-        self, writer: SpanWriter, run: RunId, records: Sequence[journal.Record] = ()
+        self, writer: SpanWriter, context: Context, base: int, earlier: _EarlierProcesses
     ) -> None:
-        links: tuple[Link, ...] = ()
-        parent = otel.get_current()
-        self._unsuccessful_contexts: dict[TaskId, SpanContext] = {}
-        self._cut_off: dict[AttemptId, tuple[SpanContext, journal.Record]] = {}
-        first = current = INVALID_SPAN_CONTEXT
-        killed: journal.Record | None = (
-            None  # the first record of the last process, if it did not end its spans
-        )
-        self._base = 0
-        for record in records:
-            body = record.body
-            match body:
-                case journal.AttemptStarted():
-                    self._cut_off[body.attempt] = current, record
-                case journal.AttemptSucceeded():
-                    self._cut_off.pop(body.attempt, None)
-                case journal.RunOpened() | journal.RunResumed():
-                    current = _parse_trace(body.trace or "")
-                    first = first if first.is_valid else current
-                    killed = record
-                    self._base = self._base or current.span_id
-                case journal.RunEnded():
-                    killed = None
-                    self._base = 0
-                    self._cut_off.clear()
-                case (
-                    journal.AttemptFailed()
-                    | journal.AttemptTimedOut()
-                    | journal.AttemptInterrupted()
-                ):
-                    if body.trace is not None:
-                        self._unsuccessful_contexts[body.task] = _parse_trace(body.trace)
-                case journal.PlanRevised():
-                    self._unsuccessful_contexts |= {
-                        task: _parse_trace(trace) for task, trace in body.traces.items()
-                    }
-        if first.is_valid:
-            # The trace of the run continues; the caller that resumes it becomes a link instead of
-            # the parent.
-            caller = get_current_span().get_span_context()
-            links = (Link(caller),) if caller.is_valid else ()
-            parent = set_span_in_context(NonRecordingSpan(first), parent)
-        self._killed_at = to_nanoseconds(records[-1].at) if records else 0
-        if killed is not None and current.trace_flags.sampled:
-            above = INVALID_SPAN_CONTEXT if current == first else first
-            attributes: Attributes = {
-                names.RUN_ID: run,
-                names.RUN_RESUMED: isinstance(killed.body, journal.RunResumed),
-            }
-            writer.restore(
-                current,
-                above,
-                names.RUN_SPAN,
-                attributes,
-                (to_nanoseconds(killed.at), self._killed_at),
-            )
+        self.open: dict[AttemptId, Span] = {}
+        self.unsuccessful = earlier.unsuccessful
         self._writer = writer
-        self._span = writer.start(
-            names.RUN_SPAN, {names.RUN_ID: run, names.RUN_RESUMED: bool(records)}, parent, links
-        )
-        self._context = set_span_in_context(self._span, parent)
-        self.traceparent = _format_trace(self._context)
-        # The spans that a process leaves open when it is killed have ids that the next one knows,
-        # from the same base.
-        self._base = self._base or self._span.get_span_context().span_id
-        self._run: WatchedRun | None = None
-        self._attempt_spans: dict[AttemptId, Span] = {}
-        self._replan_spans: dict[str, Span] = {}
-        self._parked_replans: set[str] = set()
-        self._decided: set[ReplanId] = set()
-        self._question_spans: dict[QuestionId, tuple[Span, str]] = {}
-        self._provider_spans: dict[str, Span] = {}
-        self._usage: dict[Span, journal.Usage] = {}
-        self._ended_at: int | None = None
-        self._closed = False
-        self._error_reported = False
+        self._context = context
+        self._base = base
+        self._cut_off = earlier.cut_off
+        self._cut_off_at = earlier.ended_at
 
-    def __repr__(self) -> str:
-        return f"<OTelRunTracer {'closed' if self._closed else 'open'} {self.traceparent}>"
-
-    def watch(self, run: WatchedRun) -> None:
-        """Follow the records of a run from now on."""
-        self._run = run
-        plan = run.live.plan
-        writer = self._writer
-        writer.on_error = self._report_error
-        self._span.set_attribute(names.PLAN_TASKS, len(plan.tasks))
-        if plan.name:
-            self._span.set_attribute(names.PLAN_NAME, writer.redact_text(plan.name))
-        if writer.capture_content:
-            self._span.set_attribute(
-                names.PLAN_OBJECTIVE, writer.redact_text(plan.goal.objective, MAX_CONTENT_CHARS)
-            )
-        run.journal.subscribe(self._on_record, _OBSERVED)
-        for question in run.ledger.questions.open.values():
-            triggers = [
-                run.ledger.triggers[t] for t in question.triggers if t in run.ledger.triggers
-            ]
-            self._start_replan(question.replan, triggers)
-            self._start_question(question, writer.now())
-
-    def _on_record(self, record: journal.Record) -> None:
-        body = record.body
-        at = to_nanoseconds(record.at)
-        writer = self._writer
-        match body:
-            case journal.AttemptStarted():
-                self._on_started(body, at, record.seq)
-            case journal.AttemptSucceeded():
-                self._set_output(body)
-                span = self._attempt_spans.pop(body.attempt, None)
-                if span is not None:
-                    writer.end(span, at)
-            case journal.AttemptFailed():
-                failure = body.failure
-                error = (failure.type, failure.message)
-                if (
-                    failure.traceback
-                    and (span := self._attempt_spans.get(body.attempt)) is not None
-                ):
-                    values = (failure.type, writer.redact_text(failure.message), failure.traceback)
-                    event = dict(zip(names.EXCEPTION_ATTRIBUTES, values, strict=True))
-                    span.add_event(names.EXCEPTION_EVENT, event, timestamp=at)
-                self._set_output(body)
-                self._note_doubt(body)
-                if failure.not_done:
-                    self._end_unsuccessful(body.attempt, body.task, "not-done", at)
-                else:
-                    self._end_unsuccessful(body.attempt, body.task, "failed", at, error)
-            case journal.AttemptTimedOut():
-                error = ("timeout", f"not finished after {body.timeout:g} s")
-                self._note_doubt(body)
-                self._end_unsuccessful(body.attempt, body.task, "timed-out", at, error)
-            case journal.AttemptInterrupted():
-                self._restore_attempt(body)
-                self._note_doubt(body)
-                self._end_unsuccessful(body.attempt, body.task, "interrupted", at)
-            case journal.ResultsStale():
-                causes = dict.fromkeys(cause for found in body.tasks.values() for cause in found)
-                stale = {names.STALE_TASKS: list(body.tasks), names.STALE_CAUSES: list(causes)}
-                self._span.add_event(names.STALE_EVENT, stale, timestamp=at)
-            case journal.PlanRevised():
-                assert self._run is not None
-                for change in body.changes:
-                    if isinstance(change, CancelTask) and change.task_id in self._run.live:
-                        entry = self._run.live.entry(change.task_id)
-                        attempt = AttemptId(f"{entry.id}#{entry.log.count}")
-                        # The attempt itself, or one that asks whether it was done.
-                        for running in list(self._attempt_spans):
-                            if running == attempt or running.startswith(f"{attempt}-"):
-                                self._end_unsuccessful(running, entry.id, "cancelled", at)
-            case journal.UsageCharged():
-                span = None
-                if body.attempt is not None:
-                    span = self._attempt_spans.get(body.attempt)
-                elif body.provider is not None:
-                    span = self._provider_spans.get(body.provider)
-                if span is not None:
-                    self._usage[span] = total = self._usage.get(span, journal.Usage()) + body.usage
-                    writer.set_usage(span, total)
-            case journal.AlternativesConsidered() if body.replan in self._replan_spans:
-                span = self._replan_spans[body.replan]
-                rejected = sum(bool(candidate.rejected) for candidate in body.candidates)
-                span.set_attribute(names.CANDIDATE_COUNT, len(body.candidates))
-                span.set_attribute(names.REJECTED_COUNT, rejected)
-                best = body.candidates[0].score if rejected < len(body.candidates) else None
-                if best is not None:
-                    span.set_attribute(names.CONFIDENCE, best.total)
-                if writer.capture_content:
-                    proposals: JsonValue = [
-                        c.alternative.model_dump(mode="json") for c in body.candidates
-                    ]
-                    span.set_attribute(names.ALTERNATIVES, writer.redact_json(proposals))
-            case journal.DecisionMade() if body.replan in self._replan_spans:
-                span = self._replan_spans[body.replan]
-                span.set_attribute(names.DECISION, body.decision)
-                span.set_attribute(names.DECISION_RULE, body.rule)
-                span.set_attribute(names.DECISION_BY, writer.redact_text(body.by))
-                if writer.capture_content:
-                    span.set_attribute(
-                        names.DECISION_REASON, writer.redact_text(body.reason, MAX_CONTENT_CHARS)
-                    )
-                if body.replan in self._parked_replans and body.decision != "ask":
-                    self._end_replan(body.replan, at)
-            case journal.QuestionAsked():
-                self._start_question(body, at)
-            case journal.QuestionReminded() if body.question in self._question_spans:
-                self._question_spans[body.question][0].add_event("reminded", timestamp=at)
-            case journal.QuestionAnswered() if body.question in self._question_spans:
-                span, replan = self._question_spans.pop(body.question)
-                span.set_attribute(names.QUESTION_VERDICT, body.verdict)
-                writer.end(span, at)
-                if body.verdict == "withdrawn":
-                    self._end_replan(replan, at)
-            case journal.RunEnded():
-                self._ended_at = at
-                self._end_open_spans(at)
-
-    def close(self, failure: BaseException | None) -> None:
-        """End all spans; the run's is an error if the run failed or was aborted, or if `failure` was raised in it."""
-        if self._closed:
-            return
-        self._closed = True
-        now = self._writer.now()
-        run = self._run
-        if run is not None:
-            self._end_open_spans(now)
-            self._span.set_attribute(names.REVISION, run.live.revision)
-            self._span.set_attributes(self._evaluation_attributes())
-            self._writer.set_usage(self._span, run.ledger.budget_tracker.spent)
-            if run.end is not None:
-                self._span.set_attribute(names.RUN_STATUS, run.end.status)
-                self._span.set_attribute(names.RUN_REASON, self._writer.redact_text(run.end.reason))
-                if run.end.status in ("failed", "aborted"):
-                    self._writer.set_error(self._span, run.end.status, run.end.reason)
-        if failure is not None:
-            self._writer.set_error(self._span, type(failure).__name__, str(failure))
-        self._writer.end(self._span, now if self._ended_at is None else self._ended_at)
-
-    def _evaluation_attributes(self) -> dict[str, str | float | Sequence[str]]:
-        assert self._run is not None
-        found = self._run.evaluation.evaluate()
-        attributes: dict[str, str | float | Sequence[str]] = {
-            names.PROGRESS: found.progress,
-            names.HEALTH: found.health,
-        }
-        if found.remaining_seconds is not None:
-            attributes[names.REMAINING_SECONDS] = found.remaining_seconds
-        if found.recommendations and self._writer.capture_content:
-            attributes[names.RECOMMENDATIONS] = [
-                self._writer.redact_text(text) for text in found.recommendations
-            ]
-        return attributes
-
-    def _report_error(self, error: Exception) -> None:
-        """Record the first error of a span processor; the run continues without those spans."""
-        if self._run is None or self._error_reported:
-            return
-        if self._run.journal.state == "open":
-            self._error_reported = True
-            self._run.record_error("tracing", error)
-
-    def _end_open_spans(self, at: int) -> None:
-        for span in self._attempt_spans.values():
-            span.set_attribute(names.ATTEMPT_OUTCOME, "cancelled")
-            self._writer.end(span, at)
-        self._attempt_spans.clear()
-        for span, _ in self._question_spans.values():
-            self._writer.end(span, at)
-        self._question_spans.clear()
-        for replan in list(self._replan_spans):
-            self._end_replan(replan, at)
-        self._usage.clear()
-
-    # Attempts
-
-    def attempt_trace(self, attempt: AttemptId) -> str | None:
-        """The trace context of a running attempt as a W3C `traceparent` header; None without a span."""
-        span = self._attempt_spans.get(attempt)
-        return None if span is None else _format_trace(set_span_in_context(span))
-
-    def attach_attempt(self, attempt: AttemptId) -> Token[Context] | None:
-        """Make the span of an attempt current, so that spans of its body become children; None without a span."""
-        span = self._attempt_spans.get(attempt)
-        return None if span is None else otel.attach(set_span_in_context(span))
-
-    def record_asked(self, attempt: AttemptId, tool: str) -> None:
-        """Record in the span of an attempt that a second tool is called."""
-        span = self._attempt_spans.get(attempt)
-        if span is not None:
-            span.add_event(names.ASKED_EVENT, {names.TASK_TOOL: tool}, timestamp=self._writer.now())
-
-    def detach(self, token: Token[Context]) -> None:
-        """Restore the span that was current before `attach_attempt`."""
-        otel.detach(token)
-
-    def _on_started(self, body: journal.AttemptStarted, at: int, seq: int) -> None:
-        assert self._run is not None
-        entry = self._run.live.entry(body.task)
-        attributes = self._attempt_attributes(
-            body, entry, "succeeded"
-        )  # set once for the usual outcome, which is cheaper
-        attributes[names.PROGRESS] = self._run.live.progress().share
+    def start(
+        self, body: journal.AttemptStarted, entry: TaskEntry, progress: float, at: int, seq: int
+    ) -> None:
+        """Start the span of an attempt."""
+        # Set once for the usual outcome, which is cheaper.
+        attributes = self._attributes(body, entry, "succeeded")
+        attributes[names.PROGRESS] = progress
         links = self._predecessor_links(entry)
         span_id = _span_id(self._base, seq)
-        span = self._writer.start(
+        self.open[body.attempt] = self._writer.start(
             names.ATTEMPT_SPAN, attributes, self._context, links, at, span_id=span_id
         )
-        self._attempt_spans[body.attempt] = span
 
-    def _restore_attempt(self, interrupted: journal.AttemptInterrupted) -> None:
+    def restore(self, attempt: AttemptId, entry: TaskEntry) -> None:
         """Write the span of an attempt if it was running when its process was killed."""
-        process, record = self._cut_off.pop(interrupted.attempt, (INVALID_SPAN_CONTEXT, None))
-        if process.trace_flags.sampled and record is not None and self._run is not None:
-            assert isinstance(record.body, journal.AttemptStarted)
-            lost = SpanContext(
-                process.trace_id, _span_id(self._base, record.seq), True, process.trace_flags
-            )
-            self._unsuccessful_contexts[interrupted.task] = lost
-            attributes = self._attempt_attributes(
-                record.body, self._run.live.entry(interrupted.task), "interrupted"
-            )
-            times = to_nanoseconds(record.at), self._killed_at
-            self._writer.restore(lost, process, names.ATTEMPT_SPAN, attributes, times)
+        process, record = self._cut_off.pop(attempt, (INVALID_SPAN_CONTEXT, None))
+        if record is None or not process.trace_flags.sampled:
+            return
+        assert isinstance(record.body, journal.AttemptStarted)
+        span_id = _span_id(self._base, record.seq)
+        lost = SpanContext(process.trace_id, span_id, True, process.trace_flags)
+        self.unsuccessful[entry.id] = lost
+        attributes = self._attributes(record.body, entry, "interrupted")
+        times = (to_nanoseconds(record.at), self._cut_off_at)
+        self._writer.restore(lost, process, names.ATTEMPT_SPAN, attributes, times)
 
-    def _attempt_attributes(
+    def end(self, attempt: AttemptId, at: int) -> None:
+        """End the span of an attempt that succeeded."""
+        span = self.open.pop(attempt, None)
+        if span is not None:
+            self._writer.end(span, at)
+
+    def end_unsuccessful(
+        self,
+        attempt: AttemptId,
+        task: TaskId,
+        outcome: str,
+        at: int,
+        error: tuple[str, str] | None = None,
+    ) -> None:
+        """End the span of an attempt that did not succeed."""
+        span = self.open.pop(attempt, None)
+        if span is None:
+            return
+        self.unsuccessful[task] = span.get_span_context()
+        if error is not None:
+            self._writer.set_error(span, *error)
+        span.set_attribute(names.ATTEMPT_OUTCOME, outcome)
+        self._writer.end(span, at)
+
+    def end_all(self, at: int) -> None:
+        """End the spans that are still open, whose attempts are cancelled."""
+        for span in self.open.values():
+            span.set_attribute(names.ATTEMPT_OUTCOME, "cancelled")
+            self._writer.end(span, at)
+        self.open.clear()
+
+    def set_output(self, body: journal.AttemptSucceeded | journal.AttemptFailed) -> None:
+        """Put the output of an attempt on its span, also one that was not as expected."""
+        span = self.open.get(body.attempt)
+        if span is not None and self._writer.capture_content and body.output is not None:
+            output = self._writer.redact_json(body.output, redacted=True)
+            span.set_attribute(names.TASK_OUTPUT, output)
+
+    def add_exception(self, attempt: AttemptId, failure: journal.Failure, at: int) -> None:
+        """Add the exception that an attempt raised."""
+        span = self.open.get(attempt)
+        if span is not None and failure.traceback:
+            message = self._writer.redact_text(failure.message)
+            values = (failure.type, message, failure.traceback)
+            event = dict(zip(names.EXCEPTION_ATTRIBUTES, values, strict=True))
+            span.add_event(names.EXCEPTION_EVENT, event, timestamp=at)
+
+    def note_doubt(
+        self, body: journal.AttemptFailed | journal.AttemptTimedOut | journal.AttemptInterrupted
+    ) -> None:
+        """Note in the span of an attempt that it is asked whether it was done."""
+        span = self.open.get(body.attempt)
+        if span is not None and body.confirm_at is not None:
+            span.set_attribute(names.ATTEMPT_IN_DOUBT, True)
+
+    def _attributes(
         self, body: journal.AttemptStarted, entry: TaskEntry, outcome: str
     ) -> dict[str, Any]:
         attributes: dict[str, Any] = {
@@ -557,8 +426,8 @@ class OTelRunTracer(RunTracer):
         return attributes
 
     def _predecessor_links(self, entry: TaskEntry) -> tuple[Link, ...]:
-        """Link to the last unsuccessful attempt of the task, or of the nearest task that it replaces."""
-        contexts = self._unsuccessful_contexts
+        """Link to the last unsuccessful attempt of the task, or of the nearest one it replaces."""
+        contexts = self.unsuccessful
         if not contexts:
             return ()
         kind = "retries"
@@ -570,38 +439,340 @@ class OTelRunTracer(RunTracer):
             ancestor = ancestor.parent
         return (Link(contexts[ancestor.id], {names.LINK_KIND: kind}),)
 
-    def _set_output(self, body: journal.AttemptSucceeded | journal.AttemptFailed) -> None:
-        """Put the output of an attempt on its span, also one that was not as expected."""
-        span = self._attempt_spans.get(body.attempt)
-        writer = self._writer
-        if span is not None and writer.capture_content and body.output is not None:
-            output = writer.redact_json(body.output, redacted=True)
-            span.set_attribute(names.TASK_OUTPUT, output)
 
-    def _note_doubt(
-        self,
-        body: journal.AttemptFailed | journal.AttemptTimedOut | journal.AttemptInterrupted,
-    ) -> None:
-        """Note in the span of an attempt that it is asked whether it was done."""
-        span = self._attempt_spans.get(body.attempt)
-        if span is not None and body.confirm_at is not None:
-            span.set_attribute(names.ATTEMPT_IN_DOUBT, True)
+class _ReplanSpans:
+    """The open spans of replans, and of the questions that they ask.
 
-    def _end_unsuccessful(
-        self,
-        attempt: AttemptId,
-        task: TaskId,
-        outcome: str,
-        at: int,
-        error: tuple[str, str] | None = None,
-    ) -> None:
-        span = self._attempt_spans.pop(attempt, None)
+    The span of a replan stays open as long as its question.
+
+    Args:
+        writer: writes the spans.
+        context: that of the run.
+        base: base of the ids of spans.
+    """
+
+    def __init__(self, writer: SpanWriter, context: Context, base: int) -> None:
+        self.open: dict[str, Span] = {}
+        self.questions: dict[QuestionId, tuple[Span, str]] = {}
+        self.parked: set[str] = set()
+        self._writer = writer
+        self._context = context
+        self._base = base
+        self._decided: set[ReplanId] = set()
+
+    def start(self, replan: ReplanId, attributes: Attributes, links: Sequence[Link]) -> Span:
+        """Start the span of a replan."""
+        span_id = 0
+        if replan not in self._decided:
+            # What a killed process was deciding is decided again under the same id, above the
+            # spans that it left.
+            span_id = _span_id(self._base, -int.from_bytes(replan.encode()))
+        self._decided.add(replan)
+        span = self._writer.start(
+            names.PLAN_SPAN, attributes, self._context, links, span_id=span_id
+        )
+        self.open[replan] = span
+        return span
+
+    def end(self, replan: str, at: int) -> None:
+        """End the span of a replan."""
+        self.parked.discard(replan)
+        span = self.open.pop(replan, None)
         if span is not None:
-            self._unsuccessful_contexts[task] = span.get_span_context()
-            if error is not None:
-                self._writer.set_error(span, *error)
-            span.set_attribute(names.ATTEMPT_OUTCOME, outcome)
             self._writer.end(span, at)
+
+    def end_all(self, at: int) -> None:
+        """End all spans that are still open."""
+        for span, _ in self.questions.values():
+            self._writer.end(span, at)
+        self.questions.clear()
+        for replan in list(self.open):
+            self.end(replan, at)
+
+    def context(self, replan: str | None) -> Context:
+        """Return the context of a replan; that of the run without an open one."""
+        span = None if replan is None else self.open.get(replan)
+        if span is None:
+            return self._context
+        return set_span_in_context(span, self._context)
+
+    def start_question(self, body: journal.QuestionAsked, at: int) -> None:
+        """Start the span of a question."""
+        attributes: dict[str, str] = {names.QUESTION_ID: body.question}
+        if self._writer.capture_content:
+            attributes[names.QUESTION_TEXT] = self._writer.redact_text(body.text, MAX_CONTENT_CHARS)
+        context = self.context(body.replan)
+        span = self._writer.start(names.ASK_SPAN, attributes, context, at=at)
+        self.questions[body.question] = (span, body.replan)
+        self.parked.add(body.replan)
+
+
+class OTelRunTracer(RunTracer):
+    """Spans of one run: `replanning.run`, with its attempts and replans as children.
+
+    Its own state is the span of the run and those of the providers that are asked. `_HANDLERS`
+    below has the method for each kind of record.
+
+    Args:
+        writer: writes the spans.
+        run: the run.
+        records: the journal of a resumed run.
+    """
+
+    def __init__(
+        self, writer: SpanWriter, run: RunId, records: Sequence[journal.Record] = ()
+    ) -> None:
+        earlier = _EarlierProcesses()
+        for record in records:
+            earlier.add(record)
+        links: list[Link] = []
+        parent = otel.get_current()
+        if earlier.first.is_valid:
+            # The trace of the run continues; the caller that resumes it becomes a link instead of
+            # the parent.
+            caller = get_current_span().get_span_context()
+            if caller.is_valid:
+                links.append(Link(caller))
+            parent = set_span_in_context(NonRecordingSpan(earlier.first), parent)
+        earlier.restore_run(writer, run)
+        attributes: Attributes = {names.RUN_ID: run, names.RUN_RESUMED: bool(records)}
+        self._writer = writer
+        self._span = writer.start(names.RUN_SPAN, attributes, parent, links)
+        context = set_span_in_context(self._span, parent)
+        self.traceparent = _format_trace(context)
+        # The spans that a process leaves open when it is killed have ids that the next one knows,
+        # from the same base.
+        base = earlier.base or self._span.get_span_context().span_id
+        self._attempts = _AttemptSpans(writer, context, base, earlier)
+        self._replans = _ReplanSpans(writer, context, base)
+        self._run: WatchedRun | None = None
+        self._provider_spans: dict[str, Span] = {}
+        self._usage: dict[Span, journal.Usage] = {}
+        self._ended_at: int | None = None
+        self._closed = False
+        self._error_reported = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        return f"<OTelRunTracer {state} {self.traceparent}>"
+
+    def watch(self, run: WatchedRun) -> None:
+        """Follow the records of a run from now on."""
+        self._run = run
+        plan = run.live.plan
+        writer = self._writer
+        writer.on_error = self._report_error
+        self._span.set_attribute(names.PLAN_TASKS, len(plan.tasks))
+        if plan.name:
+            self._span.set_attribute(names.PLAN_NAME, writer.redact_text(plan.name))
+        if writer.capture_content:
+            objective = writer.redact_text(plan.goal.objective, MAX_CONTENT_CHARS)
+            self._span.set_attribute(names.PLAN_OBJECTIVE, objective)
+        run.journal.subscribe(self._on_record, [journal.AttemptStarted, *_HANDLERS])
+        for question in run.ledger.questions.open.values():
+            triggers: list[journal.Trigger] = []
+            for trigger in question.triggers:
+                if trigger in run.ledger.triggers:
+                    triggers.append(run.ledger.triggers[trigger])
+            self._start_replan(question.replan, triggers)
+            self._replans.start_question(question, writer.now())
+
+    def _on_record(self, record: journal.Record) -> None:
+        body = record.body
+        at = to_nanoseconds(record.at)
+        if isinstance(body, journal.AttemptStarted):
+            assert self._run is not None
+            entry = self._run.live.entry(body.task)
+            progress = self._run.live.progress().share
+            self._attempts.start(body, entry, progress, at, record.seq)
+        else:
+            _HANDLERS[type(body)](self, body, at)
+
+    def _on_succeeded(self, body: journal.AttemptSucceeded, at: int) -> None:
+        self._attempts.set_output(body)
+        self._attempts.end(body.attempt, at)
+
+    def _on_failed(self, body: journal.AttemptFailed, at: int) -> None:
+        failure = body.failure
+        self._attempts.add_exception(body.attempt, failure, at)
+        self._attempts.set_output(body)
+        self._attempts.note_doubt(body)
+        if failure.not_done:
+            self._attempts.end_unsuccessful(body.attempt, body.task, "not-done", at)
+        else:
+            error = (failure.type, failure.message)
+            self._attempts.end_unsuccessful(body.attempt, body.task, "failed", at, error)
+
+    def _on_timed_out(self, body: journal.AttemptTimedOut, at: int) -> None:
+        error = ("timeout", f"not finished after {body.timeout:g} s")
+        self._attempts.note_doubt(body)
+        self._attempts.end_unsuccessful(body.attempt, body.task, "timed-out", at, error)
+
+    def _on_interrupted(self, body: journal.AttemptInterrupted, at: int) -> None:
+        assert self._run is not None
+        self._attempts.restore(body.attempt, self._run.live.entry(body.task))
+        self._attempts.note_doubt(body)
+        self._attempts.end_unsuccessful(body.attempt, body.task, "interrupted", at)
+
+    def _on_stale(self, body: journal.ResultsStale, at: int) -> None:
+        causes: dict[str, None] = {}
+        for found in body.tasks.values():
+            causes.update(dict.fromkeys(found))
+        stale = {names.STALE_TASKS: list(body.tasks), names.STALE_CAUSES: list(causes)}
+        self._span.add_event(names.STALE_EVENT, stale, timestamp=at)
+
+    def _on_revised(self, body: journal.PlanRevised, at: int) -> None:
+        """End the spans of attempts that a revision cancels."""
+        assert self._run is not None
+        for change in body.changes:
+            if not isinstance(change, CancelTask) or change.task_id not in self._run.live:
+                continue
+            entry = self._run.live.entry(change.task_id)
+            attempt = AttemptId(f"{entry.id}#{entry.log.count}")
+            # The attempt itself, or one that asks whether it was done.
+            for running in list(self._attempts.open):
+                if running == attempt or running.startswith(f"{attempt}-"):
+                    self._attempts.end_unsuccessful(running, entry.id, "cancelled", at)
+
+    def _on_charged(self, body: journal.UsageCharged, at: int) -> None:
+        span: Span | None = None
+        if body.attempt is not None:
+            span = self._attempts.open.get(body.attempt)
+        elif body.provider is not None:
+            span = self._provider_spans.get(body.provider)
+        if span is not None:
+            total = self._usage.get(span, journal.Usage()) + body.usage
+            self._usage[span] = total
+            self._writer.set_usage(span, total)
+
+    def _on_considered(self, body: journal.AlternativesConsidered, at: int) -> None:
+        span = self._replans.open.get(body.replan)
+        if span is None:
+            return
+        rejected = 0
+        for candidate in body.candidates:
+            rejected += bool(candidate.rejected)
+        span.set_attribute(names.CANDIDATE_COUNT, len(body.candidates))
+        span.set_attribute(names.REJECTED_COUNT, rejected)
+        best = body.candidates[0].score if rejected < len(body.candidates) else None
+        if best is not None:
+            span.set_attribute(names.CONFIDENCE, best.total)
+        if self._writer.capture_content:
+            proposals: list[JsonValue] = []
+            for candidate in body.candidates:
+                proposals.append(candidate.alternative.model_dump(mode="json"))
+            span.set_attribute(names.ALTERNATIVES, self._writer.redact_json(proposals))
+
+    def _on_decided(self, body: journal.DecisionMade, at: int) -> None:
+        span = self._replans.open.get(body.replan)
+        if span is None:
+            return
+        writer = self._writer
+        span.set_attribute(names.DECISION, body.decision)
+        span.set_attribute(names.DECISION_RULE, body.rule)
+        span.set_attribute(names.DECISION_BY, writer.redact_text(body.by))
+        if writer.capture_content:
+            reason = writer.redact_text(body.reason, MAX_CONTENT_CHARS)
+            span.set_attribute(names.DECISION_REASON, reason)
+        if body.replan in self._replans.parked and body.decision != "ask":
+            self._replans.end(body.replan, at)
+
+    def _on_asked(self, body: journal.QuestionAsked, at: int) -> None:
+        self._replans.start_question(body, at)
+
+    def _on_reminded(self, body: journal.QuestionReminded, at: int) -> None:
+        if body.question in self._replans.questions:
+            span, _ = self._replans.questions[body.question]
+            span.add_event("reminded", timestamp=at)
+
+    def _on_answered(self, body: journal.QuestionAnswered, at: int) -> None:
+        if body.question not in self._replans.questions:
+            return
+        span, replan = self._replans.questions.pop(body.question)
+        span.set_attribute(names.QUESTION_VERDICT, body.verdict)
+        self._writer.end(span, at)
+        if body.verdict == "withdrawn":
+            self._replans.end(replan, at)
+
+    def _on_ended(self, body: journal.RunEnded, at: int) -> None:
+        self._ended_at = at
+        self._end_open_spans(at)
+
+    def close(self, failure: BaseException | None) -> None:
+        """End all spans.
+
+        That of the run is an error if the run failed or was aborted, or `failure` was raised in it.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        now = self._writer.now()
+        if self._run is not None:
+            self._end_open_spans(now)
+            self._set_result(self._run)
+        if failure is not None:
+            self._writer.set_error(self._span, type(failure).__name__, str(failure))
+        self._writer.end(self._span, now if self._ended_at is None else self._ended_at)
+
+    def _set_result(self, run: WatchedRun) -> None:
+        """Put the result of the run on its span."""
+        self._span.set_attribute(names.REVISION, run.live.revision)
+        self._span.set_attributes(self._evaluation_attributes())
+        self._writer.set_usage(self._span, run.ledger.budget_tracker.spent)
+        if run.end is not None:
+            self._span.set_attribute(names.RUN_STATUS, run.end.status)
+            self._span.set_attribute(names.RUN_REASON, self._writer.redact_text(run.end.reason))
+            if run.end.status in ("failed", "aborted"):
+                self._writer.set_error(self._span, run.end.status, run.end.reason)
+
+    def _evaluation_attributes(self) -> dict[str, str | float | Sequence[str]]:
+        assert self._run is not None
+        found = self._run.evaluation.evaluate()
+        attributes: dict[str, str | float | Sequence[str]] = {
+            names.PROGRESS: found.progress,
+            names.HEALTH: found.health,
+        }
+        if found.remaining_seconds is not None:
+            attributes[names.REMAINING_SECONDS] = found.remaining_seconds
+        if found.recommendations and self._writer.capture_content:
+            texts = [self._writer.redact_text(text) for text in found.recommendations]
+            attributes[names.RECOMMENDATIONS] = texts
+        return attributes
+
+    def _report_error(self, error: Exception) -> None:
+        """Record the first error of a span processor; the run continues without those spans."""
+        if self._run is None or self._error_reported:
+            return
+        if self._run.journal.state == "open":
+            self._error_reported = True
+            self._run.record_error("tracing", error)
+
+    def _end_open_spans(self, at: int) -> None:
+        self._attempts.end_all(at)
+        self._replans.end_all(at)
+        self._usage.clear()
+
+    # Attempts
+
+    def attempt_trace(self, attempt: AttemptId) -> str | None:
+        """Return the trace context of a running attempt as a W3C `traceparent` header, if any."""
+        span = self._attempts.open.get(attempt)
+        return None if span is None else _format_trace(set_span_in_context(span))
+
+    def attach_attempt(self, attempt: AttemptId) -> Token[Context] | None:
+        """Make the span of an attempt the parent of the spans of its body; None without a span."""
+        span = self._attempts.open.get(attempt)
+        return None if span is None else otel.attach(set_span_in_context(span))
+
+    def record_asked(self, attempt: AttemptId, tool: str) -> None:
+        """Record in the span of an attempt that a second tool is called, to verify its output."""
+        span = self._attempts.open.get(attempt)
+        if span is not None:
+            span.add_event(names.ASKED_EVENT, {names.TASK_TOOL: tool}, timestamp=self._writer.now())
+
+    def detach(self, token: Token[Context]) -> None:
+        """Restore the span that was current before `attach_attempt`."""
+        otel.detach(token)
 
     # Replans
 
@@ -617,8 +788,27 @@ class OTelRunTracer(RunTracer):
             raise
         finally:
             otel.detach(token)
-            if replan not in self._parked_replans:
-                self._end_replan(replan, self._writer.now())
+            if replan not in self._replans.parked:
+                self._replans.end(replan, self._writer.now())
+
+    def _start_replan(self, replan: ReplanId, triggers: Sequence[journal.Trigger]) -> Span:
+        attributes = {
+            names.OPERATION_NAME: "plan",
+            names.AGENT_NAME: names.INSTRUMENTATION_SCOPE,
+            names.REPLAN_ID: replan,
+            names.TRIGGER_IDS: [trigger.id for trigger in triggers],
+            names.TRIGGER_KINDS: [trigger.kind for trigger in triggers],
+            **self._evaluation_attributes(),
+        }
+        tasks: dict[TaskId, None] = {}
+        for trigger in triggers:
+            tasks.update(dict.fromkeys(trigger.tasks))
+        links: list[Link] = []
+        for task in tasks:
+            cause = self._attempts.unsuccessful.get(task)
+            if cause is not None:
+                links.append(Link(cause, _CAUSED_BY_ATTRIBUTES))
+        return self._replans.start(replan, attributes, links)
 
     @contextmanager
     def provider_span(self, name: str) -> Iterator[ReportProposals]:
@@ -651,58 +841,10 @@ class OTelRunTracer(RunTracer):
             names.CHANGES: [change.kind for change in changes],
             names.CHANGED_BY: self._writer.redact_text(by),
         }
-        span = self._writer.start(names.APPLY_SPAN, attributes, self._replan_context(replan))
+        span = self._writer.start(names.APPLY_SPAN, attributes, self._replans.context(replan))
         with self._writer.use_span(span, current=False):
             yield
             span.set_attribute(names.REVISION, self._run.live.revision)
-
-    def _replan_context(self, replan: str | None) -> Context:
-        span = None if replan is None else self._replan_spans.get(replan)
-        return self._context if span is None else set_span_in_context(span, self._context)
-
-    def _start_replan(self, replan: ReplanId, triggers: Sequence[journal.Trigger]) -> Span:
-        attributes = {
-            names.OPERATION_NAME: "plan",
-            names.AGENT_NAME: names.INSTRUMENTATION_SCOPE,
-            names.REPLAN_ID: replan,
-            names.TRIGGER_IDS: [trigger.id for trigger in triggers],
-            names.TRIGGER_KINDS: [trigger.kind for trigger in triggers],
-            **self._evaluation_attributes(),
-        }
-        tasks = dict.fromkeys(task for trigger in triggers for task in trigger.tasks)
-        causes = [
-            self._unsuccessful_contexts[task]
-            for task in tasks
-            if task in self._unsuccessful_contexts
-        ]
-        links = [Link(cause, _CAUSED_BY_ATTRIBUTES) for cause in causes]
-        # What a killed process was deciding is decided again under the same id, above the spans
-        # that it left.
-        span_id = (
-            0 if replan in self._decided else _span_id(self._base, -int.from_bytes(replan.encode()))
-        )
-        self._decided.add(replan)
-        span = self._writer.start(
-            names.PLAN_SPAN, attributes, self._context, links, span_id=span_id
-        )
-        self._replan_spans[replan] = span
-        return span
-
-    def _end_replan(self, replan: str, at: int) -> None:
-        self._parked_replans.discard(replan)
-        span = self._replan_spans.pop(replan, None)
-        if span is not None:
-            self._writer.end(span, at)
-
-    def _start_question(self, body: journal.QuestionAsked, at: int) -> None:
-        attributes: dict[str, str] = {names.QUESTION_ID: body.question}
-        if self._writer.capture_content:
-            attributes[names.QUESTION_TEXT] = self._writer.redact_text(body.text, MAX_CONTENT_CHARS)
-        span = self._writer.start(
-            names.ASK_SPAN, attributes, self._replan_context(body.replan), at=at
-        )
-        self._question_spans[body.question] = span, body.replan
-        self._parked_replans.add(body.replan)
 
     # Calls of language models, by the GenAI conventions
 
@@ -723,13 +865,11 @@ class OTelRunTracer(RunTracer):
             prompt: JsonValue = [{"role": "user", "parts": [self._text_part(call.prompt)]}]
             attributes[names.INPUT_MESSAGES] = json.dumps(prompt, ensure_ascii=False)
             if call.system:
-                attributes[names.SYSTEM_INSTRUCTIONS] = json.dumps(
-                    [self._text_part(call.system)], ensure_ascii=False
-                )
+                parts: JsonValue = [self._text_part(call.system)]
+                attributes[names.SYSTEM_INSTRUCTIONS] = json.dumps(parts, ensure_ascii=False)
         known = {name: value for name, value in attributes.items() if value is not None}
-        span = writer.start(
-            f"{call.operation} {redact(call.model)}".rstrip(), known, kind=SpanKind.CLIENT
-        )
+        span_name = f"{call.operation} {redact(call.model)}".rstrip()
+        span = writer.start(span_name, known, kind=SpanKind.CLIENT)
 
         def report(completion: Completion) -> None:
             span.set_attribute(names.RESPONSE_MODEL, redact(completion.model))
@@ -737,19 +877,18 @@ class OTelRunTracer(RunTracer):
                 span.set_attribute(names.RESPONSE_ID, redact(completion.request_id))
             span.set_attribute(names.INPUT_TOKENS, completion.input_tokens)
             writer.set_usage(span, completion.usage)
-            if call.operation == "chat":
-                span.set_attribute(names.FINISH_REASONS, [completion.finish])
-                span.set_attribute(names.OUTPUT_TOKENS, completion.output_tokens)
-                if content:
-                    parts = [self._text_part(completion.text)]
-                    message = {
-                        "role": "assistant",
-                        "parts": parts,
-                        "finish_reason": completion.finish,
-                    }
-                    span.set_attribute(
-                        names.OUTPUT_MESSAGES, json.dumps([message], ensure_ascii=False)
-                    )
+            if call.operation != "chat":
+                return
+            span.set_attribute(names.FINISH_REASONS, [completion.finish])
+            span.set_attribute(names.OUTPUT_TOKENS, completion.output_tokens)
+            if content:
+                message = {
+                    "role": "assistant",
+                    "parts": [self._text_part(completion.text)],
+                    "finish_reason": completion.finish,
+                }
+                messages = json.dumps([message], ensure_ascii=False)
+                span.set_attribute(names.OUTPUT_MESSAGES, messages)
 
         with writer.use_span(span):
             try:
@@ -764,18 +903,23 @@ class OTelRunTracer(RunTracer):
         return {"type": "text", "content": self._writer.redact_text(text, MAX_CONTENT_CHARS)}
 
 
-_UNSUCCESSFUL: Final = (journal.AttemptFailed, journal.AttemptTimedOut, journal.AttemptInterrupted)
-_OBSERVED: Final[tuple[type[journal.RecordBody], ...]] = (
-    journal.AttemptStarted,
-    journal.AttemptSucceeded,
-    *_UNSUCCESSFUL,
-    journal.ResultsStale,
-    journal.PlanRevised,
-    journal.AlternativesConsidered,
-    journal.DecisionMade,
-    journal.QuestionAsked,
-    journal.QuestionReminded,
-    journal.QuestionAnswered,
-    journal.UsageCharged,
-    journal.RunEnded,
+_HANDLERS: Final[Mapping[type[journal.RecordBody], Callable[[OTelRunTracer, Any, int], None]]] = (
+    MappingProxyType(
+        {
+            journal.AttemptSucceeded: OTelRunTracer._on_succeeded,
+            journal.AttemptFailed: OTelRunTracer._on_failed,
+            journal.AttemptTimedOut: OTelRunTracer._on_timed_out,
+            journal.AttemptInterrupted: OTelRunTracer._on_interrupted,
+            journal.ResultsStale: OTelRunTracer._on_stale,
+            journal.PlanRevised: OTelRunTracer._on_revised,
+            journal.AlternativesConsidered: OTelRunTracer._on_considered,
+            journal.DecisionMade: OTelRunTracer._on_decided,
+            journal.QuestionAsked: OTelRunTracer._on_asked,
+            journal.QuestionReminded: OTelRunTracer._on_reminded,
+            journal.QuestionAnswered: OTelRunTracer._on_answered,
+            journal.UsageCharged: OTelRunTracer._on_charged,
+            journal.RunEnded: OTelRunTracer._on_ended,
+        }
+    )
 )
+"""Method for each kind of record that concerns spans; the beginning of an attempt has its own."""

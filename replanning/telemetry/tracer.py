@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 
 ReportProposals = Callable[[int, bool], None]
-"""Called with the number of alternatives a provider proposed, and with True if the provider was cut
-off.
-"""
+"""Called with the number of proposals of a provider, and with True if the provider was cut off."""
 
 ReportCompletion = Callable[[Completion], None]
 """Called with the completion of a language model."""
@@ -87,7 +85,9 @@ _NO_PROVIDER_SPAN: Final[AbstractContextManager[ReportProposals]] = nullcontext(
 
 
 class RunTracer:
-    """Tracing hooks of a run. These do nothing; `OTelRunTracer` in `replanning.telemetry.spans` writes spans.
+    """Tracing hooks of a run, which do nothing.
+
+    `OTelRunTracer` in `replanning.telemetry.spans` writes spans.
 
     Attributes:
         traceparent: the trace context as a W3C `traceparent` header; None without a valid trace.
@@ -99,11 +99,11 @@ class RunTracer:
         """Follow the records of a run from now on."""
 
     def attempt_trace(self, attempt: AttemptId) -> str | None:
-        """The trace context of a running attempt as a W3C `traceparent` header; None without a span."""
+        """Return the trace context of a running attempt as a W3C `traceparent` header, if any."""
         return None
 
     def attach_attempt(self, attempt: AttemptId) -> Token[Context] | None:
-        """Make the span of an attempt current, so that spans of its body become children; None without a span."""
+        """Make the span of an attempt the parent of the spans of its body; None without a span."""
         return None
 
     def record_asked(self, attempt: AttemptId, tool: str) -> None:
