@@ -1,4 +1,4 @@
-"""Calls of language models: their options, their results, their prices, and the meter that accounts for them."""
+"""Calls of language models: options, results, prices, and the meter that accounts for them."""
 
 from __future__ import annotations
 
@@ -135,7 +135,10 @@ class LLMOptions:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Price of a million tokens, in the currency of the budget (published prices are in US dollars)."""
+    """Price of a million tokens, in the currency of the budget.
+
+    Published prices are in US dollars.
+    """
 
     input: float
     output: float
@@ -174,9 +177,8 @@ class PriceTable:
 
     def __init__(self, prices: Mapping[str, Price] | None = None) -> None:
         self._prices = dict(prices or {})
-        self._prefixes = sorted(
-            (name[:-1] for name in self._prices if name.endswith("*")), key=len, reverse=True
-        )
+        prefixes = [name[:-1] for name in self._prices if name.endswith("*")]
+        self._prefixes = sorted(prefixes, key=len, reverse=True)
 
     def __repr__(self) -> str:
         return f"<PriceTable of {len(self._prices)} models and the published prices>"
@@ -186,33 +188,38 @@ class PriceTable:
         return PriceTable({**self._prices, **other})
 
     def cost(self, model: str, input_tokens: int, output_tokens: int) -> float | None:
-        """Return the cost of a call with so many tokens; None if the price of the model is not known."""
-        name = model.rpartition("/")[2]
-        names = (model, name, _VERSION_SUFFIX.sub("", name))
-        price = next((self._prices[each] for each in names if each in self._prices), None)
-        if price is None:
-            prefix = next((prefix for prefix in self._prefixes if model.startswith(prefix)), None)
-            price = None if prefix is None else self._prices[f"{prefix}*"]
+        """Return the cost of a call with so many tokens; None if the model has no known price."""
+        price = self._price(model)
         if price is not None:
             return (price.input * input_tokens + price.output * output_tokens) / 1_000_000
         genai_prices = _published_prices()
         if genai_prices is None:
             return None
         usage = genai_prices.Usage(input_tokens=input_tokens, output_tokens=output_tokens)
-        maker = model.rpartition("/")[0]
+        maker, _, name = model.rpartition("/")
         # Models are found by their names alone, except for some, such as embeddings, which need
         # their maker.
         for reference, provider in ((model, None), (name, maker.rpartition("/")[2] or "openai")):
             for edition in dict.fromkeys([reference, _VERSION_SUFFIX.sub("", reference)]):
                 try:
-                    return float(
-                        genai_prices.calc_price(usage, edition, provider_id=provider).total_price
-                    )
+                    found = genai_prices.calc_price(usage, edition, provider_id=provider)
+                    return float(found.total_price)
                 except LookupError:
                     continue
         return None
 
+    def _price(self, model: str) -> Price | None:
+        """Return the price that was given for a model, by its name or by the beginning of it."""
+        name = model.rpartition("/")[2]
+        for each in (model, name, _VERSION_SUFFIX.sub("", name)):
+            if each in self._prices:
+                return self._prices[each]
+        for prefix in self._prefixes:
+            if model.startswith(prefix):
+                return self._prices[f"{prefix}*"]
+        return None
+
     def usage(self, model: str, input_tokens: int, output_tokens: int) -> Usage:
-        """Return the usage of one call with these tokens, marked as unpriced if the price of the model is not known."""
+        """Return the usage of one call, marked as unpriced if the model has no known price."""
         money = self.cost(model, input_tokens, output_tokens)
         return Usage(1, input_tokens + output_tokens, money or 0.0, unpriced=money is None)

@@ -1,4 +1,4 @@
-"""LLMProvider, the interface of language models; their circuit breaker and fallback; and the JSON in their answers.
+"""LLMProvider, the interface of language models; circuit breaker, fallback, JSON in answers.
 
 JSON is found as it was written, never completed or repaired: no part of JSON that is cut off or
 wrong is taken for an answer. The work is linear in the length of the text.
@@ -173,7 +173,9 @@ class LLMProvider(ABC):
 
     @abstractmethod
     async def request(self, prompt: str, options: LLMOptions) -> Completion:
-        """Ask once; every field of the options but `system` and `schema` is set, and `deadline` is enforced by callers.
+        """Ask once.
+
+        Every field of the options but `system` and `schema` is set; callers enforce `deadline`.
 
         Raises:
             LLMError: of the kind that fits. Any other exception is turned into one.
@@ -201,10 +203,10 @@ class LLMProvider(ABC):
         finish: FinishReason = "stop",
         request_id: str = "",
     ) -> Completion:
-        """Build the result of `request`; token counts that the service does not report are estimated from above.
+        """Build the result of `request`.
 
-        The price is that of the requested model; if it is not known, that of the model that
-        answered.
+        Token counts that the service does not report are estimated from above. The price is that of
+        the requested model; if it is not known, that of the model that answered.
         """
         requested = options.model or self.model
         if input_tokens is None:
@@ -226,7 +228,10 @@ class LLMProvider(ABC):
         )
 
     def unavailable_reason(self) -> str:
-        """Return why it cannot be asked, such as a missing key, as far as it knows without asking; else an empty text."""
+        """Return why it cannot be asked, such as a missing key, as far as it knows without asking.
+
+        The text is empty if it knows no reason.
+        """
         return ""
 
     async def is_available(self) -> bool:
@@ -273,9 +278,10 @@ class LLMProvider(ABC):
     async def complete_json(
         self, prompt: str, schema: type[SchemaT], options: LLMOptions | None = None
     ) -> SchemaT:
-        """Return an answer of a given shape; a first answer that is invalid is sent back once with its errors.
+        """Return an answer of a given shape.
 
-        Values are not converted: "false" is not true, and a number written as text is no number.
+        A first answer that is invalid is sent back once with its errors. Values are not converted:
+        "false" is not true, and a number written as text is no number.
 
         Raises:
             LLMResponseInvalid: neither answer has this shape.
@@ -287,22 +293,12 @@ class LLMProvider(ABC):
         is_second = False
         while True:
             completion = await self.complete_detailed(question, options)
-            problem = "there is no JSON in the answer"
-            for number, value in enumerate(
-                islice(extract_json(completion.text), _MAX_JSON_CANDIDATES)
-            ):
-                try:
-                    # Strict by the rules of JSON: a list may stand for a tuple, text for a date,
-                    # but not for a number.
-                    return schema.model_validate_json(json.dumps(value), strict=True)
-                except ValidationError as error:
-                    if number == 0:
-                        problem = validation_message(error, "the answer")
-                except ReplanningError as error:  # of a model of this project, such as a task
-                    if number == 0:
-                        problem = str(error)
+            answer, problem = _read_answer(completion.text, schema)
+            if answer is not None:
+                return answer
             if completion.finish == "length":
-                problem = f"it was cut off after {completion.output_tokens} tokens, so it must be shorter ({problem})"
+                cut_off = f"it was cut off after {completion.output_tokens} tokens"
+                problem = f"{cut_off}, so it must be shorter ({problem})"
             if is_second:
                 raise LLMResponseInvalid(
                     self.redactor.text(problem),
@@ -310,9 +306,8 @@ class LLMProvider(ABC):
                     request_id=completion.request_id,
                     excerpt=self._excerpt(completion.text),
                 )
-            question = _REPAIR_PROMPT.format(
-                prompt=prompt, reply=cut(completion.text, 4_000), problem=problem
-            )
+            reply = cut(completion.text, 4_000)
+            question = _REPAIR_PROMPT.format(prompt=prompt, reply=reply, problem=problem)
             is_second = True
 
     async def embed(self, text: str, options: LLMOptions | None = None) -> list[float]:
@@ -322,11 +317,8 @@ class LLMProvider(ABC):
             LLMError: it has no embeddings, or the call failed.
             BudgetExceeded: the call does not fit the remaining budget; nothing was sent.
         """
-        options = replace(
-            self._with_defaults(options or LLMOptions(), self.embedding_model),
-            system=None,
-            max_tokens=0,
-        )
+        options = self._with_defaults(options or LLMOptions(), self.embedding_model)
+        options = replace(options, system=None, max_tokens=0)
         text = self.redactor.text(text)
         call = LLMCall(
             self.name,
@@ -343,35 +335,37 @@ class LLMProvider(ABC):
     def estimate(self, prompt: str, options: LLMOptions) -> Usage:
         """Return an upper bound of the usage of a call: no token is shorter than a byte."""
         output_tokens = self.max_tokens if options.max_tokens is None else options.max_tokens
-        return self.prices.usage(
-            options.model or self.model, _max_input_tokens(prompt, options), output_tokens
-        )
+        input_tokens = _max_input_tokens(prompt, options)
+        return self.prices.usage(options.model or self.model, input_tokens, output_tokens)
 
     def _with_defaults(self, options: LLMOptions, model: str) -> LLMOptions:
-        self.prices.cost(
-            options.model or model, 0, 0
-        )  # loads the published prices before the time begins to count
+        model = options.model or model
+        # Loads the published prices before the time begins to count.
+        self.prices.cost(model, 0, 0)
         now = self.environment.clock.now()
-        deadline = (
-            now + self.timeout
-            if options.deadline is None
-            else min(now + self.timeout, options.deadline)
-        )
+        deadline = now + self.timeout
+        if options.deadline is not None:
+            deadline = min(deadline, options.deadline)
         if deadline <= now:
             raise LLMTimeout("there is no time left for it; nothing was sent", provider=self.name)
-        return replace(
-            options,
-            system=None if options.system is None else self.redactor.text(options.system),
-            model=options.model or model,
-            temperature=self.temperature if options.temperature is None else options.temperature,
-            max_tokens=self.max_tokens if options.max_tokens is None else options.max_tokens,
-            deadline=deadline,
-        )
+        options = replace(options, model=model, deadline=deadline)
+        if options.system is not None:
+            options = replace(options, system=self.redactor.text(options.system))
+        if options.temperature is None:
+            options = replace(options, temperature=self.temperature)
+        if options.max_tokens is None:
+            options = replace(options, max_tokens=self.max_tokens)
+        return options
 
     async def _with_deadline(
         self, call: Callable[[str, LLMOptions], Awaitable[ResultT]], text: str, options: LLMOptions
     ) -> ResultT:
-        """Make a call; raise LLMTimeout at its deadline, and turn exceptions of plugins into an LLMError."""
+        """Make a call.
+
+        Raises:
+            LLMTimeout: at its deadline.
+            LLMError: the provider raises anything else than an error of this project.
+        """
         assert options.deadline is not None
         results: list[ResultT] = []
         failure: BaseException | None = None
@@ -383,49 +377,59 @@ class LLMProvider(ABC):
             except anyio.get_cancelled_exc_class():
                 raise
             except BaseException as error:  # raised below: the group would wrap it
-                if isinstance(error, BaseExceptionGroup) and error.subgroup(
-                    anyio.get_cancelled_exc_class()
-                ):
+                cancelled = anyio.get_cancelled_exc_class()
+                if isinstance(error, BaseExceptionGroup) and error.subgroup(cancelled):
                     raise
                 failure = error
             late = scope.cancel_called
         if results:
             return results[0]
         if failure is None or (late and isinstance(failure, Exception)):
-            within = (
-                f"no answer came within {round(left, 1):g} s (`timeout.replan` in the settings)"
-            )
-            raise LLMTimeout(within, provider=self.name) from failure
+            problem = f"no answer came within {round(left, 1):g} s"
+            problem = f"{problem} (`timeout.replan` in the settings)"
+            raise LLMTimeout(problem, provider=self.name) from failure
         while isinstance(failure, ExceptionGroup) and len(failure.exceptions) == 1:
             failure = failure.exceptions[0]
         if isinstance(failure, ReplanningError) or not isinstance(failure, Exception):
             raise failure
         problem = f"it failed with {type(failure).__name__}"
-        raise LLMError(
-            problem, provider=self.name, excerpt=self._excerpt(str(failure))
-        ) from failure
+        excerpt = self._excerpt(str(failure))
+        raise LLMError(problem, provider=self.name, excerpt=excerpt) from failure
 
     def _excerpt(self, text: str) -> str:
         return self.redactor.text(cut(text, 4 * _MAX_EXCERPT_CHARS))[:_MAX_EXCERPT_CHARS]
 
 
+def _read_answer(text: str, schema: type[SchemaT]) -> tuple[SchemaT | None, str]:
+    """Return the first value in an answer that has a shape; else None, and what is wrong."""
+    problem = "there is no JSON in the answer"
+    for number, value in enumerate(islice(extract_json(text), _MAX_JSON_CANDIDATES)):
+        try:
+            # Strict by the rules of JSON: a list may stand for a tuple, text for a date, but not
+            # for a number.
+            return schema.model_validate_json(json.dumps(value), strict=True), ""
+        except ValidationError as error:
+            if number == 0:
+                problem = validation_message(error, "the answer")
+        except ReplanningError as error:  # of a model of this project, such as a task
+            if number == 0:
+                problem = str(error)
+    return None, problem
+
+
 def _max_input_tokens(prompt: str, options: LLMOptions) -> int:
-    texts = (prompt, options.system or "")
-    size = _REQUEST_OVERHEAD_TOKENS + sum(
-        len(text.encode(errors="surrogatepass")) for text in texts
-    )
-    if options.schema is None:
-        return size
-    return (
-        size
-        + _SCHEMA_OVERHEAD_TOKENS
-        + len(json.dumps(json_schema(options.schema), ensure_ascii=False).encode())
-    )
+    size = _REQUEST_OVERHEAD_TOKENS
+    for text in (prompt, options.system or ""):
+        size += len(text.encode(errors="surrogatepass"))
+    if options.schema is not None:
+        schema = json.dumps(json_schema(options.schema), ensure_ascii=False)
+        size += _SCHEMA_OVERHEAD_TOKENS + len(schema.encode())
+    return size
 
 
 @lru_cache(maxsize=64)
 def json_schema(shape: type[BaseModel]) -> JsonObject:
-    """Return a shape as JSON Schema, which must not be changed: it is cached, because it is slow to make."""
+    """Return a shape as JSON Schema, cached because it is slow to make; it must not be changed."""
     return shape.model_json_schema()
 
 
@@ -444,9 +448,8 @@ class CircuitBreaker:
         self._probing = False
 
     def __repr__(self) -> str:
-        return (
-            f"<CircuitBreaker failures={self._consecutive_failures} open until {self._open_until}>"
-        )
+        failures = self._consecutive_failures
+        return f"<CircuitBreaker failures={failures} open until {self._open_until}>"
 
     def state(self, now: float) -> BreakerState:
         """Return its state at a time."""
@@ -455,8 +458,10 @@ class CircuitBreaker:
         return "open" if now < self._open_until else "half-open"
 
     def retry_after(self, now: float) -> float:
-        """Return the seconds until it admits a call; 0 if it does so now, or waits for the result of a probe."""
-        return 0.0 if self._open_until is None else max(0.0, self._open_until - now)
+        """Return the seconds until it admits a call; 0 if it does so now, or a probe is running."""
+        if self._open_until is None:
+            return 0.0
+        return max(0.0, self._open_until - now)
 
     def admit(self, now: float) -> Permit | None:
         """Return a permit for a call; None if it may not be made."""
@@ -526,9 +531,9 @@ class _LLMWrapper(LLMProvider):
 
     def _deadline(self, options: LLMOptions | None) -> float:
         limit = self.environment.clock.now() + self.timeout
-        return (
-            limit if options is None or options.deadline is None else min(limit, options.deadline)
-        )
+        if options is None or options.deadline is None:
+            return limit
+        return min(limit, options.deadline)
 
     async def request(self, prompt: str, options: LLMOptions) -> Completion:
         """Return an answer, with the checks of the model that gives it."""
@@ -573,8 +578,11 @@ class GuardedLLM(_LLMWrapper):
 
     def unavailable_reason(self) -> str:
         """Return why it cannot be asked: the client's reason, or that it has been failing."""
+        reason = self.client.unavailable_reason()
         left = self.breaker.retry_after(self.environment.clock.now())
-        return self.client.unavailable_reason() or (_open_circuit_message(left) if left else "")
+        if reason or not left:
+            return reason
+        return _open_circuit_message(left)
 
     async def is_available(self) -> bool:
         """Return whether the client can be asked and has not been failing."""
@@ -590,7 +598,8 @@ class GuardedLLM(_LLMWrapper):
         call: Callable[[LLMProvider, LLMOptions], Awaitable[ResultT]],
     ) -> ResultT:
         clock = self.environment.clock
-        if left := self.breaker.retry_after(clock.now()):
+        left = self.breaker.retry_after(clock.now())
+        if left:
             raise LLMUnavailable(_open_circuit_message(left), provider=self.name)
         deadline = self._deadline(options)
         acquired = False
@@ -599,39 +608,48 @@ class GuardedLLM(_LLMWrapper):
                 await self._semaphore.acquire()
                 acquired = True
         if not acquired:
-            problem = f"the deadline passed while {self._max_concurrency} other calls were running; nothing was sent"
-            raise LLMTimeout(problem, provider=self.name)
+            problem = f"the deadline passed while {self._max_concurrency} other calls were running"
+            raise LLMTimeout(f"{problem}; nothing was sent", provider=self.name)
         try:
             permit = self.breaker.admit(clock.now())
             if permit is None:
-                raise LLMUnavailable(
-                    _open_circuit_message(self.breaker.retry_after(clock.now())), provider=self.name
-                )
+                message = _open_circuit_message(self.breaker.retry_after(clock.now()))
+                raise LLMUnavailable(message, provider=self.name)
+            own = replace(options or LLMOptions(), deadline=deadline)
             try:
-                answer = await call(
-                    self.client, replace(options or LLMOptions(), deadline=deadline)
-                )
+                answer = await call(self.client, own)
             except BaseException as error:
-                now = clock.now()
-                if isinstance(error, LLMRequestRejected) and error.status in _PERMANENT_STATUSES:
-                    self.breaker.record_failure(permit, now, permanent=True)
-                elif isinstance(error, LLMRefusal | LLMResponseInvalid):
-                    self.breaker.record_success()  # the service works; its answers are another matter
-                elif isinstance(error, LLMError) and not isinstance(error, LLMRequestRejected):
-                    self.breaker.record_failure(permit, now)
-                elif not isinstance(error, ReplanningError) and (
-                    isinstance(error, Exception) or now >= deadline
-                ):
-                    self.breaker.record_failure(
-                        permit, now
-                    )  # also if the caller has stopped waiting
-                else:
-                    self.breaker.release(permit)
+                self._report_failure(error, permit, deadline)
                 raise
             self.breaker.record_success()
             return answer
         finally:
             self._semaphore.release()
+
+    def _report_failure(self, error: BaseException, permit: Permit, deadline: float) -> None:
+        """Tell the breaker how a call has failed."""
+        now = self.environment.clock.now()
+        match error:
+            case LLMRequestRejected():
+                # Another rejection concerns the request, and tells nothing of the service.
+                if error.status in _PERMANENT_STATUSES:
+                    self.breaker.record_failure(permit, now, permanent=True)
+                else:
+                    self.breaker.release(permit)
+            case LLMRefusal() | LLMResponseInvalid():
+                # The service works; its answers are another matter.
+                self.breaker.record_success()
+            case LLMError():
+                self.breaker.record_failure(permit, now)
+            case ReplanningError():
+                self.breaker.release(permit)
+            case Exception():
+                self.breaker.record_failure(permit, now)
+            case _ if now >= deadline:
+                # The caller has stopped waiting.
+                self.breaker.record_failure(permit, now)
+            case _:
+                self.breaker.release(permit)
 
 
 class FallbackLLM(_LLMWrapper):
@@ -654,19 +672,21 @@ class FallbackLLM(_LLMWrapper):
         super().__init__(members[0])
         self.members = tuple(members)
         self._share_time = share_time
-        self.name = ",".join(member.name for member in members)  # type: ignore[misc] # as the list is written
+        # As the list is written.
+        self.name = ",".join(member.name for member in members)  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f"<FallbackLLM {', '.join(map(repr, self.members))}>"
 
     def unavailable_reason(self) -> str:
         """Return why none of them can be asked; an empty text if one can."""
-        reasons = [(member.name, member.unavailable_reason()) for member in self.members]
-        return (
-            "; ".join(f"{name}: {why}" for name, why in reasons)
-            if all(why for _, why in reasons)
-            else ""
-        )
+        reasons: list[str] = []
+        for member in self.members:
+            reason = member.unavailable_reason()
+            if not reason:
+                return ""
+            reasons.append(f"{member.name}: {reason}")
+        return "; ".join(reasons)
 
     async def is_available(self) -> bool:
         """Return whether one of them can be asked."""
@@ -689,18 +709,16 @@ class FallbackLLM(_LLMWrapper):
         options = options or LLMOptions()
         failures: list[LLMError | BudgetExceeded] = []
         for number, member in enumerate(self.members):
-            if problem := member.unavailable_reason():
+            problem = member.unavailable_reason()
+            if problem:
                 failures.append(LLMUnavailable(problem, provider=member.name))
                 continue
-            now = self.environment.clock.now()
-            others = self.members[number + 1 :] if self._share_time else ()
-            followers = sum(not other.unavailable_reason() for other in others)
-            share = now + (deadline - now) / (followers + 1)
+            share = self._share_until(deadline, number)
+            own = replace(options, deadline=share)
+            if number:
+                own = replace(own, model=None)
             try:
-                answer = await call(
-                    member,
-                    replace(options, deadline=share, model=None if number else options.model),
-                )
+                answer = await call(member, own)
             except BudgetExceeded as error:
                 failures.append(BudgetExceeded(f"{member.name}: {error}"))
             except LLMError as error:
@@ -712,17 +730,23 @@ class FallbackLLM(_LLMWrapper):
         last = failures[-1]
         if len(failures) == 1 or all(isinstance(failure, BudgetExceeded) for failure in failures):
             raise failures[0] from last
-        raise LLMUnavailable(
-            "no language model gave a usable answer: " + "; ".join(map(str, failures))
-        ) from last
+        reasons = "; ".join(map(str, failures))
+        raise LLMUnavailable(f"no language model gave a usable answer: {reasons}") from last
+
+    def _share_until(self, deadline: float, number: int) -> float:
+        """Return the time until which a member may take."""
+        shares = 1
+        if self._share_time:
+            for other in self.members[number + 1 :]:
+                shares += not other.unavailable_reason()
+        now = self.environment.clock.now()
+        return now + (deadline - now) / shares
 
 
 def _open_circuit_message(left: float) -> str:
-    return (
-        f"it failed repeatedly; the next call is possible in {left:.0f} s"
-        if left
-        else "a probe call is running"
-    )
+    if not left:
+        return "a probe call is running"
+    return f"it failed repeatedly; the next call is possible in {left:.0f} s"
 
 
 class _JsonSpan(NamedTuple):
@@ -749,62 +773,105 @@ def extract_json(text: str) -> Iterator[JsonValue]:
         pass
     if len(text) > _MAX_TEXT_CHARS:
         return
-    spoken: list[str] = []
-    thoughts: list[str] = []
-    thinking = False
-    start = 0
-    for tag in _THINKING_TAG.finditer(text):
-        closes = bool(tag[1])
-        if closes and not thinking:  # the opening tag was part of the prompt
-            thoughts += spoken
-            spoken.clear()
-        (thoughts if thinking or closes else spoken).append(text[start : tag.start()])
-        thinking = not closes
-        start = tag.end()
-    (thoughts if thinking else spoken).append(text[start:])
+    spoken, thoughts = _split_thoughts(text)
     for part in (*reversed(spoken), *reversed(thoughts)):
         yield from _json_values(part)
     if thoughts:  # an apparent tag may have been part of a string
         yield from _json_values(text)
 
 
+def _split_thoughts(text: str) -> tuple[list[str], list[str]]:
+    """Return the parts of a text outside of think tags, and those within."""
+    spoken: list[str] = []
+    thoughts: list[str] = []
+    is_thinking = False
+    start = 0
+    for tag in _THINKING_TAG.finditer(text):
+        is_closing = bool(tag[1])
+        part = text[start : tag.start()]
+        if is_thinking:
+            thoughts.append(part)
+        elif is_closing:
+            # The opening tag was part of the prompt.
+            thoughts += [*spoken, part]
+            spoken.clear()
+        else:
+            spoken.append(part)
+        is_thinking = not is_closing
+        start = tag.end()
+    rest = thoughts if is_thinking else spoken
+    rest.append(text[start:])
+    return spoken, thoughts
+
+
 def _json_values(text: str) -> Iterator[JsonValue]:
     """Yield the values of fenced blocks, then those of objects in prose, the last of each first."""
-    spans: list[_JsonSpan] = []
+    spans = [*_fenced_values(text), *_prose_values(text)]
+    spans.sort(key=lambda span: (span.start, -span.end))
+    whole: list[_JsonSpan] = []
+    end = 0
+    for span in spans:
+        if span.start >= end:  # else it is a part of the span before
+            whole.append(span)
+            end = span.end
+    whole.reverse()
+    for is_fenced in (True, False):
+        for span in whole:
+            if span.fenced is is_fenced:
+                yield span.value
+
+
+def _fenced_values(text: str) -> Iterator[_JsonSpan]:
+    """Yield the fenced blocks that are JSON and nothing else."""
     start = 0
     for number, block in enumerate(text.split(_FENCE)):
         end = start + len(block)
         language = _FENCE_LANGUAGE.match(block)
         content = block[language.end() if language else 0 :].strip()
-        if number % 2 and content[:1] in ("{", "["):  # a fenced block is JSON and nothing else
+        if number % 2 and content[:1] in ("{", "["):
             with suppress(ValueError):
-                spans.append(_JsonSpan(start, end, _parse_strict_json(content), True))
+                yield _JsonSpan(start, end, _parse_strict_json(content), True)
         start = end + len(_FENCE)
-    end = depth = 0
-    while (
-        depth <= 0 and (found := _OBJECT_START.search(text, end)) is not None
-    ):  # up to a bracket that is not closed
-        start = found.start()
-        for token in _TOKEN.finditer(text, start):
-            depth += 1 if token[0] in "{[" else -1 if token[0] in "}]" else 0
-            if depth <= 0 or token[0] == '"':
-                end = token.end()
-                break
-        if depth <= 0:
-            with suppress(ValueError):
-                spans.append(_JsonSpan(start, end, _parse_strict_json(text[start:end]), False))
-    whole: list[_JsonSpan] = []
+
+
+def _prose_values(text: str) -> Iterator[_JsonSpan]:
+    """Yield the objects in a text, up to a bracket that is not closed."""
     end = 0
-    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
-        if span.start >= end:  # else it is a part of the span before
-            whole.append(span)
-            end = span.end
-    for fenced in (True, False):
-        yield from (span.value for span in reversed(whole) if span.fenced is fenced)
+    while True:
+        opening = _OBJECT_START.search(text, end)
+        if opening is None:
+            return
+        start = opening.start()
+        closed = _closing_place(text, start)
+        if closed is None:
+            return
+        end = closed
+        with suppress(ValueError):
+            yield _JsonSpan(start, end, _parse_strict_json(text[start:end]), False)
+
+
+def _closing_place(text: str, start: int) -> int | None:
+    """Return the end of the object that begins at a place; None if it is cut off."""
+    depth = 0
+    for token in _TOKEN.finditer(text, start):
+        if token[0] in ("{", "["):
+            depth += 1
+        elif token[0] in ("}", "]"):
+            depth -= 1
+        elif token[0] == '"':  # a string without an end
+            return None
+        if depth == 0:
+            return token.end()
+    return None
 
 
 def _parse_strict_json(text: str) -> JsonValue:
-    """Parse JSON; raise a ValueError for duplicate names, numbers that are not finite and too deep nesting as well."""
+    """Return the value of JSON.
+
+    Raises:
+        ValueError: it is not JSON, has duplicate names or numbers that are not finite, or is nested
+            too deeply.
+    """
     try:
         value: JsonValue = _DECODER.decode(text)
         _ENCODER.encode(value)
@@ -829,8 +896,15 @@ _ENCODER: Final = json.JSONEncoder(allow_nan=False)
 
 
 def validation_message(error: ValidationError, subject: str, *, most: int = 10) -> str:
-    """Return the errors of a validation on one line, each with its place; `subject` is the name of the whole value."""
+    """Return the errors of a validation on one line, each with its place.
+
+    Args:
+        error: the errors.
+        subject: name of the whole value.
+        most: number of errors that are shown.
+    """
+    text = "; ".join(error_lines(error, most, root=subject))
     more = error.error_count() - most
-    return "; ".join(error_lines(error, most, root=subject)) + (
-        f"; and {more} more" if more > 0 else ""
-    )
+    if more > 0:
+        text += f"; and {more} more"
+    return text

@@ -1,4 +1,4 @@
-"""Untrusted data in prompts: JSON that can neither close a tag nor hide anything, truncated visibly.
+"""Untrusted data in prompts: JSON that cannot close a tag or hide anything, truncated visibly.
 
 Data are written as JSON, one value a line, between tags. Within them `<`, `>`, `&` and all
 invisible characters are escaped as JSON escapes, so that no text can close a tag, open another or
@@ -47,7 +47,7 @@ def encode_excerpt(value: JsonValue, room: int, redact: Callable[[JsonValue], Js
 
 
 def escape_markup(text: str) -> str:
-    """Return JSON on one line with escapes for characters that could form a tag or are invisible."""
+    """Return JSON on one line, with escapes for invisible characters and those that form tags."""
     return _UNSAFE_CHARS.sub(_escape_char, text)
 
 
@@ -55,7 +55,9 @@ def _escape_char(match: re.Match[str]) -> str:
     char = match[0]
     if char.isprintable() and char not in "<>&":
         return char
-    return f"\\u{ord(char):04x}" if ord(char) <= 0xFFFF else json.dumps(char).strip('"')
+    if ord(char) > 0xFFFF:
+        return json.dumps(char).strip('"')
+    return f"\\u{ord(char):04x}"
 
 
 def truncate_value(value: JsonValue, max_chars: int) -> JsonValue:
@@ -64,7 +66,10 @@ def truncate_value(value: JsonValue, max_chars: int) -> JsonValue:
 
 
 def _truncate_value(value: JsonValue, room: int, depth: int) -> tuple[JsonValue, int]:
-    """Return the truncated value and its size; of several items, none takes the room of all that follow it."""
+    """Return the truncated value and its size.
+
+    Of several items, none takes the room of all that follow it.
+    """
     if isinstance(value, str):
         return _truncate_string(value, room)
     if not isinstance(value, Sequence | Mapping):
@@ -84,16 +89,16 @@ def _truncate_value(value: JsonValue, room: int, depth: int) -> tuple[JsonValue,
                 return {**members, "…": f"[cut: {len(value) - index} more]"}, room + 20
             name, size = _truncate_string(key, left // 2)
             left -= size + 4
-            members[name], size = _truncate_value(
-                item, left if index == last else left * 2 // 3, depth + 1
-            )
+            share = left if index == last else left * 2 // 3
+            members[name], size = _truncate_value(item, share, depth + 1)
             left -= size
         return members, room - left
     items: list[JsonValue] = []
     for index, item in enumerate(value):
         if left <= 0:
             return [*items, f"… [cut: {len(value) - index} more]"], room + 20
-        part, size = _truncate_value(item, left if index == last else left * 2 // 3, depth + 1)
+        share = left if index == last else left * 2 // 3
+        part, size = _truncate_value(item, share, depth + 1)
         left -= size + 2
         items.append(part)
     return items, room - left
@@ -113,16 +118,17 @@ def _truncate_string(text: str, room: int) -> tuple[str, int]:
 
 def truncate_text(text: str, max_chars: int) -> str:
     """Return the beginning of a text, with a mark if it was cut."""
-    return (
-        text
-        if len(text) <= max_chars
-        else f"{cut(text, max_chars)}… [cut: {len(text)} characters in all]"
-    )
+    if len(text) <= max_chars:
+        return text
+    return f"{cut(text, max_chars)}… [cut: {len(text)} characters in all]"
 
 
 def is_truncated(value: JsonValue) -> bool:
     """Return whether a value contains a truncation mark, as copies of truncated data do."""
-    return any(_TRUNCATION_MARK.search(text) for text in iter_strings(value) if "[cut: " in text)
+    for text in iter_strings(value):
+        if "[cut: " in text and _TRUNCATION_MARK.search(text):
+            return True
+    return False
 
 
 @dataclass
@@ -141,8 +147,11 @@ class DataSection:
 
     def render(self) -> str:
         """Return its text with tags, and with a mark if lines were cut."""
-        mark = [encode_data({"cut": f"{self.omitted} more of these"})] if self.omitted else []
-        return "\n".join([f"<{self.name}>", *self.lines, *mark, f"</{self.name}>", ""])
+        lines = [f"<{self.name}>", *self.lines]
+        if self.omitted:
+            lines.append(encode_data({"cut": f"{self.omitted} more of these"}))
+        lines.append(f"</{self.name}>\n")
+        return "\n".join(lines)
 
 
 def fit_sections(sections: Sequence[DataSection], room: int, cut_first: Iterable[str]) -> str:
@@ -156,14 +165,15 @@ def fit_sections(sections: Sequence[DataSection], room: int, cut_first: Iterable
     over = sum(len(section.render()) for section in sections) - room
     for name in cut_first:
         for section in sections:
-            if over > 0 and section.name == name:
-                size = len(section.render())
-                removed = 0
-                kept = len(section.lines)
-                while kept and removed < over + 40:  # the mark takes some of the room again
-                    kept -= 1
-                    removed += len(section.lines[kept]) + 1
-                section.omitted += len(section.lines) - kept
-                section.lines = section.lines[:kept]
-                over -= size - len(section.render())
+            if over <= 0 or section.name != name:
+                continue
+            size = len(section.render())
+            removed = 0
+            kept = len(section.lines)
+            while kept and removed < over + 40:  # the mark takes some of the room again
+                kept -= 1
+                removed += len(section.lines[kept]) + 1
+            section.omitted += len(section.lines) - kept
+            section.lines = section.lines[:kept]
+            over -= size - len(section.render())
     return "".join(section.render() for section in sections)

@@ -26,8 +26,9 @@ AUTO_PROVIDERS: Final = {
     "anthropic": ("ANTHROPIC_API_KEY",),
     "openai": ("OPENAI_API_KEY", "OPENAI_BASE_URL"),  # a compatible server may need no key
 }
-"""Providers that `auto` looks for, in this order, by the variables of which one must be set; Ollama
-comes last.
+"""Providers that `auto` looks for, in this order, each with variables; one of them must be set.
+
+Ollama comes last, which needs none.
 """
 
 
@@ -65,28 +66,39 @@ def create_llm_provider(
     clients = create_clients(
         name, settings=settings, environ=environ, environment=environment, transport=transport
     )
-    problems = [(client.name, client.unavailable_reason()) for client in clients]
-    if all(problem for _, problem in problems):
-        raise NoLLMProvider(
-            "; ".join(f"{name} cannot be asked: {problem}" for name, problem in problems)
-        )
-    if redactor is not None:
-        for client in clients:
+    problems: list[str] = []
+    for client in clients:
+        problem = client.unavailable_reason()
+        if problem:
+            problems.append(f"{client.name} cannot be asked: {problem}")
+    if len(problems) == len(clients):
+        raise NoLLMProvider("; ".join(problems))
+    guarded: list[LLMProvider] = []
+    for client in clients:
+        if redactor is not None:
             client.redactor = redactor
-    guarded = [
-        GuardedLLM(client, max_concurrency=settings.llm.max_concurrency) for client in clients
-    ]
-    found = not (_named_models(name, settings) or settings.llm.fallback)  # by `auto`
-    return guarded[0] if len(guarded) == 1 else FallbackLLM(guarded, share_time=not found)
+        guarded.append(GuardedLLM(client, max_concurrency=settings.llm.max_concurrency))
+    if len(guarded) == 1:
+        return guarded[0]
+    is_named = bool(_named_models(name, settings) or settings.llm.fallback)
+    return FallbackLLM(guarded, share_time=is_named)
 
 
 def _named_models(name: str | Sequence[str], settings: Settings) -> list[str]:
-    """Return the models that are named, here or in the settings; none where `auto` looks for one."""
-    given = [name] if isinstance(name, str) else name
-    if not set(given) - {AUTO, ""}:
-        given = [each for each in settings.provider if is_llm(each)]
-    names = [part.strip() for each in given for part in each.split(",")]
-    return [each for each in dict.fromkeys(names) if each not in ("", AUTO)]
+    """Return the models named here or in the settings; none where `auto` looks for one."""
+    named = _split_names([name] if isinstance(name, str) else name)
+    if named:
+        return named
+    return _split_names([each for each in settings.provider if is_llm(each)])
+
+
+def _split_names(texts: Sequence[str]) -> list[str]:
+    """Return the names in texts with commas, each once, without `auto`."""
+    names: dict[str, None] = {}
+    for text in texts:
+        for part in text.split(","):
+            names[part.strip()] = None
+    return [name for name in names if name not in ("", AUTO)]
 
 
 def create_clients(
@@ -111,51 +123,83 @@ def create_clients(
         "transport": transport,
     }
     # Limits that are not set are left to the client: a small local model has others than a service.
-    shared |= {
-        key: getattr(llm, key) for key in llm.model_fields_set & {"temperature", "max_tokens"}
-    }
+    for limit in ("temperature", "max_tokens"):
+        if limit in llm.model_fields_set:
+            shared[limit] = getattr(llm, limit)
     if llm.prices:
-        shared["prices"] = PriceTable(
-            {model: Price(price.input, price.output) for model, price in llm.prices.items()}
-        )
+        prices: dict[str, Price] = {}
+        for model, price in llm.prices.items():
+            prices[model] = Price(price.input, price.output)
+        shared["prices"] = PriceTable(prices)
     # The model and the address of the settings are those of the first client.
-    first = shared | ({} if llm.model == AUTO else {"model": llm.model})
+    first = dict(shared)
+    if llm.model != AUTO:
+        first["model"] = llm.model
     if llm.base_url is not None:
         first["base_url"] = llm.base_url
     names = _named_models(name, settings)
     if names:
         clients = [_create_client(names[0], first)]
     elif llm.base_url is not None:
-        problem = (
-            "it may not receive the key of just any provider; name the provider that it belongs to"
-        )
-        raise SettingsError.at("llm.base_url", problem)
+        problem = "it may not receive the key of just any provider"
+        advice = "name the provider that it belongs to"
+        raise SettingsError.at("llm.base_url", f"{problem}; {advice}")
     else:
-        clients = []
-        problems = []
-        for each, variables in (
-            *AUTO_PROVIDERS.items(),
-            *((("ollama", ()),) if llm.ollama else ()),
-        ):
-            problem = f"{variables[0]} is not set" if variables else ""
-            if not variables or any(environ.get(variable, "").strip() for variable in variables):
-                try:
-                    client = _create_client(each, shared if clients else first)
-                    problem = client.unavailable_reason()
-                    if not problem:
-                        clients.append(client)
-                        if llm.fallback:
-                            break
-                except PluginError as error:
-                    problem = str(error)
-            problems.append(f"{each}: {problem}")
-        if not clients:
-            hint = "" if llm.ollama else "; to use Ollama, turn on the setting llm.ollama"
-            raise NoLLMProvider(f"no language model can be used: {'; '.join(problems)}{hint}")
-    fallbacks = [part.strip() for each in llm.fallback for part in each.split(",")]
-    others = [each for each in fallbacks if each not in ("", AUTO, *names)]
-    clients += [_create_client(each, shared) for each in (*names[1:], *others)]
-    return list({(client.name, client.model): client for client in clients}.values())
+        clients = _find_clients(settings, environ, first, shared)
+    fallbacks = [each for each in _split_names(llm.fallback) if each not in names]
+    for each in (*names[1:], *fallbacks):
+        clients.append(_create_client(each, shared))
+    distinct: dict[tuple[str, str], LLMProvider] = {}
+    for client in clients:
+        distinct[client.name, client.model] = client
+    return list(distinct.values())
+
+
+def _find_clients(
+    settings: Settings,
+    environ: Mapping[str, str],
+    first: Mapping[str, object],
+    others: Mapping[str, object],
+) -> list[LLMProvider]:
+    """Create the clients that `auto` finds: those with a key, and Ollama if the settings allow it.
+
+    Where the settings name fallbacks, these are asked after the first.
+
+    Args:
+        settings: the settings.
+        environ: source of keys.
+        first: arguments of the first client.
+        others: arguments of the others.
+
+    Raises:
+        NoLLMProvider: none can be used.
+    """
+    candidates: dict[str, tuple[str, ...]] = dict(AUTO_PROVIDERS)
+    if settings.llm.ollama:
+        candidates["ollama"] = ()
+    clients: list[LLMProvider] = []
+    problems: list[str] = []
+    for name, variables in candidates.items():
+        keys = [variable for variable in variables if environ.get(variable, "").strip()]
+        if variables and not keys:
+            problems.append(f"{name}: {variables[0]} is not set")
+            continue
+        try:
+            client = _create_client(name, others if clients else first)
+        except PluginError as error:
+            problems.append(f"{name}: {error}")
+            continue
+        problem = client.unavailable_reason()
+        if problem:
+            problems.append(f"{name}: {problem}")
+            continue
+        clients.append(client)
+        if settings.llm.fallback:
+            break
+    if not clients:
+        hint = "" if settings.llm.ollama else "; to use Ollama, turn on the setting llm.ollama"
+        raise NoLLMProvider(f"no language model can be used: {'; '.join(problems)}{hint}")
+    return clients
 
 
 def is_llm(name: str) -> bool:
@@ -166,34 +210,40 @@ def is_llm(name: str) -> bool:
     """
     if name == AUTO:
         return False
-    return "," in name or hasattr(
-        load_plugin("providers", name.partition(":")[0]), "complete_detailed"
-    )
+    if "," in name:
+        return True
+    return hasattr(load_plugin("providers", name.partition(":")[0]), "complete_detailed")
 
 
 def _create_client(name: str, arguments: Mapping[str, object]) -> LLMProvider:
+    """Create a client with those of the arguments that it takes.
+
+    Raises:
+        PluginError: there is no such client, or it cannot be created.
+    """
     plugin, _, model = name.partition(":")
     kind: Any = load_plugin("providers", plugin)
     if not hasattr(kind, "complete_detailed"):
-        installed = []
+        installed: list[str] = []
         for each in installed_plugins("providers"):
             with suppress(PluginError):  # it does not load
-                installed += [each] if is_llm(each) else []
+                if is_llm(each):
+                    installed.append(each)
         names = ", ".join(installed) or "none"
-        raise PluginError(
-            f"the plugin {plugin!r} is not a language model; installed language models: {names}"
-        )
+        problem = f"the plugin {plugin!r} is not a language model"
+        raise PluginError(f"{problem}; installed language models: {names}")
     parameters = inspect.signature(kind).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    given = {**arguments, **({"model": model} if model else {})}
+    given = dict(arguments)
+    if model:
+        given["model"] = model
+    if not takes_all:
+        given = {key: value for key, value in given.items() if key in parameters}
     try:
-        client = kind(
-            **{key: value for key, value in given.items() if takes_all or key in parameters}
-        )
+        client = kind(**given)
     except Exception as error:  # constructors of plugins may raise anything
         raise PluginError(f"the language model {plugin!r} cannot be created: {error!r}") from error
     if not isinstance(client, LLMProvider):
-        raise PluginError(
-            f"the plugin {plugin!r} is not a language model: {kind.__name__} is not an LLMProvider"
-        )
+        problem = f"the plugin {plugin!r} is not a language model"
+        raise PluginError(f"{problem}: {kind.__name__} is not an LLMProvider")
     return client
