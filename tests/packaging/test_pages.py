@@ -2,7 +2,7 @@
 
 The programs of a page run in their order and share their names. A comment before a block says more: `<!-- given: WORDS -->` has it
 run in one of the `SITUATIONS`, `<!-- not run: REASON -->` has only its imports run, `<!-- needs: MODULE -->` skips the page where the
-module is missing, `<!-- file: NAME -->` writes it to a file, and `<!-- shell: REASON -->` runs the commands of a console block, whose
+module is missing, `<!-- file: NAME -->` writes it to a file, `<!-- broken: NAME -->` one that is not valid, and `<!-- shell: REASON -->` runs the commands of a console block, whose
 output is the rest of the block; there `…` stands for anything. A page may wrap the lines of an output.
 """
 
@@ -15,6 +15,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from functools import partial
@@ -102,7 +103,7 @@ def test_programs(page, tmp_path, monkeypatch):
     names: dict[str, object] = {"__name__": "page"}
     for number, block in enumerate(blocks(page), 1):
         place = f"{page.name}, block {number}"
-        if block.mark == "file":
+        if block.mark in {"file", "broken"}:
             (tmp_path / block.note).write_text(block.text, encoding="utf-8")
         elif block.mark == "shell":
             run_session(block.text, place)
@@ -155,6 +156,8 @@ def test_plans_and_settings(page, tmp_path):
         keys = content.keys() if isinstance(content, dict) else set()
         if block.mark == "file":
             (tmp_path / block.note).write_text(block.text, encoding="utf-8")
+        if block.mark == "broken":
+            continue
         if "tasks" in keys and block.mark == "file":
             # It may include one of the files before it.
             Plan.load(tmp_path / block.note)
@@ -184,11 +187,26 @@ def test_width(page):
     assert not [line for line in code_lines(page) if len(line) > CODE_WIDTH]
 
 
-@pages("json")
-def test_json(page):
-    """JSON that a page shows is JSON."""
+@pages("json", "toml")
+def test_json_and_toml(page):
+    """JSON and TOML that a page shows can be read."""
     for block in blocks(page, "json"):
         json.loads(block.text)
+    for block in blocks(page, "toml"):
+        tomllib.loads(block.text)
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_is_installed(page):
+    """Extras of the package, and targets of `make`, that a page names exist."""
+    text = page.read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = re.findall(r"replanning\[([a-z-]+)\]", text)
+    assert set(extras) <= project["optional-dependencies"].keys()
+
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = re.findall(r"(?:`|^\$ )make ([a-z][a-z-]*)", text, re.MULTILINE)
+    assert not [name for name in targets if not re.search(rf"^{name}:", makefile, re.MULTILINE)]
 
 
 def commands_of(page: Path) -> Iterator[str]:
@@ -201,7 +219,9 @@ def commands_of(page: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if any(commands_of(page))], ids=lambda page: page.name
+    "page",
+    [page for page in LINKED if any(commands_of(page))],
+    ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_commands(page):
     """Commands of the program that a page shows exist, with their options."""
