@@ -1,4 +1,4 @@
-"""HTTPLLMProvider: the base class of language models that are reached over HTTP, and schemas as services take them."""
+"""HTTPLLMProvider: the base class of language models over HTTP, and schemas as services take them."""
 
 from __future__ import annotations
 
@@ -34,22 +34,16 @@ from replanning.plan.types import JsonValue
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 RETRYABLE_STATUSES: Final = (408, 409, 429)
-"""Statuses below 500 of failures that may be transient."""
+"""Statuses below 500 that report failures which may be transient."""
 
 _INVALID_REQUEST_STATUSES: Final = (400, 422)
 _AUTH_STATUSES: Final = (401, 403)
 _MASK: Final = "[redacted]"
 _SCHEMA_MAPS: Final = ("properties", "$defs")
-_NON_STRICT_KEYWORDS: Final = (
-    "prefixItems",
-    "patternProperties",
-    "propertyNames",
-    "allOf",
-    "not",
-    "if",
-    "contains",
+_NON_STRICT_KEYWORDS: Final = frozenset(
+    {"prefixItems", "patternProperties", "propertyNames", "allOf", "not", "if", "contains"}
 )
-_TYPE_KEYWORDS: Final = ("type", "enum", "const", "anyOf", "oneOf")
+_TYPE_KEYWORDS: Final = frozenset({"type", "enum", "const", "anyOf", "oneOf"})
 _UNSUPPORTED_KEYWORDS: Final = frozenset(
     {"default", "examples", "title", "discriminator", "minLength", "maxLength", "uniqueItems"}
 )
@@ -77,22 +71,22 @@ class ServiceResponse(NamedTuple):
 class HTTPLLMProvider(LLMProvider):
     """A language model that is reached over HTTP.
 
-    Failures that may be transient are retried: no connection, 408, 409, 429 and 5xx; after the
-    delay that the service asks for or one that doubles, with jitter, and never beyond the deadline.
+    Failures that may be transient are retried: no connection, 408, 409, 429 and 5xx. The delay is
+    what the service asks for, or one that doubles, with jitter; it never exceeds the deadline.
     Connections are reused until `aclose`, or until the event loop is another one. Redirects are not
     followed, so that the key stays with its service.
 
     Args:
         api_key: by default the value of the service's variable in the environment.
-        base_url: address of the service; likewise.
-        transport: for tests; by default the network.
+        base_url: address of the service; by default that of its variable, or the usual one.
+        transport: replaces the network in tests.
         environ: variables of the environment; by default those of this process.
 
     The other arguments are those of every `LLMProvider`.
 
     Attributes:
-        key_variable: variable with the key.
-        url_variable: variable with the address.
+        key_variable: name of the variable that holds the key.
+        url_variable: name of the variable that holds the address.
         default_url: address unless another one is given.
         base_url: address that is used.
     """
@@ -138,21 +132,26 @@ class HTTPLLMProvider(LLMProvider):
         return address.strip().rstrip("/")
 
     def needs_key(self) -> bool:
-        """Return whether it cannot be asked without a key."""
+        """Return whether the service accepts no request without a key."""
         return True
 
     def headers(self) -> Mapping[str, str]:
         """Return the headers of its requests, the key included."""
-        return {"authorization": f"Bearer {self._key}"} if self._key else {}
+        if not self._key:
+            return {}
+        return {"authorization": f"Bearer {self._key}"}
 
     def unavailable_reason(self) -> str:
         """Return which variable is missing or wrong; an empty text if none is."""
-        if problem := url_problem(self.base_url):
-            return f"its address {problem}; set {self.url_variable} or base_url to something like {self.default_url}"
+        problem = url_problem(self.base_url)
+        if problem:
+            advice = f"set {self.url_variable} or base_url to something like {self.default_url}"
+            return f"its address {problem}; {advice}"
         if not self._key and self.needs_key():
             return f"{self.key_variable} is not set"
         if not is_valid_token(self._key):
-            return f"the key in {self.key_variable} has characters that no key has; check that it was copied exactly"
+            problem = f"the key in {self.key_variable} has characters that no key has"
+            return f"{problem}; check that it was copied exactly"
         return ""
 
     async def aclose(self) -> None:
@@ -169,22 +168,24 @@ class HTTPLLMProvider(LLMProvider):
         optional_features: Mapping[str, str],
         options: LLMOptions,
     ) -> ServiceResponse:
-        """Send a request with all features that the model supports; those it objects to are left out from then on.
+        """Send a request with all features that the model supports.
+
+        Features that the model objects to are left out, also of later requests.
 
         Args:
-            path: of the request.
+            path: path of the request.
             make_body: makes the body without the given features.
             optional_features: features that models may lack, each with the word by which an
                 objection to it is recognised; an empty word matches every objection.
-            options: of the call.
+            options: options of the call.
 
         Raises:
             LLMError: as for `post`.
         """
-        shape = (
-            options.model or self.model,
-            "" if options.schema is None else options.schema.__name__,
-        )
+        schema = ""
+        if options.schema is not None:
+            schema = options.schema.__name__
+        shape = (options.model or self.model, schema)
         left_out = self._unsupported_features.get(shape, frozenset())
         while True:
             try:
@@ -192,15 +193,10 @@ class HTTPLLMProvider(LLMProvider):
             except LLMRequestRejected as error:
                 if error.status not in _INVALID_REQUEST_STATUSES:
                     raise
-                features = optional_features.items()
-                rejected = [
-                    name
-                    for name, word in features
-                    if name not in left_out and word in error.excerpt
-                ]
-                if not rejected:
+                rejected = _rejected_feature(error, optional_features, left_out)
+                if rejected is None:
                     raise
-                left_out |= {rejected[0]}
+                left_out |= {rejected}
             else:
                 self._unsupported_features[shape] = left_out
                 return response
@@ -213,7 +209,8 @@ class HTTPLLMProvider(LLMProvider):
             LLMUnavailable: the service cannot be reached or is overloaded, also after retries.
             LLMResponseInvalid: the response is not that of such a service.
         """
-        if problem := self.unavailable_reason():
+        problem = self.unavailable_reason()
+        if problem:
             raise LLMRequestRejected(problem, provider=self.name)
         assert options.deadline is not None
 
@@ -236,15 +233,15 @@ class HTTPLLMProvider(LLMProvider):
         """Return a response as a model.
 
         Raises:
-            LLMResponseInvalid: it has another form; names the place.
+            LLMResponseInvalid: it has another form; the error names the place.
         """
         try:
             return shape.model_validate(response.body)
         except ValidationError as error:
-            problem = f"its answer is not of the usual form: {validation_message(error, 'the answer', most=1)}"
-            raise self._invalid_response(
-                problem, response.request_id, json.dumps(response.body)
-            ) from None
+            place = validation_message(error, "the answer", most=1)
+            problem = f"its answer is not of the usual form: {place}"
+            text = json.dumps(response.body)
+            raise self._invalid_response(problem, response.request_id, text) from None
 
     def _invalid_response(self, problem: str, request_id: str, text: str) -> LLMResponseInvalid:
         return LLMResponseInvalid(
@@ -252,52 +249,30 @@ class HTTPLLMProvider(LLMProvider):
         )
 
     async def _post_once(self, path: str, body: JsonObject) -> ServiceResponse:
+        """Send a request once.
+
+        Raises:
+            RequestFailed: it may be sent again.
+            LLMRequestRejected: the service does not accept it.
+            LLMResponseInvalid: the response is not that of such a service.
+        """
         url = self.base_url + path
         headers = dict(self.headers())
         client = await self._http_client()
         try:
             async with client.stream("POST", url, json=body, headers=headers) as response:
                 data, problem, _ = await read_body(response)
-        except (
-            httpx.TransportError,
-            UnicodeError,
-        ) as error:  # the latter for a redirect to an impossible host
+        # A redirect to an impossible host is a UnicodeError.
+        except (httpx.TransportError, UnicodeError) as error:
             excerpt = self._excerpt(f"{type(error).__name__}: {error}".rstrip(": "))
-            raise RequestFailed(
-                f"{httpx.URL(self.base_url).host} cannot be reached", excerpt=excerpt
-            ) from error
-        request_id = self._excerpt(
-            response.headers.get("x-request-id") or response.headers.get("request-id") or ""
-        )
+            host = httpx.URL(self.base_url).host
+            raise RequestFailed(f"{host} cannot be reached", excerpt=excerpt) from error
+        request_id = response.headers.get("x-request-id") or response.headers.get("request-id")
+        request_id = self._excerpt(request_id or "")
         if not response.is_success:
             excerpt = self._excerpt(error_message(data) or problem)
-            status = response.status_code
-            fallback = (
-                "the service failed"
-                if status >= 500
-                else "the service does not accept this request"
-            )
-            message = _STATUS_MESSAGES.get(status, fallback)
-            if 300 <= status < 400:
-                message = "the service has another address now, and the key is not sent there"
-            if status < 500 and status not in RETRYABLE_STATUSES:
-                message += f"; check {self.key_variable}" if status in _AUTH_STATUSES else ""
-                raise LLMRequestRejected(
-                    message,
-                    provider=self.name,
-                    status=status,
-                    request_id=request_id,
-                    excerpt=excerpt,
-                )
-            raise RequestFailed(
-                message,
-                status=status,
-                request_id=request_id,
-                excerpt=excerpt,
-                retry_after=retry_after_seconds(response.headers, self.environment.clock.now())
-                or 0.0,
-                permanent=response.headers.get("x-should-retry") == "false",
-            )
+            raise self._failure(response, request_id, excerpt)
+
         content: JsonValue = None
         if response.headers.get("content-type", "").startswith("text/event-stream"):
             problem = problem or "its answer is an event stream, which was not requested"
@@ -311,35 +286,81 @@ class HTTPLLMProvider(LLMProvider):
             raise self._invalid_response(problem, request_id, data.decode(errors="replace"))
         return ServiceResponse(content, request_id)
 
+    def _failure(
+        self, response: httpx.Response, request_id: str, excerpt: str
+    ) -> RequestFailed | LLMRequestRejected:
+        """Return the error of an unsuccessful response: RequestFailed if it may be sent again."""
+        status = response.status_code
+        if 300 <= status < 400:
+            message = "the service has another address now, and the key is not sent there"
+        elif status in _STATUS_MESSAGES:
+            message = _STATUS_MESSAGES[status]
+        elif status >= 500:
+            message = "the service failed"
+        else:
+            message = "the service does not accept this request"
+        if status >= 500 or status in RETRYABLE_STATUSES:
+            delay = retry_after_seconds(response.headers, self.environment.clock.now())
+            return RequestFailed(
+                message,
+                status=status,
+                request_id=request_id,
+                excerpt=excerpt,
+                retry_after=delay or 0.0,
+                permanent=response.headers.get("x-should-retry") == "false",
+            )
+        if status in _AUTH_STATUSES:
+            message += f"; check {self.key_variable}"
+        return LLMRequestRejected(
+            message, provider=self.name, status=status, request_id=request_id, excerpt=excerpt
+        )
+
     async def _http_client(self) -> httpx.AsyncClient:
-        """Return the client of this event loop; one of another loop can neither be used nor closed here."""
+        """Return the client of this event loop.
+
+        A client of another loop can neither be used nor closed here.
+        """
         loop = current_token().native_token
+        if self._client is not None and self._client[0] is loop:
+            return self._client[1]
+        client = await create_client(self._transport)
+        # Another call may have created one meanwhile.
         if self._client is None or self._client[0] is not loop:
-            client = await create_client(self._transport)
-            if (
-                self._client is None or self._client[0] is not loop
-            ):  # unless another call created one meanwhile
-                self._client = loop, client
+            self._client = (loop, client)
         return self._client[1]
 
     def _excerpt(self, text: str) -> str:
-        return super()._excerpt(text.replace(self._key, _MASK) if self._key else text)
+        if self._key:
+            text = text.replace(self._key, _MASK)
+        return super()._excerpt(text)
+
+
+def _rejected_feature(
+    error: LLMRequestRejected, optional_features: Mapping[str, str], left_out: frozenset[str]
+) -> str | None:
+    """Return the first feature to which an error objects; None if it objects to none."""
+    for name, word in optional_features.items():
+        if name not in left_out and word in error.excerpt:
+            return name
+    return None
 
 
 def system_prompt(options: LLMOptions, *, schema_in_prompt: bool) -> str:
     """Return the system prompt, with the schema of the answer if the service takes none."""
-    parts = [options.system or ""]
+    parts: list[str] = []
+    if options.system:
+        parts.append(options.system)
     if options.schema is not None and schema_in_prompt:
         schema = json.dumps(json_schema(options.schema), ensure_ascii=False)
         parts.append(
             f"Answer with one JSON object and nothing else. It must fit this JSON Schema:\n{schema}"
         )
-    return "\n\n".join(filter(None, parts))
+    return "\n\n".join(parts)
 
 
 @lru_cache(maxsize=64)
 def strict_schema(schema: type[BaseModel]) -> JsonObject | None:
-    """Return a shape in the subset of JSON Schema that services can enforce; None if it has no such form.
+    """Return a schema in the subset of JSON Schema that services enforce; None if it has no such form.
 
     In that subset, an object has exactly the members that are listed, all of them.
     """
@@ -358,21 +379,30 @@ def _strict_node(node: JsonValue) -> JsonValue:
         return node
     if "$ref" in node:
         node = {name: node[name] for name in ("$ref", "$defs") if name in node}
-    elif any(name in node for name in _NON_STRICT_KEYWORDS) or not any(
-        name in node for name in _TYPE_KEYWORDS
-    ):
+    elif not _TYPE_KEYWORDS.isdisjoint(node) and _NON_STRICT_KEYWORDS.isdisjoint(node):
+        _check_members(node)
+    else:
         raise ValueError("the schema accepts any value")
+
     strict: JsonObject = {}
     for name, value in node.items():
         if name in _SCHEMA_MAPS and isinstance(value, dict):
             strict[name] = {key: _strict_node(inner) for key, inner in value.items()}
+        elif name == "oneOf":
+            strict["anyOf"] = _strict_node(value)
         elif name not in _UNSUPPORTED_KEYWORDS:
-            strict["anyOf" if name == "oneOf" else name] = _strict_node(value)
+            strict[name] = _strict_node(value)
+    members = node.get("properties")
+    if node.get("type") == "object" and isinstance(members, dict):
+        strict["additionalProperties"] = False
+        strict["required"] = list(members)
+    return strict
+
+
+def _check_members(node: JsonObject) -> None:
+    """Raise ValueError if an object or array may have members of which the schema says nothing."""
     if node.get("type") == "object":
-        members = node.get("properties")
-        if node.get("additionalProperties") or not isinstance(members, dict):
+        if node.get("additionalProperties") or not isinstance(node.get("properties"), dict):
             raise ValueError("the schema accepts any member")
-        strict |= {"additionalProperties": False, "required": list(members)}
     if node.get("type") == "array" and not isinstance(node.get("items"), dict):
         raise ValueError("the schema accepts any item")
-    return strict

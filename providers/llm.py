@@ -1,8 +1,8 @@
-"""Alternatives proposed by an untrusted language model: its reply is read as changes, and objections are sent back once.
+"""Alternatives that a language model proposes: the prompt, its reply read as changes, objections.
 
-Only what a model may state becomes a change: the parser allows no tools but the available ones, and
-some changes only with the approval of a person. The engine checks the alternatives against the
-plan.
+The model is not trusted. Only what it may state becomes a change: the parser allows no tools but
+the available ones, and some changes only with the approval of a person. The engine checks the
+alternatives against the plan.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from replanning.llm.provider import validation_message
 from replanning.plan import JsonObject
 from replanning.plan.json_values import exceeds_depth
 from replanning.plan.messages import truncate
-from replanning.plan.tasks import for_another_tool, is_same_call
+from replanning.plan.tasks import Fallback, for_another_tool, is_same_call
 from replanning.plan.types import JsonValue
 from replanning.providers._prompt import (
     DEFAULT_PROMPT_CHARS,
@@ -58,10 +58,10 @@ from replanning.secrets import Redactor
 MAX_CANDIDATES: Final = 20
 
 MAX_CHANGES: Final = 200
-"""Most changes and new tasks of a candidate."""
+"""Limit of the changes and new tasks of a candidate."""
 
 MAX_ELEMENTS: Final = 1_000
-"""Most elements of a list that a new task may be done for."""
+"""Limit of the elements of a list for which a new task may be done."""
 
 _MAX_JSON_DEPTH: Final = 30
 _MAX_REASON_CHARS: Final = 1000
@@ -79,15 +79,15 @@ _INHERITED: Final = (
 
 
 class LLMAlternatives:
-    """Provider that asks a language model for alternatives, several in one call, each with a reason and a confidence.
+    """Provider that asks a language model for several alternatives in one call.
 
     The model sees the goal, the triggers, the tasks concerned and those around them with their
-    results, the tools, the facts, and earlier decisions. The engine takes those of its proposals
-    that fit the plan; if none does, the model gets the reasons and is asked once more, if deadline
-    and budget allow it. An invalid candidate is dropped with a note. Only available tools are used;
-    a model cannot change goal, tools, settings or answers to questions, and a person must agree
-    before anything that is dangerous, ends the run, does without something that the plan requires,
-    or takes more time than was allowed.
+    results, the tools, the facts, and earlier decisions. It states a reason and a confidence for
+    each alternative. The engine takes those that fit the plan; if none does, the model gets the
+    reasons and is asked once more, if deadline and budget allow it. An invalid candidate is dropped
+    with a note. Only available tools are used; a model cannot change goal, tools, settings or
+    answers to questions, and a person must agree before anything that is dangerous, ends the run,
+    does without something that the plan requires, or takes more time than was allowed.
 
     Untrusted text (output of tools, errors, texts of tasks) is marked as data in the prompt,
     without secrets. A prompt longer than `size` loses, in this order and in each kind from the end:
@@ -99,8 +99,8 @@ class LLMAlternatives:
 
     Args:
         client: the language model.
-        name: in histories and settings; by default that of the model's provider.
-        size: most characters of a prompt.
+        name: its name in histories and settings; by default that of the model's provider.
+        size: limit of the characters of a prompt.
 
     Raises:
         ValueError: the size is too small to describe a plan.
@@ -110,9 +110,8 @@ class LLMAlternatives:
         self, client: LLMProvider, *, name: str | None = None, size: int = DEFAULT_PROMPT_CHARS
     ) -> None:
         if size < MIN_PROMPT_CHARS:
-            raise ValueError(
-                f"a prompt of {size} characters cannot describe a plan: give at least {MIN_PROMPT_CHARS}"
-            )
+            problem = f"a prompt of {size} characters cannot describe a plan"
+            raise ValueError(f"{problem}: give at least {MIN_PROMPT_CHARS}")
         self.name = name or client.name
         self.client = client
         self._size = size
@@ -135,10 +134,9 @@ class LLMAlternatives:
         alternatives: list[Alternative] = []
         rejected: list[JsonObject] = []
         for attempt in ("first", "second"):
+            prompt = prompts.render(rejected)
             try:
-                reply = await self.client.complete_json(
-                    prompts.render(rejected), ProposalReply, options
-                )
+                reply = await self.client.complete_json(prompt, ProposalReply, options)
             except (LLMError, BudgetExceeded) as error:
                 if attempt == "first":
                     raise
@@ -176,10 +174,10 @@ class ReplyModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, value: object) -> object:
-        """Drop members that are null, as many models write it for omitted ones."""
-        return (
-            {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
-        )
+        """Drop members that are null: many models write out the members that they omit."""
+        if not isinstance(value, dict):
+            return value
+        return {name: member for name, member in value.items() if member is not None}
 
 
 class NewTask(ReplyModel):
@@ -189,7 +187,8 @@ class NewTask(ReplyModel):
     tool: str | None = Field(default=None, description="A tool of the library, by its name.")
     arguments: JsonObject = Field(
         default={},
-        description="By parameter; may hold ${task.output}, ${context.name} and ${parameters.name}.",
+        description="By parameter; may hold ${task.output}, ${context.name} and"
+        " ${parameters.name}.",
     )
     depends_on: list[str] = Field(
         default=[], description="The ids of the tasks that must be done before."
@@ -308,7 +307,7 @@ class ProposedAlternative(ReplyModel):
 
 
 def _validate_or_invalid(value: object, validate: ValidatorFunctionWrapHandler) -> object:
-    """Return the candidate, or a placeholder with its problem, so that the others are not lost with it."""
+    """Return the candidate, or a placeholder with its problem, so that the others are kept."""
     try:
         return validate(value)
     except ValidationError as error:
@@ -318,7 +317,7 @@ def _validate_or_invalid(value: object, validate: ValidatorFunctionWrapHandler) 
 
 
 class ProposalReply(ReplyModel):
-    """Answer of the model: alternatives, the best first; none if there is none."""
+    """Answer of the model: alternatives, the best first, or none."""
 
     candidates: list[Annotated[ProposedAlternative, WrapValidator(_validate_or_invalid)]]
 
@@ -354,165 +353,148 @@ class ProposalParser:
         """Yield the result of each candidate."""
         for proposed in reply.candidates[:MAX_CANDIDATES]:
             reason = self._single_line(proposed.reason)
-            problem = proposed._problem
-            changes: tuple[PlanChange, ...] = ()
+            if proposed._problem:
+                yield ParsedCandidate(reason, problem=proposed._problem)
+                continue
             approvals: list[str] = []
             try:
-                size = sum(
-                    len(change.tasks) if isinstance(change, Replace) else 1
-                    for change in proposed.changes
-                )
-                if size > MAX_CHANGES:
-                    raise _InvalidCandidate(f"it has more than {MAX_CHANGES} changes")
-                changes = tuple(
-                    self._convert_change(change, approvals) for change in proposed.changes
-                )
+                changes = self._convert_changes(proposed.changes, approvals)
             except _InvalidCandidate as error:
-                problem = str(error)
-            if problem:
-                yield ParsedCandidate(reason, problem=problem)
-            else:
-                ask = approvals[0] if approvals else ""
-                alternative = Alternative(
-                    changes=changes, reason=reason, confidence=proposed.confidence, ask=ask
-                )
-                yield ParsedCandidate(reason, alternative)
-        if (more := len(reply.candidates) - MAX_CANDIDATES) > 0:
-            yield ParsedCandidate(
-                "", problem=f"{more} candidates beyond the first {MAX_CANDIDATES} were ignored"
+                yield ParsedCandidate(reason, problem=str(error))
+                continue
+            ask = ""
+            if approvals:
+                ask = approvals[0]
+            alternative = Alternative(
+                changes=changes, reason=reason, confidence=proposed.confidence, ask=ask
             )
+            yield ParsedCandidate(reason, alternative)
+        more = len(reply.candidates) - MAX_CANDIDATES
+        if more > 0:
+            problem = f"{more} candidates beyond the first {MAX_CANDIDATES} were ignored"
+            yield ParsedCandidate("", problem=problem)
+
+    def _convert_changes(
+        self, proposed: Sequence[ProposedChange], approvals: list[str]
+    ) -> tuple[PlanChange, ...]:
+        """Return the changes of a candidate, unless they are too many."""
+        size = 0
+        for change in proposed:
+            size += len(change.tasks) if isinstance(change, Replace) else 1
+        if size > MAX_CHANGES:
+            raise _InvalidCandidate(f"it has more than {MAX_CHANGES} changes")
+        return tuple(self._convert_change(change, approvals) for change in proposed)
 
     def _convert_change(self, change: ProposedChange, approvals: list[str]) -> PlanChange:
-        """Return a change; add to `approvals` why a person must agree to it."""
-        task: TaskView | None = None
-        if not isinstance(change, Add | Reorder | Abort):
-            with suppress(UnknownTask):  # the engine rejects it
-                task = self._view.task(change.task_id)
-        old = task.task if task is not None else None
-        new_tasks: list[Task] = []
-        result: PlanChange
+        """Return a change; add to `approvals` the reasons why a person must agree to it."""
         match change:
             case Add():
-                new_tasks = [self._convert_task(change.task)]
-                result = AddTask(task=new_tasks[0], before=tuple(change.before))
+                task = self._convert_task(change.task)
+                approvals += self._longer_times([task], None)
+                return AddTask(task=task, before=tuple(change.before))
             case Replace():
-                if not change.tasks:
-                    raise _InvalidCandidate(
-                        f"{change.task_id!r} has no replacement tasks; use skip or remove"
-                    )
-                parts = [self._convert_task(new, old) for new in change.tasks]
-                needed = {dep for part in parts for dep in part.depends_on}
-                # Tasks that only prepare others cannot meet what is checked of the old task.
-                unchecked = {"acceptance": (), "expect": None}
-                parts = [
-                    part.model_copy(update=unchecked) if part.id in needed else part
-                    for part in parts
-                ]
-                if old is not None and len(parts) == 1:
-                    new = parts[0]
-                    tool = self._view.tool(new.tool)
-                    for before in self._view.lineage(change.task_id):
-                        is_permanent = before.failure is not None and not before.failure.transient
-                        if is_permanent and is_same_call(new, before.task, tool):
-                            raise _InvalidCandidate(
-                                f"the same was tried before as {before.id!r} and failed"
-                            )
-                    left = [f for f in old.fallbacks if not is_same_call(new, f, tool)]
-                    parts = [new.model_copy(update={"fallbacks": tuple(left)})]
-                new_tasks = parts if old is not None else []
-                result = ReplaceTask(task_id=change.task_id, tasks=tuple(parts))
+                return self._convert_replacement(change, approvals)
             case Modify():
-                fields: JsonObject = change.model_dump(
-                    exclude={"kind", "task_id"}, exclude_none=True
-                )
-                if not fields:
-                    raise _InvalidCandidate(
-                        f"the modification of {change.task_id!r} changes no field"
-                    )
-                self._check(fields, change.task_id)
-                if old is not None:
-                    new_tasks = [
-                        old.model_copy(
-                            update={n: fields[n] for n in ("tool", "timeout") if n in fields}
-                        )
-                    ]
-                    kept = change.depends_on
-                    dropped = [
-                        dep for dep in old.depends_on if kept is not None and dep not in kept
-                    ]
-                    approvals += [
-                        f"a model proposes to let {change.task_id!r} run without waiting for {before.id!r}"
-                        for before in map(self._view.task, dropped)
-                        if self._is_required(before)
-                    ]
-                result = ModifyTask(task_id=change.task_id, fields=fields)
+                return self._convert_modification(change, approvals)
             case Remove():
-                result = RemoveTask(task_id=change.task_id)
+                approvals += self._omitted_requirements(change.task_id)
+                return RemoveTask(task_id=change.task_id)
             case Reorder():
-                result = ReorderTasks(order=tuple(change.order))
+                return ReorderTasks(order=tuple(change.order))
             case Retry():
-                result = RetryTask(task_id=change.task_id, delay=change.delay)
+                return RetryTask(task_id=change.task_id, delay=change.delay)
             case Skip():
-                result = SkipTask(task_id=change.task_id, reason=self._single_line(change.reason))
+                approvals += self._omitted_requirements(change.task_id)
+                return SkipTask(task_id=change.task_id, reason=self._single_line(change.reason))
             case Cancel():
-                result = CancelTask(task_id=change.task_id, reason=self._single_line(change.reason))
+                approvals += self._omitted_requirements(change.task_id)
+                return CancelTask(task_id=change.task_id, reason=self._single_line(change.reason))
             case Abort():
                 approvals.append("a model proposes to end the run")
-                reason = self._single_line(change.reason)
-                result = AbortRun(reason=reason, undo=change.undo)
-        if (
-            isinstance(change, Remove | Skip | Cancel)
-            and task is not None
-            and self._is_required(task)
-        ):
-            approvals.append(f"a model proposes to do without {task.id!r}, which the plan requires")
-        for new in new_tasks:
-            tool = self._view.tool(new.tool)
-            limit = (old.timeout if old is not None else None) or (
-                tool.timeout if tool is not None else None
-            )
-            if limit is not None and new.timeout is not None and new.timeout > limit:
-                approvals.append(
-                    f"a model proposes to give {new.id!r} {new.timeout:g} s instead of {limit:g} s"
-                )
-        return result
+                return AbortRun(reason=self._single_line(change.reason), undo=change.undo)
 
-    def _convert_task(self, new: NewTask, old: Task | None = None) -> Task:
-        fields: JsonObject = new.model_dump(exclude_none=True)
-        self._check({"tool": None, **fields}, new.id)
-        inherited: dict[str, object] = {}
+    def _convert_replacement(self, change: Replace, approvals: list[str]) -> ReplaceTask:
+        if not change.tasks:
+            raise _InvalidCandidate(
+                f"{change.task_id!r} has no replacement tasks; use skip or remove"
+            )
+        old = self._find_task(change.task_id)
+        parts = [self._convert_task(new, old) for new in change.tasks]
+        needed: set[str] = set()
+        for part in parts:
+            needed.update(part.depends_on)
+        # Tasks that only prepare others cannot meet what is checked of the old task.
+        for index, part in enumerate(parts):
+            if part.id in needed:
+                parts[index] = part.model_copy(update={"acceptance": (), "expect": None})
         if old is not None:
-            inherited = {
-                name: getattr(old, name) for name in _INHERITED if name in old.model_fields_set
-            }
-            if old.commands:
-                inherited["expect"] = old.lasting_expectation
-            if fields.get("tool") != old.tool:
-                inherited.update(for_another_tool(old))
-        try:
-            return TypeAdapter(Task).validate_python({**inherited, **fields})
-        except ValidationError as error:
-            raise _InvalidCandidate(
-                f"task {_quoted(new.id)}: {_problem_text(error, 'the task')}"
-            ) from None
+            if len(parts) == 1:
+                parts = [self._with_remaining_fallbacks(parts[0], old)]
+            approvals += self._longer_times(parts, old)
+        return ReplaceTask(task_id=change.task_id, tasks=tuple(parts))
 
-    def _check(self, fields: JsonObject, task_id: str) -> None:
-        """Reject deep values, unknown tools, which the engine accepts if a plan describes none, and a lack of a tool."""
-        if exceeds_depth(fields, _MAX_JSON_DEPTH):
-            raise _InvalidCandidate(
-                f"the arguments of task {_quoted(task_id)} are nested too deeply"
-            )
-        if "tool" not in fields or (tool := fields["tool"]) in self._used_tools:
-            return
-        if tool is None:
-            raise _InvalidCandidate(f"task {_quoted(task_id)} names no tool of the library")
-        if not self._describes_tools:
-            known = (
-                ", ".join(sorted(repr(name) for name in self._used_tools if name is not None))
-                or "none"
-            )
-            problem = f"there is no tool {_quoted(str(tool))}; the tools of the plan are: {known}"
-            raise _InvalidCandidate(f"task {_quoted(task_id)}: {problem}")
+    def _with_remaining_fallbacks(self, new: Task, old: Task) -> Task:
+        """Return a task in place of another with its fallbacks, unless that call failed before."""
+        tool = self._view.tool(new.tool)
+        for before in self._view.lineage(old.id):
+            is_permanent = before.failure is not None and not before.failure.transient
+            if is_permanent and is_same_call(new, before.task, tool):
+                raise _InvalidCandidate(f"the same was tried before as {before.id!r} and failed")
+        left: list[Fallback] = []
+        for fallback in old.fallbacks:
+            if not is_same_call(new, fallback, tool):
+                left.append(fallback)
+        return new.model_copy(update={"fallbacks": tuple(left)})
+
+    def _convert_modification(self, change: Modify, approvals: list[str]) -> ModifyTask:
+        fields: JsonObject = change.model_dump(exclude={"kind", "task_id"}, exclude_none=True)
+        if not fields:
+            raise _InvalidCandidate(f"the modification of {change.task_id!r} changes no field")
+        self._check(fields, change.task_id)
+        old = self._find_task(change.task_id)
+        if old is not None:
+            if change.depends_on is not None:
+                approvals += self._dropped_requirements(old, change.depends_on)
+            limits: JsonObject = {
+                name: fields[name] for name in ("tool", "timeout") if name in fields
+            }
+            approvals += self._longer_times([old.model_copy(update=limits)], old)
+        return ModifyTask(task_id=change.task_id, fields=fields)
+
+    def _find_task(self, task_id: str) -> Task | None:
+        """Return a task of the plan; None if there is no such task, which the engine rejects."""
+        try:
+            return self._view.task(task_id).task
+        except UnknownTask:
+            return None
+
+    # What a person must agree to
+
+    def _omitted_requirements(self, task_id: str) -> Iterator[str]:
+        """Yield that the plan would go on without a task that it requires."""
+        with suppress(UnknownTask):  # the engine rejects it
+            task = self._view.task(task_id)
+            if self._is_required(task):
+                yield f"a model proposes to do without {task.id!r}, which the plan requires"
+
+    def _dropped_requirements(self, old: Task, kept: Collection[str]) -> Iterator[str]:
+        """Yield which required tasks a task would no longer wait for."""
+        for task_id in old.depends_on:
+            if task_id not in kept and self._is_required(self._view.task(task_id)):
+                yield f"a model proposes to let {old.id!r} run without waiting for {task_id!r}"
+
+    def _longer_times(self, tasks: Sequence[Task], old: Task | None) -> Iterator[str]:
+        """Yield which tasks would get more time than the old task, or else their tool, allows."""
+        for new in tasks:
+            tool = self._view.tool(new.tool)
+            limit = None if old is None else old.timeout
+            if limit is None and tool is not None:
+                limit = tool.timeout
+            if limit is None or new.timeout is None:
+                continue
+            if new.timeout > limit:
+                time = f"{new.timeout:g} s instead of {limit:g} s"
+                yield f"a model proposes to give {new.id!r} {time}"
 
     def _is_required(self, task: TaskView) -> bool:
         """Return whether only a person may decide to do without a task."""
@@ -520,10 +502,54 @@ class ProposalParser:
             return False
         return not (task.task.optional or self._view.task(task.root).task.optional)
 
+    # New tasks
+
+    def _convert_task(self, new: NewTask, old: Task | None = None) -> Task:
+        fields: JsonObject = new.model_dump(exclude_none=True)
+        self._check({"tool": None, **fields}, new.id)
+        inherited: dict[str, object] = {}
+        if old is not None:
+            for name in _INHERITED:
+                if name in old.model_fields_set:
+                    inherited[name] = getattr(old, name)
+            if old.commands:
+                inherited["expect"] = old.lasting_expectation
+            if fields.get("tool") != old.tool:
+                inherited.update(for_another_tool(old))
+        try:
+            return TypeAdapter(Task).validate_python({**inherited, **fields})
+        except ValidationError as error:
+            problem = _problem_text(error, "the task")
+            raise _InvalidCandidate(f"task {_quoted(new.id)}: {problem}") from None
+
+    def _check(self, fields: JsonObject, task_id: str) -> None:
+        """Reject values that are nested too deeply, a missing tool, and unknown tools.
+
+        If the plan describes no tools, the engine accepts any, but a model may use only those of
+        the tasks that it was shown.
+        """
+        task = f"task {_quoted(task_id)}"
+        if exceeds_depth(fields, _MAX_JSON_DEPTH):
+            raise _InvalidCandidate(f"the arguments of {task} are nested too deeply")
+        if "tool" not in fields:
+            return
+        tool = fields["tool"]
+        if tool in self._used_tools:
+            return
+        if tool is None:
+            raise _InvalidCandidate(f"{task} names no tool of the library")
+        if self._describes_tools:
+            return
+        names = sorted(repr(name) for name in self._used_tools if name is not None)
+        known = ", ".join(names) or "none"
+        problem = f"there is no tool {_quoted(str(tool))}; the tools of the plan are: {known}"
+        raise _InvalidCandidate(f"{task}: {problem}")
+
     def _single_line(self, text: str) -> str:
         """Return a text for people on one line, without control characters."""
         clean = self._redactor.text(text[: 4 * _MAX_REASON_CHARS])
-        return "".join(c if c.isprintable() else " " for c in clean).strip()[:_MAX_REASON_CHARS]
+        line = "".join(char if char.isprintable() else " " for char in clean)
+        return line.strip()[:_MAX_REASON_CHARS]
 
 
 class _InvalidCandidate(Exception):
