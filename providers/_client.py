@@ -1,4 +1,4 @@
-"""HTTPLLMProvider: the base class of language models over HTTP, and schemas as services take them."""
+"""HTTPLLMProvider, the base class of language models over HTTP, and strict schemas of answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import lru_cache, partial
-from typing import ClassVar, Final, NamedTuple, TypeVar
+from typing import ClassVar, Final, NamedTuple, TypeVar, cast
 
 import httpx
 from anyio.lowlevel import current_token
@@ -123,8 +123,9 @@ class HTTPLLMProvider(LLMProvider):
             base_url or variables.get(self.url_variable) or self.default_url
         )
         self._transport = transport
-        self._client: tuple[object, httpx.AsyncClient] | None = None
-        self._unsupported_features: dict[tuple[str, str], frozenset[str]] = {}
+        # The client of the event loop that used it last; others can neither use nor close it.
+        self._clients: dict[object, httpx.AsyncClient] = {}
+        self._unsupported_features: dict[object, frozenset[str]] = {}
 
     @classmethod
     def normalise_url(cls, address: str) -> str:
@@ -156,10 +157,10 @@ class HTTPLLMProvider(LLMProvider):
 
     async def aclose(self) -> None:
         """Close the connections; they are opened again for the next request."""
-        client = self._client
-        self._client = None
-        if client is not None and client[0] is current_token().native_token:
-            await client[1].aclose()
+        client = self._clients.get(current_token().native_token)
+        self._clients = {}
+        if client is not None:
+            await client.aclose()
 
     async def post_with_downgrade(
         self,
@@ -182,10 +183,7 @@ class HTTPLLMProvider(LLMProvider):
         Raises:
             LLMError: as for `post`.
         """
-        schema = ""
-        if options.schema is not None:
-            schema = options.schema.__name__
-        shape = (options.model or self.model, schema)
+        shape = (options.model, options.schema)
         left_out = self._unsupported_features.get(shape, frozenset())
         while True:
             try:
@@ -267,23 +265,19 @@ class HTTPLLMProvider(LLMProvider):
             excerpt = self._excerpt(f"{type(error).__name__}: {error}".rstrip(": "))
             host = httpx.URL(self.base_url).host
             raise RequestFailed(f"{host} cannot be reached", excerpt=excerpt) from error
-        request_id = response.headers.get("x-request-id") or response.headers.get("request-id")
-        request_id = self._excerpt(request_id or "")
+        other_id = response.headers.get("request-id", "")
+        request_id = self._excerpt(response.headers.get("x-request-id", other_id))
         if not response.is_success:
             excerpt = self._excerpt(error_message(data) or problem)
             raise self._failure(response, request_id, excerpt)
 
-        content: JsonValue = None
-        if response.headers.get("content-type", "").startswith("text/event-stream"):
-            problem = problem or "its answer is an event stream, which was not requested"
-        else:
-            try:
-                content = json.loads(data)
-            except (ValueError, RecursionError):
-                problem = problem or "its answer is not JSON"
-        if not isinstance(content, dict):
-            problem = problem or "its answer is not a JSON object"
-            raise self._invalid_response(problem, request_id, data.decode(errors="replace"))
+        try:
+            if problem:
+                raise ValueError(problem)
+            content = _json_object(data, response.headers.get("content-type", ""))
+        except ValueError as error:
+            text = data.decode(errors="replace")
+            raise self._invalid_response(str(error), request_id, text) from None
         return ServiceResponse(content, request_id)
 
     def _failure(
@@ -316,23 +310,36 @@ class HTTPLLMProvider(LLMProvider):
         )
 
     async def _http_client(self) -> httpx.AsyncClient:
-        """Return the client of this event loop.
-
-        A client of another loop can neither be used nor closed here.
-        """
+        """Return the client of this event loop."""
         loop = current_token().native_token
-        if self._client is not None and self._client[0] is loop:
-            return self._client[1]
-        client = await create_client(self._transport)
-        # Another call may have created one meanwhile.
-        if self._client is None or self._client[0] is not loop:
-            self._client = (loop, client)
-        return self._client[1]
+        if loop not in self._clients:
+            client = await create_client(self._transport)
+            # Another call may have created one meanwhile.
+            if loop not in self._clients:
+                self._clients = {loop: client}
+        return self._clients[loop]
 
     def _excerpt(self, text: str) -> str:
         if self._key:
             text = text.replace(self._key, _MASK)
         return super()._excerpt(text)
+
+
+def _json_object(data: bytes, content_type: str) -> JsonObject:
+    """Return the JSON object that a service answered.
+
+    Raises:
+        ValueError: it answered something else.
+    """
+    if content_type.startswith("text/event-stream"):
+        raise ValueError("its answer is an event stream, which was not requested")
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ValueError("its answer is not JSON") from None
+    if not isinstance(content, dict):
+        raise ValueError("its answer is not a JSON object")
+    return cast(JsonObject, content)
 
 
 def _rejected_feature(
@@ -360,9 +367,10 @@ def system_prompt(options: LLMOptions, *, schema_in_prompt: bool) -> str:
 
 @lru_cache(maxsize=64)
 def strict_schema(schema: type[BaseModel]) -> JsonObject | None:
-    """Return a schema in the subset of JSON Schema that services enforce; None if it has no such form.
+    """Return a schema in the subset of JSON Schema that services enforce.
 
-    In that subset, an object has exactly the members that are listed, all of them.
+    In that subset, an object has exactly the members that are listed, all of them. None if the
+    schema has no such form.
     """
     try:
         strict = _strict_node(json_schema(schema))

@@ -1,4 +1,4 @@
-"""Anthropic."""
+"""Provider for Anthropic's models."""
 
 from __future__ import annotations
 
@@ -39,11 +39,8 @@ class _TokenUsage(BaseModel):
 
     def total_input_tokens(self) -> int:
         """Return the tokens of the prompt, cached ones included."""
-        return (
-            self.input_tokens
-            + (self.cache_creation_input_tokens or 0)
-            + (self.cache_read_input_tokens or 0)
-        )
+        cached = (self.cache_creation_input_tokens, self.cache_read_input_tokens)
+        return self.input_tokens + sum(filter(None, cached))
 
 
 class _MessageResponse(BaseModel):
@@ -54,21 +51,24 @@ class _MessageResponse(BaseModel):
 
     def text(self) -> str:
         """Return the input of our tool, or else the text."""
-        inputs = [
-            json.dumps(block.input, ensure_ascii=False)
-            for block in self.content
-            if block.type == "tool_use"
-        ]
-        return "\n".join(inputs) or "".join(
-            block.text for block in self.content if block.type == "text"
-        )
+        inputs: list[str] = []
+        texts: list[str] = []
+        for block in self.content:
+            if block.type == "tool_use":
+                inputs.append(json.dumps(block.input, ensure_ascii=False))
+            elif block.type == "text":
+                texts.append(block.text)
+        if inputs:
+            return "\n".join(inputs)
+        return "".join(texts)
 
 
 class AnthropicProvider(HTTPLLMProvider):
-    """Anthropic's messages; structured answers are the input of a tool that the model must use.
+    """Provider for Anthropic's messages API.
 
-    Models that take no temperature, or cannot be made to use a tool, are asked without them (with
-    the schema in the prompt), also in later calls.
+    A structured answer is the input of a tool that the model must use. Models that take no
+    temperature, or cannot be made to use a tool, are asked without them (with the schema in the
+    prompt), also in later calls.
     """
 
     name: ClassVar[str] = "anthropic"
@@ -78,14 +78,14 @@ class AnthropicProvider(HTTPLLMProvider):
     default_url: ClassVar[str] = "https://api.anthropic.com"
 
     def headers(self) -> Mapping[str, str]:
-        """Return the key in its own header, and the version of the API."""
+        """Return the headers of its requests: the key, and the version of the API."""
         return {"x-api-key": self._key, "anthropic-version": _API_VERSION}
 
     async def request(self, prompt: str, options: LLMOptions) -> Completion:
         """Request a message."""
-        optional = {"temperature": "temperature"} | (
-            {} if options.schema is None else {"schema": "tool"}
-        )
+        optional = {"temperature": "temperature"}
+        if options.schema is not None:
+            optional["schema"] = "tool"
 
         def make_body(left_out: frozenset[str]) -> JsonObject:
             body: JsonObject = {
@@ -94,28 +94,35 @@ class AnthropicProvider(HTTPLLMProvider):
                 "messages": [{"role": "user", "content": prompt}],
             }
             if options.schema is not None and "schema" not in left_out:
-                schema = json_schema(options.schema)
                 tool: JsonObject = {
                     "name": _ANSWER_TOOL,
                     "description": "Give the answer.",
-                    "input_schema": schema,
+                    "input_schema": json_schema(options.schema),
                 }
-                body |= {"tools": [tool], "tool_choice": {"type": "tool", "name": _ANSWER_TOOL}}
+                body["tools"] = [tool]
+                body["tool_choice"] = {"type": "tool", "name": _ANSWER_TOOL}
             if "temperature" not in left_out:
-                body["temperature"] = min(options.temperature or 0.0, 1.0)  # the most that it takes
+                # The service accepts no higher one.
+                body["temperature"] = min(options.temperature or 0.0, 1.0)
             system = system_prompt(options, schema_in_prompt="schema" in left_out)
-            return body | ({"system": system} if system else {})
+            if system:
+                body["system"] = system
+            return body
 
         response = await self.post_with_downgrade("/v1/messages", make_body, optional, options)
         answer = self.parse(response, _MessageResponse)
-        usage = answer.usage
+        input_tokens: int | None = None
+        output_tokens: int | None = None
+        if answer.usage is not None:
+            input_tokens = answer.usage.total_input_tokens()
+            output_tokens = answer.usage.output_tokens
         return self.completion(
             prompt,
             answer.text(),
             options,
             model=answer.model,
-            input_tokens=usage.total_input_tokens() if usage else None,
-            output_tokens=usage.output_tokens if usage else None,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
             finish=_FINISH_REASONS.get(answer.stop_reason, "other"),
             request_id=response.request_id,
         )

@@ -1,4 +1,4 @@
-"""GitHub Copilot."""
+"""Provider for GitHub Copilot."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ _EDITOR_HEADERS: Final = {
     "editor-version": "vscode/1.99.0",
     "copilot-integration-id": "vscode-chat",
 }
-"""Headers without which the service refuses a request; it accepts only the names of editors that it
-knows.
-"""
+"""Headers that the service requires; it accepts only the names of editors that it knows."""
 
 
 class GitHubCopilotProvider(OpenAIProvider):
-    """GitHub Copilot, by OpenAI's API; `base_url` or `GITHUB_COPILOT_BASE_URL` names another endpoint."""
+    """Provider for GitHub Copilot, which has OpenAI's API.
+
+    `base_url` or `GITHUB_COPILOT_BASE_URL` names another endpoint.
+    """
 
     name: ClassVar[str] = "github-copilot"
     default_model: ClassVar[str] = "gpt-4.1"

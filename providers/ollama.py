@@ -1,4 +1,4 @@
-"""Ollama, through its own API."""
+"""Provider for Ollama, through its own API."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _DEFAULT_PORT: Final = 11434
 _EXPLICIT_PORT: Final = re.compile(r"^[^/]*:\d+(?:/|$)")
 _FINISH_REASONS: Final[Mapping[str | None, FinishReason]] = {"stop": "stop", "length": "length"}
 _PROBE_TIMEOUT: Final = 2.0
-"""Seconds within which a running server answers."""
+"""Time limit for the answer of a running server, in seconds."""
 _DEFAULT_CONTEXT_TOKENS: Final = 4096
-"""Tokens of the context unless a larger one is requested; Ollama drops the rest silently."""
+"""Default size of the context; Ollama silently drops the tokens beyond it."""
 
 
 class _Message(BaseModel):
@@ -47,7 +47,10 @@ class _EmbeddingResponse(BaseModel):
 
 
 class OllamaProvider(HTTPLLMProvider):
-    """Ollama; `base_url` or `OLLAMA_HOST` is its address, in the forms that Ollama accepts. It needs no key."""
+    """Provider for Ollama, which needs no key.
+
+    `base_url` or `OLLAMA_HOST` is its address, in the forms that Ollama accepts.
+    """
 
     name: ClassVar[str] = "ollama"
     default_model: ClassVar[str] = "llama3.2"
@@ -59,13 +62,22 @@ class OllamaProvider(HTTPLLMProvider):
 
     @classmethod
     def normalise_url(cls, address: str) -> str:
-        """Return the address with scheme and port; a server that listens on all interfaces is on this machine."""
+        """Return the address with scheme and port.
+
+        A server that listens on all interfaces is reached on this machine.
+        """
         plain = super().normalise_url(address)
-        whole = plain if "://" in plain else f"http://{plain}"
+        whole = plain
+        if "://" not in plain:
+            whole = f"http://{plain}"
         try:
             url = httpx.URL(whole)
-            host = "127.0.0.1" if url.host in ("", "0.0.0.0") else url.host  # noqa: S104 - nothing listens here
-            port = url.port if whole == plain or _EXPLICIT_PORT.search(plain) else _DEFAULT_PORT
+            host = url.host
+            if host in ("", "0.0.0.0"):  # noqa: S104 - nothing listens here
+                host = "127.0.0.1"
+            port: int | None = _DEFAULT_PORT
+            if whole == plain or _EXPLICIT_PORT.search(plain):
+                port = url.port
             return str(url.copy_with(host=host, port=port)).rstrip("/")
         except (httpx.InvalidURL, ValueError):
             return plain
@@ -86,14 +98,15 @@ class OllamaProvider(HTTPLLMProvider):
 
     async def _probe(self, path: str, options: LLMOptions) -> bool:
         client = await self._http_client()
-        async with client.stream(
-            "GET", self.base_url + path, headers=dict(self.headers())
-        ) as response:
+        url = self.base_url + path
+        async with client.stream("GET", url, headers=dict(self.headers())) as response:
             return response.is_success
 
     async def request(self, prompt: str, options: LLMOptions) -> Completion:
         """Request an answer."""
-        optional = {} if options.schema is None else {"schema": "format"}
+        optional: dict[str, str] = {}
+        if options.schema is not None:
+            optional["schema"] = "format"
 
         def make_body(left_out: frozenset[str]) -> JsonObject:
             body: JsonObject = {"model": options.model, "stream": False}
@@ -104,18 +117,18 @@ class OllamaProvider(HTTPLLMProvider):
                 "num_predict": options.max_tokens,
             }
             answer_tokens = options.max_tokens or 0
-            prompt_tokens = (
-                self.estimate(prompt, options).tokens - answer_tokens
-            ) // 2  # estimated as one for each byte
+            # A prompt is estimated as one token for each byte.
+            prompt_tokens = (self.estimate(prompt, options).tokens - answer_tokens) // 2
             needed = prompt_tokens + answer_tokens
             if needed > _DEFAULT_CONTEXT_TOKENS:
                 settings["num_ctx"] = 2 ** (needed - 1).bit_length()
+            messages: list[JsonValue] = [{"role": "user", "content": prompt}]
             system = system_prompt(options, schema_in_prompt="schema" in left_out)
-            messages: list[JsonValue] = [{"role": "system", "content": system}] if system else []
-            return body | {
-                "options": settings,
-                "messages": [*messages, {"role": "user", "content": prompt}],
-            }
+            if system:
+                messages.insert(0, {"role": "system", "content": system})
+            body["options"] = settings
+            body["messages"] = messages
+            return body
 
         response = await self.post_with_downgrade("/api/chat", make_body, optional, options)
         chat = self.parse(response, _ChatResponse)

@@ -1,4 +1,4 @@
-"""OpenAI, and compatible services."""
+"""Provider for OpenAI and compatible services."""
 
 from __future__ import annotations
 
@@ -88,11 +88,12 @@ class _EmbeddingResponse(BaseModel):
 
 
 class OpenAIProvider(HTTPLLMProvider):
-    """OpenAI's chat completions; `base_url` or `OPENAI_BASE_URL` names a compatible server, which may need no key.
+    """Provider for OpenAI's chat completions and compatible servers.
 
-    Some models have a fixed temperature, another name for the limit of tokens, no system messages
-    or no schemas. A feature that a model objects to is left out or expressed otherwise (a schema in
-    the prompt), also in later calls.
+    `base_url` or `OPENAI_BASE_URL` names a compatible server, which may need no key. Some models
+    have a fixed temperature, another name for the limit of tokens, no system messages or no
+    schemas. A feature that a model objects to is left out or expressed otherwise (a schema in the
+    prompt), also in later calls.
     """
 
     name: ClassVar[str] = "openai"
@@ -116,18 +117,16 @@ class OpenAIProvider(HTTPLLMProvider):
 
         def make_body(left_out: frozenset[str]) -> JsonObject:
             # OpenAI has a new name for the limit of tokens, which few other services know.
-            has_new_name = (self.base_url == OpenAIProvider.default_url) is (
-                "limit" not in left_out
-            )
-            limit = "max_completion_tokens" if has_new_name else "max_tokens"
+            limit = "max_tokens"
+            is_openai = self.base_url == OpenAIProvider.default_url
+            if is_openai is ("limit" not in left_out):
+                limit = "max_completion_tokens"
             body: JsonObject = {"model": options.model, limit: options.max_tokens}
-            system = system_prompt(options, schema_in_prompt="schema" in left_out)
             if options.schema is not None and "schema" not in left_out:
                 strict = strict_schema(options.schema)
                 schema: JsonObject = {
-                    "name": re.sub(r"[^A-Za-z0-9_-]", "_", options.schema.__name__)[
-                        :64
-                    ],  # as services accept it
+                    # In the form that services accept.
+                    "name": re.sub(r"[^A-Za-z0-9_-]", "_", options.schema.__name__)[:64],
                     "schema": strict or json_schema(options.schema),
                     "strict": strict is not None,
                 }
@@ -135,26 +134,29 @@ class OpenAIProvider(HTTPLLMProvider):
             if "temperature" not in left_out:
                 body["temperature"] = options.temperature
             messages: list[JsonValue] = [{"role": "user", "content": prompt}]
+            system = system_prompt(options, schema_in_prompt="schema" in left_out)
             if system and "system" in left_out:
                 messages = [{"role": "user", "content": f"{system}\n\n{prompt}"}]
             elif system:
                 messages.insert(0, {"role": "system", "content": system})
-            return body | {"messages": messages}
+            body["messages"] = messages
+            return body
 
         response = await self.post_with_downgrade("/chat/completions", make_body, optional, options)
         chat = self.parse(response, _ChatCompletion)
-        message = chat.choices[0].message
+        choice = chat.choices[0]
+        finish = _FINISH_REASONS.get(choice.finish_reason, "other")
+        if choice.message.refusal:
+            finish = "refusal"
         usage = chat.usage or _TokenUsage()
         return self.completion(
             prompt,
-            message.refusal or message.text(),
+            choice.message.refusal or choice.message.text(),
             options,
             model=chat.model or "",
             input_tokens=usage.prompt_tokens,
             output_tokens=usage.completion_tokens,
-            finish="refusal"
-            if message.refusal
-            else _FINISH_REASONS.get(chat.choices[0].finish_reason, "other"),
+            finish=finish,
             request_id=response.request_id,
         )
 
@@ -164,12 +166,13 @@ class OpenAIProvider(HTTPLLMProvider):
         """Request the embedding of a text."""
         response = await self.post("/embeddings", {"model": options.model, "input": text}, options)
         result = self.parse(response, _EmbeddingResponse)
+        usage = result.usage or _TokenUsage()
         completion = self.completion(
             text,
             "",
             options,
             model=result.model or "",
-            input_tokens=result.usage.prompt_tokens if result.usage else None,
+            input_tokens=usage.prompt_tokens,
             request_id=response.request_id,
         )
         return result.data[0].embedding, completion

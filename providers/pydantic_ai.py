@@ -1,4 +1,4 @@
-"""Models of pydantic-ai: `PydanticAIProvider("mistral:mistral-large-latest")`."""
+"""Provider for models of pydantic-ai: `PydanticAIProvider("mistral:mistral-large-latest")`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _FINISH_REASONS: Final[dict[str | None, FinishReason]] = {
 
 
 class PydanticAIProvider(LLMProvider):
-    """A model of pydantic-ai: `pip install "replanning[pydantic-ai]"`.
+    """Provider for a model of pydantic-ai: `pip install "replanning[pydantic-ai]"`.
 
     Structured answers are obtained as pydantic-ai obtains them from that model: by a tool,
     natively, or by the prompt. Retries are those of its client.
 
     Args:
-        model: a model, or its name with its provider, such as `openai:gpt-5`; its key is then read
-            from the environment as pydantic-ai does.
+        model: a model, or its name with its provider, such as `openai:gpt-5`; pydantic-ai then
+            reads its key from the environment.
 
     The other arguments are those of every `LLMProvider`.
     """
@@ -50,8 +50,11 @@ class PydanticAIProvider(LLMProvider):
         prices: PriceTable | None = None,
         environment: Environment | None = None,
     ) -> None:
+        name = model
+        if name is not None and not isinstance(name, str):
+            name = name.model_name
         super().__init__(
-            model=model if isinstance(model, str) or model is None else model.model_name,
+            model=name,
             temperature=temperature,
             max_tokens=max_tokens,
             timeout=timeout,
@@ -61,7 +64,7 @@ class PydanticAIProvider(LLMProvider):
         self._model = model
 
     def unavailable_reason(self) -> str:
-        """Return why the model cannot be created, in pydantic-ai's words; an empty text if it can."""
+        """Return why the model cannot be created, as pydantic-ai says; an empty text if it can."""
         if find_spec("pydantic_ai") is None:
             return 'it needs pydantic-ai: pip install "replanning[pydantic-ai]"'
         try:
@@ -76,7 +79,8 @@ class PydanticAIProvider(LLMProvider):
         Raises:
             LLMError: of the kind that fits the error of pydantic-ai.
         """
-        model = self._resolve_model(options.model or self.model)
+        assert options.model is not None
+        model = self._resolve_model(options.model)
         from pydantic_ai.direct import model_request
         from pydantic_ai.exceptions import (
             AgentRunError,
@@ -96,11 +100,12 @@ class PydanticAIProvider(LLMProvider):
         from pydantic_ai.settings import ModelSettings
         from pydantic_ai.tools import ToolDefinition
 
-        system = [SystemPromptPart(options.system)] if options.system else []
+        parts: list[SystemPromptPart | UserPromptPart] = [UserPromptPart(prompt)]
+        if options.system:
+            parts.insert(0, SystemPromptPart(options.system))
         parameters = ModelRequestParameters()
-        if (
-            options.schema is not None
-        ):  # in every form: pydantic-ai takes the one that fits the model
+        if options.schema is not None:
+            # In every form: pydantic-ai takes the one that fits the model.
             shape = options.schema.model_json_schema()
             name = options.schema.__name__
             tool = ToolDefinition(
@@ -117,19 +122,19 @@ class PydanticAIProvider(LLMProvider):
             )
         assert options.temperature is not None
         assert options.max_tokens is not None
+        settings = ModelSettings(temperature=options.temperature, max_tokens=options.max_tokens)
         try:
             response = await model_request(
                 model,
-                [ModelRequest(parts=[*system, UserPromptPart(prompt)])],
-                model_settings=ModelSettings(
-                    temperature=options.temperature, max_tokens=options.max_tokens
-                ),
+                [ModelRequest(parts=parts)],
+                model_settings=settings,
                 model_request_parameters=parameters,
                 instrument=False,  # the call has a span of ours
             )
         except ModelHTTPError as error:
-            transient = error.status_code in RETRYABLE_STATUSES or error.status_code >= 500
-            kind = LLMUnavailable if transient else LLMRequestRejected
+            kind: type[LLMUnavailable | LLMRequestRejected] = LLMRequestRejected
+            if error.status_code in RETRYABLE_STATUSES or error.status_code >= 500:
+                kind = LLMUnavailable
             excerpt = self.redactor.text(str(error.body or ""))[:300]
             raise kind(
                 "the request failed", provider=self.name, status=error.status_code, excerpt=excerpt
@@ -140,14 +145,19 @@ class PydanticAIProvider(LLMProvider):
             raise LLMRequestRejected(self._error_text(error), provider=self.name) from error
         except AgentRunError as error:
             raise LLMUnavailable(self._error_text(error), provider=self.name) from error
-        calls = [
-            part.args_as_json_str() for part in response.parts if isinstance(part, ToolCallPart)
-        ]
-        text = "".join(part.content for part in response.parts if isinstance(part, TextPart))
+        text = ""
+        call: ToolCallPart | None = None
+        for part in response.parts:
+            if isinstance(part, TextPart):
+                text += part.content
+            elif isinstance(part, ToolCallPart) and call is None:
+                call = part
+        if call is not None:
+            text = call.args_as_json_str()
         return self.completion(
             prompt,
-            calls[0] if calls else text,
-            replace(options, model=_price_key(options.model or self.model)),
+            text,
+            self._priced(options),
             model=response.model_name or "",
             input_tokens=response.usage.input_tokens or None,
             output_tokens=response.usage.output_tokens or None,
@@ -156,14 +166,22 @@ class PydanticAIProvider(LLMProvider):
         )
 
     def estimate(self, prompt: str, options: LLMOptions) -> Usage:
-        """Return an upper bound as every provider does, at the price of the model, whoever serves it."""
-        return super().estimate(
-            prompt, replace(options, model=_price_key(options.model or self.model))
-        )
+        """Return an upper bound, at the price of the model, whoever serves it."""
+        return super().estimate(prompt, self._priced(options))
+
+    def _priced(self, options: LLMOptions) -> LLMOptions:
+        """Return options with the name by which prices are listed: without that of the provider."""
+        name = options.model or self.model
+        _, _, model = name.partition(":")
+        return replace(options, model=model or name)
 
     def _resolve_model(self, name: str) -> Model | str:
-        """Return the model of this name; raise LLMRequestRejected if there is none, or it lacks something."""
-        if self._model is not None and name == self.model and not isinstance(self._model, str):
+        """Return the model of this name.
+
+        Raises:
+            LLMRequestRejected: it has no name, or pydantic-ai cannot create it.
+        """
+        if name == self.model and self._model is not None and not isinstance(self._model, str):
             return self._model
         if not name:
             raise LLMRequestRejected(
@@ -174,14 +192,8 @@ class PydanticAIProvider(LLMProvider):
 
             return infer_model(name)
         except Exception as error:  # depends on the client of that service
-            raise LLMRequestRejected(
-                f"the model {name!r} cannot be used: {self._error_text(error)}"
-            ) from error
+            problem = f"the model {name!r} cannot be used: {self._error_text(error)}"
+            raise LLMRequestRejected(problem) from error
 
     def _error_text(self, error: Exception) -> str:
         return self.redactor.text(str(error) or type(error).__name__)[:500]
-
-
-def _price_key(name: str) -> str:
-    """Return the name of a model without that of its provider."""
-    return name.partition(":")[2] or name

@@ -69,6 +69,8 @@ _UNPREPARED: Final[Mapping[str, str]] = {
 
 _FAILURE_KINDS: Final = ("task-failed", "timeout")
 
+_UNENDED: Final = WAITING | {TaskState.RUNNING}
+
 _REPAIRABLE_WAITING: Final = {
     "resource-changed": WAITING,
     "human-request": WAITING,
@@ -225,13 +227,15 @@ class RepairCase:
     def _try_strategies(self) -> Iterator[StrategyResult]:
         """Yield the results of the strategies that fit the state of the task."""
         task = self.task
-        failure = task.failure
         is_stuck = task.state in STUCK
+        kind = ""
+        if task.failure is not None:
+            kind = task.failure.kind
         # It failed before it began, because its condition or arguments refer to something that did
         # not exist, or a resumed run lacks its secret.
-        unprepared = is_stuck and failure is not None and failure.kind in _UNPREPARED
+        unprepared = is_stuck and kind in _UNPREPARED
         if task.condition_not_met or unprepared:
-            yield self._revive()
+            yield self._revive(kind)
         if not is_stuck:
             problem = self._missing_resource(task.task)
             if problem:
@@ -242,27 +246,24 @@ class RepairCase:
             return
         yield from self._declared_fallbacks()
         # Another tool has the same condition and arguments, but may need no secret.
-        if not unprepared or self._lacks_secret():
+        if not unprepared or kind == "secret":
             yield from self._equivalent_tools()
         nothing_runs = not self.trigger_kinds.isdisjoint(("goal-unreachable", "human-request"))
         if is_stuck or nothing_runs:
             yield self._skip()
-        if is_stuck and failure is not None and not unprepared:
-            yield self._retry(failure)
+        if is_stuck and task.failure is not None and not unprepared:
+            yield self._retry(task.failure)
 
-    def _lacks_secret(self) -> bool:
-        failure = self.task.failure
-        return failure is not None and failure.kind == "secret"
-
-    def _revive(self) -> StrategyResult:
+    def _revive(self, failure_kind: str) -> StrategyResult:
         """Run the task if the condition or arguments that kept it from running exist now."""
         task = self.task
         if not self._is_prepared():
             reason = "its condition or arguments refer to values that do not exist"
             return NotApplicable(reason, is_final=False)
-        reason = f"run {task.id!r}, whose condition holds now"
-        if not task.condition_not_met and task.failure is not None:
-            reason = f"run {task.id!r} again, {_UNPREPARED[task.failure.kind]}"
+        if task.condition_not_met:
+            reason = f"run {task.id!r}, whose condition holds now"
+        else:
+            reason = f"run {task.id!r} again, {_UNPREPARED[failure_kind]}"
         return RepairOption(RetryTask(task_id=task.id), REVIVE_CONFIDENCE, reason)
 
     def _is_prepared(self) -> bool:
@@ -271,10 +272,11 @@ class RepairCase:
         A condition that was not met must also hold.
         """
         task = self.task
-        condition = task.task.when
+        holds = True
         try:
             self.view.arguments(task.id)
-            holds = condition is None or self.view.evaluate(condition)
+            if task.task.when is not None:
+                holds = self.view.evaluate(task.task.when)
         except ExpressionError:
             return False
         return holds or not task.condition_not_met
@@ -382,10 +384,12 @@ class RepairCase:
     def _retry(self, failure: Failure) -> StrategyResult:
         """Retry later if the error may be transient and the task declares no retries of its own."""
         task = self.task
-        may_pass = failure.transient or failure.in_doubt
-        if failure.kind == "unexpected" and not failure.in_doubt:
-            # Most refusals are answers, which an agent waits for: its own retries are enough.
+        may_pass = failure.transient
+        # Most refusals are answers, which an agent waits for: its own retries are enough.
+        if failure.kind == "unexpected":
             may_pass = False
+        if failure.in_doubt:
+            may_pass = True
         if not may_pass and "context-changed" not in self.trigger_kinds:
             return NotApplicable("the error will not pass by itself")
         if self._was_retried(failure):
@@ -477,7 +481,7 @@ def _repair_tasks(request: ReplanRequest) -> tuple[list[Alternative], list[Alter
             break
 
     alternatives: list[Alternative] = []
-    if any(isinstance(trigger, ContextChanged) and trigger.stale for trigger in request.triggers):
+    if any(map(_is_about_stale_results, request.triggers)):
         stale = [task_id for task_id, result in view.stale_results().items() if result.redo]
         redone, kept_stale = _redo_all(stale, view, reserved_ids)
         alternatives += redone
@@ -500,13 +504,17 @@ def _concerned_tasks(request: ReplanRequest) -> dict[TaskId, tuple[TaskView, set
     concerned: dict[TaskId, tuple[TaskView, set[str]]] = {}
     for trigger in request.triggers:
         # Tasks with stale results are done again, all together.
-        if isinstance(trigger, ContextChanged) and trigger.stale:
+        if _is_about_stale_results(trigger):
             continue
         for task in _examined_tasks(trigger, request.view):
             if _needs_repair(task, trigger):
                 _, kinds = concerned.setdefault(task.id, (task, set()))
                 kinds.add(trigger.kind)
     return concerned
+
+
+def _is_about_stale_results(trigger: TriggerEvent) -> bool:
+    return isinstance(trigger, ContextChanged) and len(trigger.stale) > 0
 
 
 def _examined_tasks(trigger: TriggerEvent, view: PlanView) -> list[TaskView]:
@@ -524,16 +532,17 @@ def _examined_tasks(trigger: TriggerEvent, view: PlanView) -> list[TaskView]:
 
 def _needs_repair(task: TaskView, trigger: TriggerEvent) -> bool:
     """Return whether a task needs a repair because of a trigger."""
-    if task.state in STUCK or task.condition_not_met:
+    if task.state in STUCK:
+        return True
+    if task.condition_not_met:
         return True
     if task.state in _REPAIRABLE_WAITING.get(trigger.kind, ()):
         return True
     if task.state is TaskState.CANCELLED:
         return trigger.kind == "goal-unreachable"
     # Whoever raised the trigger says that the task has failed, whatever the plan shows.
-    if trigger.by and trigger.kind in _FAILURE_KINDS:
-        return task.state in WAITING or task.state is TaskState.RUNNING
-    return False
+    is_reported = bool(trigger.by) and trigger.kind in _FAILURE_KINDS
+    return is_reported and task.state in _UNENDED
 
 
 def _combinations(repairable: Sequence[list[RepairOption]], limit: int) -> list[Alternative]:

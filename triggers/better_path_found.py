@@ -1,4 +1,4 @@
-"""Detects that cheaper tools could execute the remaining tasks, and that a shorter path over facts may have appeared."""
+"""Detects that cheaper tools, or a shorter path over facts, could complete the remaining tasks."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from replanning.journal import (
 from replanning.live import PlanView, TaskView
 from replanning.live.states import WAITING
 from replanning.plan.messages import join_names, one_line
+from replanning.plan.types import TaskId
 
 MAX_TASKS_PER_TOOL = 1_000
-"""Most tasks of one tool that are examined."""
+"""Limit of the tasks of one tool that are examined."""
 
 MAX_FOLLOWED_FACTS = 100
-"""Most facts that are derived from a change, by tools that the facts so far make possible."""
+"""Limit of the facts that are derived from a change by the tools that it makes usable."""
 
 MAX_REASON_CHARS = 300
 
 
 class BetterPathDetector:
-    """`better-path-found`: a tool of equal capability makes the remaining path cheaper by at least the minimum gain.
+    """`better-path-found`: a tool of equal capability makes the remaining path cheaper.
 
     Only tools that state their cost are compared. In a plan that states its facts, it also fires
     when facts begin to hold, or a tool or resource becomes available, with which effects of waiting
@@ -59,24 +60,12 @@ class BetterPathDetector:
         return cls(every=settings.better_path.every, min_gain=settings.better_path.min_gain)
 
     def detect(self, observation: Observation, view: PlanView) -> Iterable[BetterPathFound]:
-        """Yield a trigger for each tool whose waiting tasks a cheaper one could take over, or one for a shortcut."""
-        due = isinstance(observation, AttemptSucceeded) and not view.succeeded_attempts % self.every
-        shortcut = (
-            isinstance(observation, FactsObserved | ResourceUpdated)
-            and view.original_plan.facts is not None
-        )
-        if due or shortcut:
-            usable = [
-                tool
-                for tool in view.tools.values()
-                if tool.available
-                and all(view.capacity.get(n, 0.0) >= need for n, need in tool.resources.items())
-            ]
-            yield from (
-                self._cheaper_tools(usable, view)
-                if due
-                else _possible_shortcuts(observation, usable, view)
-            )
+        """Yield a trigger for each tool that a cheaper one could replace, or one for a shortcut."""
+        if isinstance(observation, AttemptSucceeded):
+            if view.succeeded_attempts % self.every == 0:
+                yield from self._cheaper_tools(view)
+        elif view.original_plan.facts is not None:
+            yield from _possible_shortcuts(observation, view)
 
     def why_not(self, observation: Observation, view: PlanView) -> str:
         """Return why no better path was found."""
@@ -85,88 +74,116 @@ class BetterPathDetector:
             return f"it compares after every {self.every} successes, and this is number {count}"
         return "no other way is known to save enough"
 
-    def _cheaper_tools(
-        self, usable: Sequence[ToolSpec], view: PlanView
-    ) -> Iterator[BetterPathFound]:
-        priced = sorted(
-            ((tool.cost, tool) for tool in usable if tool.cost is not None),
-            key=lambda each: each[0],
-        )
-        cheapest = {
-            tool.capability: (cost, tool) for cost, tool in reversed(priced) if tool.capability
-        }
+    def _cheaper_tools(self, view: PlanView) -> Iterator[BetterPathFound]:
+        cheapest: dict[str, tuple[float, ToolSpec]] = {}
+        for tool in _usable_tools(view):
+            if tool.cost is None or not tool.capability:
+                continue
+            cost, _ = cheapest.get(tool.capability, (inf, tool))
+            if tool.cost < cost:
+                cheapest[tool.capability] = (tool.cost, tool)
         for name, tool in view.tools.items():
             cost, other = cheapest.get(tool.capability or "", (inf, tool))
             saving = (tool.cost or 0.0) - cost
-            if saving > 0:
-                waiting = _waiting_tasks(name, view)
-                tasks = [
-                    task
-                    for task in waiting
-                    if other.parameters.keys() <= task.task.arguments.keys()
-                ]
-                gain = saving * len(tasks) / view.remaining_cost if tasks else 0.0
-                if tasks and gain >= self.min_gain:
-                    count = f"{len(tasks)} waiting task{'s' * (len(tasks) != 1)}"
-                    yield BetterPathFound(
-                        tasks=tuple(task.id for task in tasks),
-                        cause=f"{name}>{other.name}",
-                        reason=f"{other.name!r} can take over {count} from {name!r} and makes the remaining plan"
-                        f" {gain:.0%} cheaper",
-                        gain=gain,
-                        tool=other.name,
-                    )
+            if saving <= 0:
+                continue
+            tasks: list[TaskId] = []
+            for task in _waiting_tasks(name, view):
+                if other.parameters.keys() <= task.task.arguments.keys():
+                    tasks.append(task.id)
+            if not tasks:
+                continue
+            gain = saving * len(tasks) / view.remaining_cost
+            if gain >= self.min_gain:
+                reason = (
+                    f"{other.name!r} can take over {_count_waiting(tasks)} from {name!r} and makes"
+                    f" the remaining plan {gain:.0%} cheaper"
+                )
+                yield BetterPathFound(
+                    tasks=tuple(tasks),
+                    cause=f"{name}>{other.name}",
+                    reason=reason,
+                    gain=gain,
+                    tool=other.name,
+                )
 
 
-def _possible_shortcuts(
-    observation: Observation, usable: Sequence[ToolSpec], view: PlanView
-) -> Iterator[BetterPathFound]:
-    """Yield a trigger if waiting tasks add facts that hold now, or that tools may achieve from the new facts."""
-    effects = {tool.name: tool.addition_patterns for tool in view.tools.values()}
+def _usable_tools(view: PlanView) -> list[ToolSpec]:
+    """Return the tools that are available, and take no more of any resource than there is."""
+    usable: list[ToolSpec] = []
+    for tool in view.tools.values():
+        fits = all(view.capacity.get(n, 0.0) >= need for n, need in tool.resources.items())
+        if tool.available and fits:
+            usable.append(tool)
+    return usable
+
+
+def _possible_shortcuts(observation: Observation, view: PlanView) -> Iterator[BetterPathFound]:
+    """Yield a trigger if the effects of waiting tasks hold now, or could be achieved otherwise.
+
+    Other ways begin with the facts that hold now, or with the tools that can be used now.
+    """
+    usable = _usable_tools(view)
+    news: list[str] = []
+    reached: list[str] = []
     if isinstance(observation, FactsObserved):
         news = sorted(observation.holds)
         reached = list(observation.holds)
-    else:
-        assert isinstance(observation, ResourceUpdated)
-        name = observation.name
-        able = (tool for tool in usable if name in (tool.name, *tool.resources))
-        news = [name]
-        reached = [fact for tool in able for fact in effects[tool.name]]
-    for fact in reached:  # grows during the loop
-        able = (
-            t for t in usable if any(_may_equal(fact, need) for need in t.precondition_patterns)
-        )
-        reached += [new for tool in able for new in effects[tool.name] if new not in reached]
+    elif isinstance(observation, ResourceUpdated):
+        news = [observation.name]
+        for tool in usable:
+            if observation.name in (tool.name, *tool.resources):
+                reached += tool.addition_patterns
+    for fact in reached:  # it grows
+        for tool in usable:
+            if _may_be_among(fact, tool.precondition_patterns):
+                reached += [new for new in tool.addition_patterns if new not in reached]
         if len(reached) > MAX_FOLLOWED_FACTS:
             break
-    replaced = [
-        name
-        for name, adds in effects.items()
-        if any(_may_equal(f, new) for f in adds for new in reached)
-    ]
-    tasks = [task.id for name in replaced for task in _waiting_tasks(name, view)][
-        :MAX_TASKS_PER_TOOL
-    ]
+    tasks: list[TaskId] = []
+    for name, tool in view.tools.items():
+        if any(_may_be_among(fact, reached) for fact in tool.addition_patterns):
+            tasks += [task.id for task in _waiting_tasks(name, view)]
+    tasks = tasks[:MAX_TASKS_PER_TOOL]
     if tasks:
-        count = f"{len(tasks)} waiting task{'s' * (len(tasks) != 1)}"
-        reason = f"there may be a cheaper way than {count}, as {join_names(news, 5)} changed"
+        changed = join_names(news, 5)
+        reason = f"there may be a cheaper way than {_count_waiting(tasks)}, as {changed} changed"
         yield BetterPathFound(
             tasks=tuple(tasks), cause=",".join(news), reason=one_line(reason, MAX_REASON_CHARS)
         )
 
 
-def _may_equal(one: str, other: str) -> bool:
-    """Return whether two patterns may stand for the same fact, judged by the text before their placeholders."""
-    if "{" not in one and "{" not in other:
-        return one == other
-    start = one.partition("{")[0]
-    other_start = other.partition("{")[0]
-    return start.startswith(other_start) or other_start.startswith(start)
+def _may_be_among(fact: str, patterns: Sequence[str]) -> bool:
+    """Return whether a fact or pattern may stand for the same fact as one of others.
+
+    With placeholders, only the text before them is compared.
+    """
+    start, ground = _ground_prefix(fact)
+    for pattern in patterns:
+        other, other_ground = _ground_prefix(pattern)
+        if ground and other_ground:
+            if start == other:
+                return True
+        elif start.startswith(other) or other.startswith(start):
+            return True
+    return False
+
+
+def _ground_prefix(pattern: str) -> tuple[str, bool]:
+    """Return the text before the first placeholder, and whether that is all."""
+    start, brace, _ = pattern.partition("{")
+    return start, not brace
 
 
 def _waiting_tasks(name: str, view: PlanView) -> list[TaskView]:
-    return [
-        task
-        for task in islice(view.resource_users(name), MAX_TASKS_PER_TOOL)
-        if task.task.tool == name and task.state in WAITING
-    ]
+    waiting: list[TaskView] = []
+    for task in islice(view.resource_users(name), MAX_TASKS_PER_TOOL):
+        if task.task.tool == name and task.state in WAITING:
+            waiting.append(task)
+    return waiting
+
+
+def _count_waiting(tasks: Sequence[TaskId]) -> str:
+    if len(tasks) == 1:
+        return "1 waiting task"
+    return f"{len(tasks)} waiting tasks"

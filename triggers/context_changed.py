@@ -1,4 +1,4 @@
-"""Detects changes of the context, the facts or the goal that invalidate remaining tasks or finished results."""
+"""Detects changes of context, facts or goal that invalidate remaining tasks or finished results."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from replanning.live import PlanView, TaskState, TaskView
 from replanning.live.states import FINISHED, STUCK, WAITING
 from replanning.plan import JsonValue
 from replanning.plan.messages import join_names, one_line
+from replanning.plan.types import TaskId
 
 _MAX_TASKS_EXAMINED = 1_000
-"""Most tasks of a tool, and most predecessors of a task, that are examined."""
+"""Limit of the tasks of a tool, and of the predecessors of a task, that are examined."""
 
 _MAX_LISTED_ITEMS = 5
 _MAX_REASON_CHARS = 300
 _UNFINISHED_STATES = WAITING | STUCK
-"""States of tasks that still have to run; running tasks have their values already."""
+"""States of tasks that still have to run. Running tasks have their values already."""
 
 _TEXT_FIELDS = frozenset({"objective", "success_criteria"})
 
 
 class ContextChangedDetector:
-    """`context-changed`: the context or the facts changed, and tasks that still have to run depend on the change.
+    """`context-changed`: remaining tasks depend on a change of the context or the facts.
 
     Also if the goal changed, and the remaining plan does not reach it; and if finished tasks with
     `on_stale: redo` have stale results.
@@ -87,63 +88,68 @@ def _goal_triggers(observation: GoalChanged, view: PlanView) -> Iterator[Context
             missing = feasibility.missing_goal_facts
             tasks = feasibility.tasks_related_to(missing)
         else:
-            missing = [
-                fact
-                for fact in goal.facts
-                if fact not in view.facts and _is_lost_for_goal(fact, view)
-            ]
-    if missing or (not goal.facts and not _TEXT_FIELDS.isdisjoint(observation.changed)):
+            lacking = (fact for fact in goal.facts if fact not in view.facts)
+            missing = [fact for fact in lacking if _is_lost_for_goal(fact, view)]
+        if not missing:
+            return
         why = f"the remaining plan does not achieve {join_names(missing, _MAX_LISTED_ITEMS)}"
-        why = why if missing else "no facts say whether the plan still reaches it"
-        yield ContextChanged(
-            tasks=tuple(tasks),
-            cause=f"goal:{','.join(sorted(missing)) or goal.objective}",
-            reason=one_line(f"the goal changed, and {why}", _MAX_REASON_CHARS),
-            facts=tuple(missing),
-            goal=True,
-        )
+        cause = ",".join(sorted(missing))
+    elif _TEXT_FIELDS.isdisjoint(observation.changed):
+        return
+    else:
+        why = "no facts say whether the plan still reaches it"
+        cause = goal.objective
+    yield ContextChanged(
+        tasks=tuple(tasks),
+        cause=f"goal:{cause}",
+        reason=one_line(f"the goal changed, and {why}", _MAX_REASON_CHARS),
+        facts=tuple(missing),
+        goal=True,
+    )
 
 
 def _context_triggers(keys: Sequence[str], view: PlanView) -> Iterator[ContextChanged]:
-    readers = {
-        key: [task for task in view.context_readers(key) if _is_affected(task, view)]
-        for key in keys
-    }
-    tasks = tuple(dict.fromkeys(task.id for affected in readers.values() for task in affected))
+    tasks: dict[TaskId, None] = {}
+    read_keys: list[str] = []
+    for key in keys:
+        affected = [task.id for task in view.context_readers(key) if _is_affected(task, view)]
+        if affected:
+            read_keys.append(key)
+            tasks |= dict.fromkeys(affected)
     if tasks:
-        read_keys = tuple(key for key in keys if readers[key])
         names = ", ".join(f"context.{key}" for key in read_keys)
         yield ContextChanged(
-            tasks=tasks,
+            tasks=tuple(tasks),
             cause=",".join(sorted(read_keys)),
-            reason=f"{names} changed, and {_dependents_phrase(tasks)}",
-            keys=read_keys,
+            reason=f"{names} changed, and {_dependents_phrase(tuple(tasks))}",
+            keys=tuple(read_keys),
         )
 
 
 def _stale_triggers(view: PlanView) -> Iterator[ContextChanged]:
-    """Yield a trigger for the tasks that are to be done again; those that wait for them are concerned as well."""
-    stale = {
-        task_id: result.causes for task_id, result in view.stale_results().items() if result.redo
-    }
-    if stale:
-        causes = dict.fromkeys(
-            cause for causes in stale.values() for cause in causes if cause.startswith("context.")
-        )
-        changed = (
-            f"{join_names(list(causes), _MAX_LISTED_ITEMS)} changed"
-            if causes
-            else "what they followed is done again"
-        )
-        names = join_names([repr(task_id) for task_id in stale], _MAX_LISTED_ITEMS)
-        results = "1 result is stale" if len(stale) == 1 else f"{len(stale)} results are stale"
-        yield ContextChanged(
-            tasks=tuple(dict.fromkeys([*stale, *view.followers(stale)])),
-            cause=f"stale:{','.join(sorted(stale))}",
-            reason=one_line(f"{changed}, and {results}: {names}", _MAX_REASON_CHARS),
-            keys=tuple(cause.removeprefix("context.") for cause in causes),
-            stale=tuple(stale),
-        )
+    """Yield a trigger for the tasks that are to be done again, and those that wait for them."""
+    stale: list[TaskId] = []
+    causes: dict[str, None] = {}
+    for task_id, result in view.stale_results().items():
+        if result.redo:
+            stale.append(task_id)
+            causes |= {cause: None for cause in result.causes if cause.startswith("context.")}
+    if not stale:
+        return
+    why = "what they followed is done again"
+    if causes:
+        why = f"{join_names(causes, _MAX_LISTED_ITEMS)} changed"
+    results = f"{len(stale)} results are stale"
+    if len(stale) == 1:
+        results = "1 result is stale"
+    names = join_names(list(map(repr, stale)), _MAX_LISTED_ITEMS)
+    yield ContextChanged(
+        tasks=tuple(dict.fromkeys([*stale, *view.followers(stale)])),
+        cause=f"stale:{','.join(sorted(stale))}",
+        reason=one_line(f"{why}, and {results}: {names}", _MAX_REASON_CHARS),
+        keys=tuple(cause.removeprefix("context.") for cause in causes),
+        stale=tuple(stale),
+    )
 
 
 def _is_affected(task: TaskView, view: PlanView) -> bool:
@@ -159,12 +165,19 @@ def _is_affected(task: TaskView, view: PlanView) -> bool:
 
 
 def _open_world_triggers(ceased: Sequence[str], view: PlanView) -> Iterator[ContextChanged]:
-    """Yield a trigger for facts that tasks or the goal need; each is examined alone, as the plan states no facts."""
-    dependents = {fact: [task.id for task in _tasks_missing_fact(fact, view)] for fact in ceased}
-    lost = tuple(fact for fact in ceased if dependents[fact] or _is_lost_for_goal(fact, view))
+    """Yield a trigger for facts that tasks or the goal need.
+
+    Each fact is examined alone, because the plan states no facts.
+    """
+    lost: list[str] = []
+    tasks: dict[TaskId, None] = {}
+    for fact in ceased:
+        dependents = [task.id for task in _tasks_missing_fact(fact, view)]
+        tasks |= dict.fromkeys(dependents)
+        if dependents or _is_lost_for_goal(fact, view):
+            lost.append(fact)
     if lost:
-        tasks = tuple(dict.fromkeys(task for fact in lost for task in dependents[fact]))
-        yield _lost_facts_trigger(lost, tasks, tasks)
+        yield _lost_facts_trigger(tuple(lost), tuple(tasks), tuple(tasks))
 
 
 def _closed_world_triggers(ceased: Sequence[str], view: PlanView) -> Iterator[ContextChanged]:
@@ -176,7 +189,8 @@ def _closed_world_triggers(ceased: Sequence[str], view: PlanView) -> Iterator[Co
     world = view.strips_problem(facts=ceased)
     feasibility = world.feasibility()
     unmet = frozenset(feasibility.unmet_facts())
-    if lost := tuple(fact for fact in ceased if fact in unmet):
+    lost = tuple(fact for fact in ceased if fact in unmet)
+    if lost:
         stuck = tuple(step.id for step in feasibility.stuck)
         yield _lost_facts_trigger(lost, feasibility.tasks_related_to_stuck(), stuck)
 
@@ -184,31 +198,41 @@ def _closed_world_triggers(ceased: Sequence[str], view: PlanView) -> Iterator[Co
 def _lost_facts_trigger(
     lost: tuple[str, ...], tasks: Sequence[str], dependents: Sequence[str]
 ) -> ContextChanged:
-    why = _dependents_phrase(dependents) if dependents else "the goal needs it"
+    why = "the goal needs it"
+    if dependents:
+        why = _dependents_phrase(dependents)
+    verb = "does" if len(lost) == 1 else "do"
+    names = join_names(lost, _MAX_LISTED_ITEMS)
     return ContextChanged(
         tasks=tuple(tasks),
         cause=",".join(sorted(lost)),
-        reason=f"{join_names(lost, _MAX_LISTED_ITEMS)} {'does' if len(lost) == 1 else 'do'} not hold any more, and {why}",
+        reason=f"{names} {verb} not hold any more, and {why}",
         facts=lost,
     )
 
 
 def _dependents_phrase(tasks: Sequence[str]) -> str:
-    noun = "task depends" if len(tasks) == 1 else "tasks depend"
-    return f"{len(tasks)} {noun} on it: {join_names([repr(task) for task in tasks], _MAX_LISTED_ITEMS)}"
+    verb = "task depends" if len(tasks) == 1 else "tasks depend"
+    names = join_names(list(map(repr, tasks)), _MAX_LISTED_ITEMS)
+    return f"{len(tasks)} {verb} on it: {names}"
 
 
 def _tasks_missing_fact(fact: str, view: PlanView) -> Iterator[TaskView]:
-    """Yield the tasks that have not started, need a fact that ceased, and have no predecessor that adds it."""
+    """Yield the tasks that need a fact that ceased, and have no predecessor that adds it.
+
+    Tasks that have started already do not need it any more.
+    """
     adding = {task.id for task in _tasks_adding(fact, view)}
     for tool in view.tools.values():
-        if _may_match(fact, tool.precondition_patterns):
-            for task in _unfinished_tasks(tool, view):
-                needed = task.state is not TaskState.RUNNING and fact in _ground_facts(
-                    tool.preconditions, task, view
-                )
-                if needed and not (adding and _runs_after(task, adding, view)):
-                    yield task
+        if not _may_match(fact, tool.precondition_patterns):
+            continue
+        for task in _unfinished_tasks(tool, view):
+            if task.state is TaskState.RUNNING:
+                continue
+            if fact not in _ground_facts(tool.preconditions, task, view):
+                continue
+            if not _runs_after(task, adding, view):
+                yield task
 
 
 def _is_lost_for_goal(fact: str, view: PlanView) -> bool:
@@ -218,17 +242,18 @@ def _is_lost_for_goal(fact: str, view: PlanView) -> bool:
 
 def _tasks_adding(fact: str, view: PlanView) -> Iterator[TaskView]:
     for tool in view.tools.values():
-        if _may_match(fact, tool.addition_patterns):
-            for task in _unfinished_tasks(tool, view):
-                if task.state not in STUCK and fact in _ground_facts(tool.additions, task, view):
-                    yield task
+        if not _may_match(fact, tool.addition_patterns):
+            continue
+        for task in _unfinished_tasks(tool, view):
+            if task.state in STUCK:
+                continue
+            if fact in _ground_facts(tool.additions, task, view):
+                yield task
 
 
 def _unfinished_tasks(tool: ToolSpec, view: PlanView) -> Iterator[TaskView]:
-    return islice(
-        (task for task in view.resource_users(tool.name) if task.task.tool == tool.name),
-        _MAX_TASKS_EXAMINED,
-    )
+    users = (task for task in view.resource_users(tool.name) if task.task.tool == tool.name)
+    return islice(users, _MAX_TASKS_EXAMINED)
 
 
 def _ground_facts(
@@ -242,26 +267,32 @@ def _ground_facts(
 
 def _runs_after(task: TaskView, adding: set[str], view: PlanView) -> bool:
     """Return whether one of the adding tasks certainly runs before a task."""
+    if not adding:
+        return False
     seen = {task.id}
     stack = [task]
     while stack and len(seen) <= _MAX_TASKS_EXAMINED:
         for dependency in stack.pop().task.depends_on:
             if dependency in adding:
                 return True
-            if dependency not in seen:
-                seen.add(dependency)
-                before = view.task(dependency)
-                if before.state is TaskState.REPLACED_BY_REPLAN:
-                    stack.extend(view.task(new) for new in before.replaced_by)
-                    if not adding.isdisjoint(before.replaced_by):
-                        return True
-                elif before.state not in FINISHED:
-                    stack.append(before)
+            if dependency in seen:
+                continue
+            seen.add(dependency)
+            before = view.task(dependency)
+            if before.state is TaskState.REPLACED_BY_REPLAN:
+                stack.extend(map(view.task, before.replaced_by))
+                if not adding.isdisjoint(before.replaced_by):
+                    return True
+            elif before.state not in FINISHED:
+                stack.append(before)
     return False
 
 
 def _may_match(fact: str, patterns: Sequence[str]) -> bool:
-    """Return whether one of the patterns could match a fact, judged by its name before the bracket."""
+    """Return whether a pattern could match a fact, judged by the name before the bracket."""
     head = fact.partition("(")[0]
-    heads = (pattern.partition("(")[0] for pattern in patterns)
-    return any("{" in name or name == head for name in heads)
+    for pattern in patterns:
+        name = pattern.partition("(")[0]
+        if "{" in name or name == head:
+            return True
+    return False

@@ -7,52 +7,61 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import ClassVar
 
-from replanning.journal import GoalUnreachable, Observation, RecordBody, RunQuiescent
+from replanning.journal import Failure, GoalUnreachable, Observation, RecordBody, RunQuiescent
 from replanning.journal.records import normalised_cause
 from replanning.live import PlanView, TaskState, TaskView
 from replanning.plan.messages import join_names, one_line
 from replanning.plan.types import TaskId
 
 MAX_NAMED_TASKS = 100
-"""Most stuck tasks that a trigger names."""
+"""Limit of the blocking tasks that a trigger names."""
 
 MAX_VISITED_TASKS = 10_000
-"""Most tasks that are examined to find those that block others."""
+"""Limit of the tasks that are examined to find those that block others."""
 
 
 class GoalUnreachableDetector:
-    """`goal-unreachable`: nothing is ready, running, backing off or waiting for a decision, and tasks remain."""
+    """`goal-unreachable`: nothing can run or waits for a decision, but the goal is not reached."""
 
     name = "goal-unreachable"
     observes: ClassVar[tuple[type[RecordBody], ...]] = (RunQuiescent,)
 
     def detect(self, observation: Observation, view: PlanView) -> Iterable[GoalUnreachable]:
-        """Yield one trigger; its cause names the blocking tasks, so that it is recognised in a later revision."""
+        """Yield one trigger.
+
+        Its cause names the blocking tasks, so that it is recognised in a later revision.
+        """
         if not isinstance(observation, RunQuiescent):
             return
         blocking = tuple(islice(_blocking_tasks(observation, view), MAX_NAMED_TASKS))
         missing = observation.missing_facts
         count = len(observation.unsatisfied)
-        causes = []
+        causes: list[str] = []
+        failures: list[Failure] = []
         for task in blocking:
-            error = (
-                normalised_cause(task.failure.type, task.failure.message)
-                if task.failure
-                else task.reason
-            )
+            error = task.reason
+            if task.failure is not None:
+                error = normalised_cause(task.failure.type, task.failure.message)
+                failures.append(task.failure)
             causes.append(f"{task.id}:{task.state}:{error}")
-        left = f"{count} required task{'s' * (count != 1)} cannot be done" if count else ""
-        facts = f"the goal lacks {join_names(missing, 5)}" if missing else ""
+        lacks: list[str] = []
+        if count:
+            lacks.append(f"{count} required task{'s' * (count != 1)} cannot be done")
+        if missing:
+            lacks.append(f"the goal lacks {join_names(missing, 5)}")
+        reason = f"nothing can run any more: {' and '.join(lacks)}"
         why = ", ".join(_state_words(view, blocking)[:5])
-        reason = f"nothing can run any more: {' and '.join(filter(None, (left, facts)))}{f' ({why})' if why else ''}"
+        if why:
+            reason += f" ({why})"
+        traceback = ""
+        if failures:
+            traceback = failures[0].traceback
         yield GoalUnreachable(
             tasks=tuple(task.id for task in blocking),
             cause=hashlib.sha256("\n".join([*causes, *missing]).encode()).hexdigest()[:16],
             reason=one_line(reason, 300),
             missing_facts=missing,
-            traceback=next(
-                (task.failure.traceback for task in blocking if task.failure is not None), ""
-            ),
+            traceback=traceback,
         )
 
 
@@ -69,22 +78,23 @@ def _state_words(view: PlanView, blocking: Sequence[TaskView]) -> list[str]:
 
 
 def _blocking_tasks(observation: RunQuiescent, view: PlanView) -> Iterator[TaskView]:
-    """Yield the tasks that block others: failed ones, then those that were cancelled or lack a tool or resource."""
+    """Yield the tasks that block others: stuck, cancelled and ready ones.
+
+    A ready task that has not started lacks a tool or a resource.
+    """
     yield from view.stuck()
     stack = list(reversed(observation.unsatisfied))
     seen = set(stack)
     while stack and len(seen) <= MAX_VISITED_TASKS:
         task = view.task(stack.pop())
+        behind: Sequence[TaskId] = ()
         if task.state in (TaskState.READY, TaskState.CANCELLED):
             yield task
-            continue
-        replaced = task.state is TaskState.REPLACED_BY_REPLAN
-        behind = (
-            task.replaced_by
-            if replaced
-            else task.task.depends_on
-            if task.state is TaskState.PENDING
-            else ()
-        )
-        stack.extend(new for new in behind if new not in seen)
-        seen.update(behind)
+        elif task.state is TaskState.REPLACED_BY_REPLAN:
+            behind = task.replaced_by
+        elif task.state is TaskState.PENDING:
+            behind = task.task.depends_on
+        for new in behind:
+            if new not in seen:
+                seen.add(new)
+                stack.append(new)

@@ -19,9 +19,11 @@ class HumanRequestDetector:
         """Yield one trigger for each request."""
         if not isinstance(observation, ReplanRequested):
             return
+        person = observation.by or "a person"
+        tasks = ",".join(observation.tasks)
         yield HumanRequest(
             tasks=observation.tasks,
-            cause=f"{observation.by}:{','.join(observation.tasks)}:{observation.reason}",
-            reason=f"{observation.by or 'a person'} asked for replanning: {observation.reason}",
+            cause=f"{observation.by}:{tasks}:{observation.reason}",
+            reason=f"{person} asked for replanning: {observation.reason}",
             by=observation.by,
         )

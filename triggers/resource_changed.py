@@ -16,10 +16,11 @@ from replanning.journal import (
 from replanning.live import PlanView
 from replanning.live.states import WAITING
 from replanning.plan.messages import join_names
+from replanning.plan.types import TaskId
 
 
 class ResourceChangedDetector:
-    """`resource-changed`: a tool became unavailable, or a resource too small, for tasks that still have to run.
+    """`resource-changed`: tasks that still have to run lack a tool, or capacity of a resource.
 
     Running tasks continue; a tool that comes back or a resource that grows needs no replanning.
     """
@@ -51,14 +52,16 @@ class ResourceChangedDetector:
 def _lacking(
     view: PlanView, name: str, gone: bool, reason: str = "", new_capacity: float | None = None
 ) -> Iterable[ResourceChanged]:
-    """Yield the trigger about the tasks that lack a tool or resource; `gone` says that the tool is unavailable."""
+    """Yield the trigger about the tasks that lack a resource, or a tool if it is gone."""
     capacity = view.capacity.get(name, math.inf)
-    lacking = []
+    lacking: list[TaskId] = []
     for task in view.resource_users(name):
+        if task.state not in WAITING:
+            continue
         lacks_tool = gone and task.task.tool == name
         lacks_capacity = view.demand(task.task).get(name, 0.0) > capacity
-        if task.state in WAITING and (lacks_tool or lacks_capacity):
-            lacking.append(task)
+        if lacks_tool or lacks_capacity:
+            lacking.append(task.id)
     if not lacking:
         return
 
@@ -73,10 +76,9 @@ def _lacking(
     need = f"{len(lacking)} waiting tasks need"
     if len(lacking) == 1:
         need = "1 waiting task needs"
-    groups = view.group_elements(task.id for task in lacking)
-    names = join_names([group.name for group in groups], 5)
+    names = join_names([group.name for group in view.group_elements(lacking)], 5)
     yield ResourceChanged(
-        tasks=tuple(task.id for task in lacking),
+        tasks=tuple(lacking),
         cause=cause,
         reason=f"{name!r} {lost}{why}, and {need} it: {names}",
         name=name,

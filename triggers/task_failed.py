@@ -1,4 +1,4 @@
-"""Detects tasks that failed for good: their own retries are used up, or they could not even be started."""
+"""Detects tasks that failed for good: their retries are used up, or they could not be started."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from replanning.plan.messages import one_line
 
 
 class TaskFailedDetector:
-    """`task-failed`: an attempt failed or was interrupted and is not retried, or a condition cannot be evaluated."""
+    """`task-failed`: an attempt failed and is not retried, or a task could not be started."""
 
     name = "task-failed"
     observes: ClassVar[tuple[type[RecordBody], ...]] = (
@@ -49,8 +49,9 @@ class TaskFailedDetector:
             case "secret":
                 reason = f"{label} cannot run: {failure.message}"
             case _:
-                times = f" after {task.attempts} attempts" if task.attempts > 1 else ""
-                reason = f"{label} failed{times}: {failure}"
+                reason = f"{label} failed: {failure}"
+                if task.attempts > 1:
+                    reason = f"{label} failed after {task.attempts} attempts: {failure}"
         yield TaskFailed(
             tasks=(task.id,),
             root=task.root,
@@ -91,6 +92,9 @@ def task_cause(task: TaskView, *error: str) -> str:
 
 def task_label(task: TaskView) -> str:
     """Return a task as sentences name it: with its tool, and with the task that it replaces."""
-    tool = f" with {task.task.tool!r}" if task.task.tool else ""
-    replaces = f" in place of {task.root!r}" if task.root != task.id else ""
-    return f"task {task.id!r}{tool}{replaces}"
+    label = f"task {task.id!r}"
+    if task.task.tool:
+        label += f" with {task.task.tool!r}"
+    if task.root != task.id:
+        label += f" in place of {task.root!r}"
+    return label
