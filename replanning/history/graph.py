@@ -19,7 +19,9 @@ from replanning.history.wording import (
     labelled,
     pluralise,
     printable_line,
+    progress_text,
 )
+from replanning.journal.store import FINISHED_STATUSES
 from replanning.live.states import TaskState
 from replanning.plan.elements import FORESEEN
 from replanning.plan.types import TaskId
@@ -120,7 +122,10 @@ def draw_graph(overview: RunOverview) -> str:
 
     report = overview.status
     title = printable_line(f"{report.run}: {report.objective}", 120)
-    progress = evaluation_line(report.evaluation, report.obstacle)
+    if report.status in FINISHED_STATUSES:
+        progress = progress_text(report.evaluation)  # advice would come too late
+    else:
+        progress = evaluation_line(report.evaluation, report.obstacle)
     subtitle = printable_line(f"{report.status}, {progress}", 140)
     view = f'viewBox="0 0 {width:.0f} {y:.0f}"'
     size = f'width="{width:.0f}" height="{y:.0f}" {view}'

@@ -224,10 +224,7 @@ def evaluation_line(found: PlanEvaluation, obstacle: str = "") -> str:
     After the progress come the expected remaining time, or the obstacle that makes it unknown, the
     health and the first advice.
     """
-    counted = f"{found.done} of {pluralise(found.total, 'task')}"
-    if found.elements:
-        counted += f" and {found.elements_done} of {pluralise(found.elements, 'element')}"
-    parts = [f"{counted} done ({found.progress:.0%})"]
+    parts = [progress_text(found)]
     if obstacle:
         parts.append(obstacle)
     elif found.remaining_seconds:
@@ -238,6 +235,14 @@ def evaluation_line(found: PlanEvaluation, obstacle: str = "") -> str:
     if found.recommendations:
         line += f": {found.recommendations[0]}"
     return printable_line(line)
+
+
+def progress_text(found: PlanEvaluation) -> str:
+    """Return how much of a plan is done."""
+    counted = f"{found.done} of {pluralise(found.total, 'task')}"
+    if found.elements:
+        counted += f" and {found.elements_done} of {pluralise(found.elements, 'element')}"
+    return f"{counted} done ({found.progress:.0%})"
 
 
 def stale_line(stale: Mapping[TaskId, Sequence[str]]) -> str:

@@ -1,6 +1,7 @@
 """What is told of a task with `for_each`: its elements are counted together, and it is never called replaced."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -279,6 +280,27 @@ def drawn_texts(overview: RunOverview) -> list[str]:
     """The texts of the drawing of a run."""
     root = ET.fromstring(draw_graph(overview))
     return [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+async def test_graph_of_a_run_that_is_over():
+    """The drawing of a run that has ended says what was done, and gives no advice."""
+    _, overview = await run_of(tasks(2))
+    evaluation = replace(
+        overview.status.evaluation, health="strained", recommendations=("look for a cause",)
+    )
+    status = replace(overview.status, evaluation=evaluation)
+    (ended,) = [
+        text
+        for text in drawn_texts(replace(overview, status=status))
+        if text.startswith("succeeded")
+    ]
+    assert ended.endswith("done (100%)")
+
+    status = replace(status, status="paused")
+    (paused,) = [
+        text for text in drawn_texts(replace(overview, status=status)) if text.startswith("paused")
+    ]
+    assert paused.endswith("strained: look for a cause")
 
 
 async def test_graph_of_a_list():

@@ -70,3 +70,14 @@ def test_recording():
     ]
     shown = " ".join(ET.fromstring(text).itertext())
     assert all(each in shown for each in ("revision 1:", "revision 2:", "revision 3:", "succeeded"))
+
+
+def test_first_frame_of_the_recording():
+    """Where nothing is animated, the recording shows the plan, what went wrong, and the plan after."""
+    groups = {
+        group.get("class"): " ".join(group.itertext())
+        for group in ET.fromstring(RECORDING.read_text(encoding="utf-8")).iter()
+        if group.tag.endswith("}g")
+    }
+    assert all(each in groups["first"] for each in ("zpaq", "not installed", "zip", "succeeded"))
+    assert not [name for name in groups if name not in {"first", "up"} and not name.endswith(" h")]
