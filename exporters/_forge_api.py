@@ -25,6 +25,7 @@ from replanning.http import (
 )
 from replanning.plan import JsonObject
 from replanning.plan.json_values import as_object
+from replanning.plan.messages import format_duration
 from replanning.plan.types import JsonValue
 
 T = TypeVar("T")
@@ -157,7 +158,7 @@ class ForgeApi:
         if failure is not None:
             raise failure
         if not is_done:
-            raise ForgeError(f"{self.label}: no response within {self._timeout:g} s")
+            raise ForgeError(f"{self.label}: no response within {format_duration(self._timeout)}")
 
     async def aclose(self) -> None:
         """Close the connections; the next call opens new ones, also in another event loop."""

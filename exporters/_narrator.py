@@ -23,7 +23,7 @@ from replanning.history.wording import (
 from replanning.live import PlanView
 from replanning.plan.elements import FORESEEN
 from replanning.plan.json_values import as_object
-from replanning.plan.messages import brief_repr, join_names, one_line, spoken_id
+from replanning.plan.messages import brief_repr, format_duration, join_names, one_line, spoken_id
 from replanning.plan.tasks import program_note, tool_name
 from replanning.plan.types import JsonObject, TaskId
 
@@ -99,7 +99,7 @@ class Narrator:
     def _attempt_succeeded(self, event: journal.AttemptSucceeded) -> Line:
         viewed = self._view().task(event.task)
         name = self._name(event.task)
-        took = f"in {viewed.duration:.1f} s"
+        took = f"in {format_duration(viewed.duration)}"
         error = as_object(event.output).get("error")
         if error and program_note(viewed.task).get("may_fail"):
             text = f"{name} failed {took}, as the plan allows: {_short_error(str(error))}"
@@ -117,7 +117,7 @@ class Narrator:
         return Line("✗", f"{name} failed: {error}{_consequence(event)}", "red")
 
     def _attempt_timed_out(self, event: journal.AttemptTimedOut) -> Line:
-        text = f"{self._name(event.task)} did not finish within {event.timeout:g} s"
+        text = f"{self._name(event.task)} did not finish within {format_duration(event.timeout)}"
         return Line("✗", f"{text}{_consequence(event)}", "red")
 
     def _attempt_interrupted(self, event: journal.AttemptInterrupted) -> Line:
@@ -241,7 +241,7 @@ class Narrator:
             if event.reason in _SIGNAL_REASONS:
                 text += "; once more stops it at once"
             if event.within is not None:
-                text += f"; what still runs in {event.within:g} s is cut off"
+                text += f"; what still runs in {format_duration(event.within)} is cut off"
         return Line("‖", text, "yellow")
 
     def _run_resumed(self, event: journal.RunResumed) -> Line:

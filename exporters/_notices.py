@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Final
 
 from replanning.exporters._forge import MAX_COMMENT_CHARS, Marker
-from replanning.history.wording import format_duration, format_time, format_usage
+from replanning.history.wording import format_time, format_usage
 from replanning.journal import (
     AttemptStarted,
     AttemptSucceeded,
@@ -29,6 +29,7 @@ from replanning.journal import (
     RunResumed,
 )
 from replanning.plan import JsonObject, RunId
+from replanning.plan.messages import format_duration
 from replanning.planning import Phase, ReplanType
 from replanning.planning.decisions import LEVEL_DESCRIPTIONS, DecisionRecord, ReplanDecision
 from replanning.planning.manager import ReplanNote
@@ -382,7 +383,7 @@ def _outcome_notice(
             lines.append(markdown_field("Error", record.error, limit))
         for plan in plans:
             lines.append(f"**Tasks**: {len(plan.steps)}, of which {plan.done} done")
-        lines.append(f"**Duration**: {record.duration:.1f} s")
+        lines.append(f"**Duration**: {format_duration(record.duration)}")
         return lines
 
     kind = NoticeKind.FAILED if failed else NoticeKind.DONE

@@ -13,7 +13,14 @@ from replanning.decision.evaluation import PlanEvaluation, PlanEvaluator
 from replanning.exporters._narrator import Line, Narrator
 from replanning.history.overview import fold_rows, task_rows, task_table
 from replanning.history.status import ReplayedRun, apply_record, replay_records
-from replanning.history.wording import evaluation_line, pluralise, printable_lines, usage_words
+from replanning.history.wording import (
+    evaluation_line,
+    pluralise,
+    printable_lines,
+    status_phrase,
+    usage_words,
+    wrap_line,
+)
 from replanning.journal import (
     AttemptFailed,
     AttemptInterrupted,
@@ -33,6 +40,7 @@ from replanning.journal.store import mean_durations
 from replanning.live import PlanView, TaskState
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING
+from replanning.plan.messages import format_duration
 from replanning.plan.types import RunId
 from replanning.telemetry import Exporter, ExporterContext
 
@@ -44,6 +52,11 @@ REFRESHES_PER_SECOND: Final = 5
 
 MAX_LINE_CHARS: Final = 2_000
 """Longest line about an event, in characters."""
+
+_TIME_WIDTH: Final = 9
+"""Characters of the time before the text of a line."""
+
+_MIN_TEXT_WIDTH: Final = 20
 
 MAX_ROWS: Final = 16
 """Lines of tasks in the picture of a run; fewer on a low terminal."""
@@ -172,7 +185,7 @@ class LiveExporter(Exporter):
             self._print(line, elapsed)
         if isinstance(body, RunEnded):
             if self._tells_result:
-                text = f"run {run} is {body.status}: {body.reason}"
+                text = f"run {run} {status_phrase(body.status)}: {body.reason}"
                 self._print(Line("●", text, "bold"), elapsed)
             del self._runs[run]
             self._update_picture()
@@ -210,10 +223,10 @@ class LiveExporter(Exporter):
         text = f"{line.symbol} " + "\n".join(printable_lines(line.text, MAX_LINE_CHARS))
         try:
             if self._console is None:
-                sys.stderr.write(f"{elapsed:7.1f}s {text}\n")
+                sys.stderr.write(f"{format_duration(elapsed):>8} {text}\n")
                 sys.stderr.flush()
             else:
-                self._print_above_picture(f"{elapsed:6.1f}s ", text, line.style)
+                self._print_above_picture(f"{format_duration(elapsed):>8} ", text, line.style)
         except OSError:
             self._is_broken = True
 
@@ -221,10 +234,23 @@ class LiveExporter(Exporter):
         from rich.text import Text
 
         assert self._console is not None, "it draws"
+        text = "\n".join(self._fit(text))
         # The line and the picture below it are rendered and written at once: the thread that draws
         # erases as many lines as were rendered last.
         with nullcontext() if self._live is None else self._live._lock:
             self._console.print(Text.assemble((time, "dim"), (text, style)))
+
+    def _fit(self, text: str) -> Iterator[str]:
+        """Yield the lines of a text, broken between words and indented under the first one."""
+        assert self._console is not None, "it draws"
+        width = max(_MIN_TEXT_WIDTH, self._console.width - _TIME_WIDTH)
+        first, *following = text.split("\n")
+        lines = wrap_line(first, width)
+        for line in following:
+            lines += wrap_line(line, width)
+        yield lines[0]
+        for line in lines[1:]:
+            yield " " * _TIME_WIDTH + line
 
     def _print_deferred(self) -> None:
         lines = self._deferred_lines
@@ -312,17 +338,14 @@ class LiveExporter(Exporter):
             room = height // min(beside, MAX_PICTURES)
             yield task_table(fold_rows(rows, max(3, room)))
         parts = _counts_in_words(live)
-        parts += [f"revision {live.revision}", f"{now - run.started:.1f} s"]
+        parts += [f"revision {live.revision}", f"{format_duration(now - run.started)}"]
         yield Text(f"  {' · '.join(parts)}", "bold")
         obstacle = "waits for a person" if ledger.questions.open else ""
         yield Text(f"  {evaluation_line(run.evaluate(), obstacle)}", "dim")
         spent = ledger.budget_tracker.spent
         budget = ledger.budget_tracker.budget
         if spent.calls:
-            money = f"{spent.money:.4g} money"
-            if budget.money is not None:
-                money = f"{spent.money:.4g} of {budget.money:g} money"
-            yield Text(f"  {' · '.join([*usage_words(spent, budget), money])}", "dim")
+            yield Text(f"  {' · '.join(usage_words(spent, budget))}", "dim")
 
 
 def _counts_in_words(live: LivePlan) -> list[str]:

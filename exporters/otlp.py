@@ -16,6 +16,7 @@ import anyio.to_thread
 
 from replanning import __version__
 from replanning.errors import SettingsError
+from replanning.plan.messages import format_duration
 from replanning.telemetry import Exporter
 
 try:
@@ -239,7 +240,9 @@ class OtlpExporter(Exporter):
         atexit.unregister(self._shut_down)
         self._close_requested.set()
         limit = self._close_limit
-        problem = f"{self.endpoint} did not take all spans within {limit:g} s at the end"
+        problem = (
+            f"{self.endpoint} did not take all spans within {format_duration(limit)} at the end"
+        )
         problem = f"{problem}; the rest is lost"
         if self._is_refused():
             limit = min(limit, REFUSED_CLOSE_LIMIT)

@@ -43,7 +43,7 @@ from replanning.llm import LLMOptions, LLMProvider
 from replanning.llm.provider import validation_message
 from replanning.plan import JsonObject
 from replanning.plan.json_values import exceeds_depth
-from replanning.plan.messages import truncate
+from replanning.plan.messages import format_duration, truncate
 from replanning.plan.tasks import Fallback, for_another_tool, is_same_call
 from replanning.plan.types import JsonValue
 from replanning.providers._prompt import (
@@ -495,7 +495,7 @@ class ProposalParser:
             if limit is None or new.timeout is None:
                 continue
             if new.timeout > limit:
-                time = f"{new.timeout:g} s instead of {limit:g} s"
+                time = f"{format_duration(new.timeout)} instead of {format_duration(limit)}"
                 yield f"a model proposes to give {new.id!r} {time}"
 
     def _is_required(self, task: TaskView) -> bool:

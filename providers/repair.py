@@ -31,6 +31,7 @@ from replanning.journal import (
 from replanning.live import TaskState, TaskView
 from replanning.live.states import STUCK, WAITING
 from replanning.plan import JsonObject, TaskId
+from replanning.plan.messages import format_duration
 from replanning.plan.tasks import (
     Fallback,
     allows_repetition,
@@ -401,7 +402,7 @@ class RepairCase:
         delay = 0.0
         if failure.kind != "interrupted":
             delay = min(_BASE_DELAY * 2 ** (task.failures - 1), _MAX_DELAY)
-            reason += f" in {delay:g} s"
+            reason += f" in {format_duration(delay)}"
         if failure.in_doubt:
             tool = self.view.tool(task.task.tool)
             if is_repeatable(task.task, tool):

@@ -27,7 +27,7 @@ from pydantic_settings import EnvSettingsSource
 
 from replanning.errors import PlanError, Problem, SettingsError
 from replanning.plan.json_values import exceeds_depth
-from replanning.plan.messages import brief_repr, did_you_mean, format_path
+from replanning.plan.messages import brief_repr, did_you_mean, format_duration, format_path
 from replanning.plan.reading import find_positions, read_document, read_text_file
 from replanning.plan.types import JsonObject, JsonPath, JsonValue
 from replanning.secrets import Redactor
@@ -607,7 +607,9 @@ def _fetch(server: OverrideSettings) -> JsonValue:
                 if len(content) > MAX_SIZE:
                     raise _Unanswered(f"the answer is larger than {MAX_SIZE} bytes")
     except httpx.TimeoutException:
-        raise _Unanswered(f"the server did not answer within {server.timeout:g} s") from None
+        raise _Unanswered(
+            f"the server did not answer within {format_duration(server.timeout)}"
+        ) from None
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         reason = Redactor().text(str(error) or type(error).__name__)
         raise _Unanswered(f"the server cannot be asked: {reason}") from error

@@ -18,6 +18,7 @@ import tenacity
 from anyio import to_thread
 
 from replanning.environment import Environment
+from replanning.plan.messages import format_duration
 from replanning.version import __version__
 
 Result = TypeVar("Result")
@@ -100,7 +101,7 @@ async def call_with_retries(
         elif state.attempt_number >= max_attempts:
             why = f"gave up after {max_attempts} attempt{'s' * (max_attempts > 1)}"
         elif state.upcoming_sleep >= left:
-            why = f"another attempt in {state.upcoming_sleep:.3g} s is too late, only {left:.3g} s are left"
+            why = f"another attempt in {format_duration(state.upcoming_sleep)} is too late, only {format_duration(left)} are left"
         else:
             return
         raise error_factory(failure, why) from failure.__cause__

@@ -20,7 +20,7 @@ from replanning.llm.quoting import (
     truncate_text,
 )
 from replanning.plan.json_values import copy_json
-from replanning.plan.messages import brief_repr
+from replanning.plan.messages import brief_repr, format_duration
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import JsonValue
 from replanning.plugins import plugin_name
@@ -174,7 +174,7 @@ class JudgedWork:
         request = JudgeRequest(
             task, shown, life.live.goal, context, deadline, RunMeter(life, "judge")
         )
-        late = f"it gave no judgement within {timeout:g} s (judge.timeout_seconds)"
+        late = f"it gave no judgement within {format_duration(timeout)} (judge.timeout_seconds)"
         judgement = Judgement(False, unverified=True, reason=late)
         scope = anyio.CancelScope()
         settled = anyio.Event()

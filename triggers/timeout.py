@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from replanning.journal import AttemptTimedOut, Observation, RecordBody, TaskTimedOut
 from replanning.live import PlanView
+from replanning.plan.messages import format_duration
 from replanning.triggers.task_failed import task_cause, task_label
 
 
@@ -27,7 +28,7 @@ class TimeoutDetector:
             tasks=(task.id,),
             root=task.root,
             cause=task_cause(task, "timeout"),
-            reason=f"{task_label(task)} did not finish within {observation.timeout:g} s",
+            reason=f"{task_label(task)} did not finish within {format_duration(observation.timeout)}",
             timeout=observation.timeout,
         )
 

@@ -40,8 +40,7 @@ from replanning.errors import ReplanningError, SettingsError
 from replanning.version import __version__
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from replanning.cli.terminal import TerminalConsole
     from replanning.plan.tasks import Task
     from replanning.secrets import Redactor
 
@@ -99,9 +98,6 @@ _MODULES: Final = {
     "questions": "status"  # another name of `pending`, which help does not list
 }
 
-NON_TTY_WIDTH: Final = 120
-"""Characters on one line of a table in a file or pipe."""
-
 DIFF_STYLES: Final = {"+": "green", "-": "red"}
 """Colours of the lines of a diff, by their first character."""
 
@@ -134,15 +130,11 @@ class ExitCode(IntEnum):
     """The run was stopped at once by a second Ctrl-C or another second signal; it can be resumed."""
 
 
-def console(*, error: bool = False) -> Console:
-    """Return a Rich console that prints text literally, without markup, emoji codes or automatic colours."""
-    from rich.console import Console
+def console(*, error: bool = False) -> TerminalConsole:
+    """Return a console that prints text literally, without markup, emoji codes or automatic colours."""
+    from replanning.cli.terminal import TerminalConsole  # Rich is slow to load
 
-    stream = sys.stderr if error else sys.stdout
-    width = None if stream.isatty() else NON_TTY_WIDTH
-    return Console(
-        stderr=error, width=width, markup=False, highlight=False, emoji=False, soft_wrap=True
-    )
+    return TerminalConsole(error=error)
 
 
 _settings_file: Final = ContextVar[str | None]("_settings_file", default=None)
@@ -184,8 +176,13 @@ def stop_signals() -> list[signal.Signals]:
 
 def print_message(text: str) -> None:
     """Print a message on standard error, without secrets; a closed standard error is ignored, so that the work continues."""
+    shown = escape_control(redactor().text(text))
     with suppress(OSError):
-        sys.stderr.write(f"{escape_control(redactor().text(text))}\n")
+        if sys.stderr.isatty():
+            from replanning.cli.terminal import wrap_text  # Rich is slow to load
+
+            shown = wrap_text(shown, console(error=True).width)
+        sys.stderr.write(f"{shown}\n")
         sys.stderr.flush()
 
 

@@ -19,7 +19,7 @@ from replanning.environment import SystemClock
 from replanning.history.reports import candidate_lines
 from replanning.history.wording import pluralise, printable_line, trigger_line
 from replanning.journal.records import TaskFailed, Trigger
-from replanning.plan.messages import spoken_id
+from replanning.plan.messages import format_duration, spoken_id
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -161,7 +161,7 @@ class ConsoleGate:
         left = (
             ""
             if question.deadline is None
-            else f" ({max(0.0, question.deadline - now):.0f} s left)"
+            else f" ({format_duration(max(0.0, question.deadline - now))} left)"
         )
         return f"\n{spoken_id(question.id).capitalize()}{state}{left}"
 

@@ -52,7 +52,13 @@ from replanning.history import (
 from replanning.history.events import calibrate_sources
 from replanning.history.export import edit_json, effect_json, event_json, history_json, summary_json
 from replanning.history.reports import calibration_lines, revision_diffs
-from replanning.history.wording import effect_line, effects_line, pluralise, stale_line
+from replanning.history.wording import (
+    effect_line,
+    effects_line,
+    pluralise,
+    stale_line,
+    status_phrase,
+)
 from replanning.journal import RunOpened, RunStore
 from replanning.journal.records import DecisionKind, trigger_types
 from replanning.plan.messages import did_you_mean
@@ -216,7 +222,9 @@ def why(
         entry: ReplanEvent | PlanEdit | None
         if word is None:
             if not history.entries:
-                status = f"{history.status}: {history.reason}" if history.reason else history.status
+                status = status_phrase(history.status)
+                if history.reason:
+                    status += f": {history.reason}"
                 count, see = (
                     len(history.dropped_triggers),
                     command_line(store, "history", history.run),
@@ -224,7 +232,7 @@ def why(
                 stale = f"; {stale_line(history.stale)}" if history.stale else ""
                 dropped = f"; {pluralise(count, 'trigger')} dropped: {see}" if count else ""
                 refuse(
-                    f"nothing was replanned in run {history.run!r}, which is {status}{stale}{dropped}"
+                    f"nothing was replanned in run {history.run!r}, which {status}{stale}{dropped}"
                 )
             entry = _last_explanation(history.entries)
         elif word.startswith("r"):

@@ -6,7 +6,6 @@ import getpass
 import os
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
@@ -26,6 +25,7 @@ from replanning.cli.app import (
     redactor,
     refuse,
 )
+from replanning.cli.terminal import program_name
 from replanning.config import load_settings
 from replanning.decision.answers import closed_error
 from replanning.errors import (
@@ -290,9 +290,6 @@ def shown_place(place: str) -> str:
     return redactor().text(place) if "://" in place else place
 
 
-_PROGRAM: Final = "replanning"
-
-
 def command_line(place: str, *words: str) -> str:
     """Return a command line for the user to copy, with `--store` where the store is not the default one."""
     store = (
@@ -300,15 +297,7 @@ def command_line(place: str, *words: str) -> str:
         if place == DEFAULT_STORE
         else ["--on" if is_on_temporal(place) else "--store", shown_place(place)]
     )
-    return shlex.join([_program(), *words, *store])
-
-
-def _program() -> str:
-    """Return how this program is called here: by its name, or as it was called where the shell does not find that."""
-    name = Path(sys.argv[0]).name
-    if name != _PROGRAM or shutil.which(_PROGRAM):
-        return _PROGRAM
-    return sys.argv[0]
+    return shlex.join([program_name(), *words, *store])
 
 
 def belongs_to_program(opened: RunOpened) -> bool:
@@ -324,7 +313,7 @@ def belongs_to_program(opened: RunOpened) -> bool:
 
 
 def how_to_resume(store: RunStore, place: str, run: RunId) -> tuple[str | None, str]:
-    """Return the command that resumes a run and the words for it; no command where only a program can go on with it."""
+    """Return the command that resumes a run, and advice to a person; no command where only a program can resume it."""
     opened = (
         None if is_on_temporal(place) else next(iter(store.read(run)), None)
     )  # its workers execute functions
@@ -333,12 +322,12 @@ def how_to_resume(store: RunStore, place: str, run: RunId) -> tuple[str | None, 
         and isinstance(opened.body, RunOpened)
         and belongs_to_program(opened.body)
     ):
-        return None, f"the program that began it, with run_id={run!r}"
+        return None, f"Only the program that started it can resume it, with run_id={run!r}."
     words: list[str] = []
     if opened is not None and isinstance(opened.body, RunOpened):
         words = secret_words(opened.body.plan)
     command = command_line(place, "resume", run, *words)
-    return command, command
+    return command, f"Resume it with:\n  {command}"
 
 
 def user_name(name: str | None) -> str:

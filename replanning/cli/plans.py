@@ -39,13 +39,14 @@ from replanning.cli.lookup import (
     working_in,
 )
 from replanning.errors import Problem, SettingsError
-from replanning.history.wording import format_duration, pluralise
+from replanning.history.wording import pluralise
 from replanning.plan.checks import secret_name_problems
 from replanning.plan.document import plan_schema, redaction_warning
 from replanning.plan.included_files import locate_problems
 from replanning.plan.json_values import as_text
 from replanning.plan.messages import (
     did_you_mean,
+    format_duration,
     format_path,
     join_names,
     one_line,

@@ -33,6 +33,7 @@ from replanning.errors import NoLLMProvider, PluginError, ReplanningError, Setti
 from replanning.history.wording import pluralise
 from replanning.llm import LLMOptions, LLMProvider
 from replanning.llm.selection import AUTO, create_clients, is_llm
+from replanning.plan.messages import format_duration
 from replanning.plugins import PLUGIN_GROUPS, installed_plugins, load_plugin
 from replanning.run.opening import redactor_for
 from replanning.telemetry.exporter import needs_target
@@ -312,7 +313,9 @@ def providers(
                     f"at {plugin.address}" if plugin.address else "",
                     f"key in {plugin.key}" if has_key else "",
                     plugin.problem,
-                    f"answers in {plugin.seconds:.1f} s" if plugin.answers else "",
+                    f"answers in {format_duration(plugin.seconds)}"
+                    if plugin.seconds is not None
+                    else "",
                 ]
             shown = escape_control(", ".join(filter(None, details)))
             table.add_row(plugin.group, plugin.name, Text(state, style), plugin.package, shown)

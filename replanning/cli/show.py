@@ -35,7 +35,7 @@ from replanning.cli.lookup import (
     find_run,
     question_words,
 )
-from replanning.cli.status import POLL_INTERVAL, status_json, status_title
+from replanning.cli.status import POLL_INTERVAL, print_table, status_json, status_title
 from replanning.environment import SystemClock
 from replanning.history.graph import draw_graph
 from replanning.history.overview import (
@@ -49,7 +49,6 @@ from replanning.history.overview import (
 from replanning.history.status import is_owner_alive
 from replanning.history.wording import (
     evaluation_line,
-    format_duration,
     format_iso_time,
     parameters_line,
     pluralise,
@@ -57,7 +56,7 @@ from replanning.history.wording import (
     problem_lines,
 )
 from replanning.journal import RunStore
-from replanning.plan.messages import spoken_id
+from replanning.plan.messages import format_duration, spoken_id
 from replanning.plan.types import JsonObject, RunId
 from replanning.telemetry import Exporter, ExporterContext
 
@@ -203,7 +202,7 @@ def _print_overview(overview: RunOverview, place: str, *, everything: bool) -> N
     if overview.tasks:
         out.print()
         limit = len(overview.tasks) if everything else max(MIN_ROWS, out.height - 8)
-        print_table(out, task_table(fold_rows(overview.tasks, limit)))
+        print_table(out, task_table(fold_rows(overview.tasks, limit), cut=False))
     repairs = overview.repairs
     if not everything:
         left = max(MIN_STEPS, out.height)
@@ -216,7 +215,8 @@ def _print_overview(overview: RunOverview, place: str, *, everything: bool) -> N
     for question in report.questions:
         run, number = question_words(question.id)
         out.print(
-            f"\n{spoken_id(question.id)} waits: {command_line(place, 'approve', run, number)}",
+            f"\n{spoken_id(question.id)} waits for an answer:\n"
+            f"  {command_line(place, 'approve', run, number)}",
             style="yellow",
         )
 
@@ -246,13 +246,6 @@ def _steps_table(repair: Repair, started: float) -> Table:
         )
         last = when
     return table
-
-
-def print_table(out: Console, table: Table) -> None:
-    """Print a table without the spaces that fill its last column."""
-    with out.capture() as captured:
-        out.print(table)
-    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
 def _overview_json(overview: RunOverview, now: float) -> JsonObject:

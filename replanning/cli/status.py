@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from replanning import journal
 from replanning.changes import parse_changes
@@ -49,7 +52,6 @@ from replanning.history.export import candidate_json
 from replanning.history.status import is_owner_alive, open_questions
 from replanning.history.wording import (
     evaluation_line,
-    format_duration,
     format_iso_time,
     format_time,
     parameters_line,
@@ -58,13 +60,14 @@ from replanning.history.wording import (
     printable_lines,
     problem_lines,
     stale_line,
+    status_phrase,
     usage_words,
 )
 from replanning.journal.records import QuestionVerdict, normalised_cause
 from replanning.journal.store import FINISHED_STATUSES, CurrentRunStatus
 from replanning.live import TaskState
 from replanning.plan.json_values import as_object
-from replanning.plan.messages import did_you_mean, join_names, spoken_id
+from replanning.plan.messages import did_you_mean, format_duration, join_names, spoken_id
 from replanning.plan.reading import MAX_PLAN_SIZE, format_of, read_document
 from replanning.plan.tasks import Goal
 from replanning.plan.types import JsonObject, JsonValue, TaskId
@@ -166,11 +169,11 @@ def status(
         with lookup.existing_store(store) as opened:
             report = run_status(opened, lookup.find_run(opened, run), now)
             waiting = _pending_questions(opened, report.questions)
-            _, how = lookup.how_to_resume(opened, store, report.run)
+            _, advice = lookup.how_to_resume(opened, store, report.run)
         if as_json:
             print_json(status_json(report, now))
             return
-        for line in _status_lines(report, waiting, store, now, how):
+        for line in _status_lines(report, waiting, store, now, advice):
             console().print(line)
         return
     reports: list[tuple[journal.RunInfo, RunStatusReport | str]] = []
@@ -201,27 +204,42 @@ def status(
         return
     if not runs:
         refuse(lookup.NO_RUNS)
-    rows: list[tuple[str, ...]] = [("RUN", "STATUS", "PROGRESS", "REVISION", "ASKS", "UPDATED")]
-    rows += [
-        (printable_line(info.run), "unreadable", "", "", "", f"{_age(now, info.updated)} ago")
-        if isinstance(report, str)
-        else (
-            printable_line(report.run),
-            "process gone" if report.is_abandoned else report.status,
-            _progress(report),
-            str(report.revision),
-            pluralise(len(report.questions), "question") if report.questions else "",
-            f"{_age(now, report.updated)} ago",
-        )
-        for info, report in reports
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        console().print(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        )
+    out = console()
+    if not out.is_terminal:
+        out.width = 10_000  # nothing is wrapped
+    print_table(out, _runs_table(reports, now))
     if len(runs) > limit:
-        console().print(f"… and {len(runs) - limit} older; --limit shows more")
+        out.print(f"… and {len(runs) - limit} older; --limit shows more")
+
+
+def _runs_table(
+    reports: Sequence[tuple[journal.RunInfo, RunStatusReport | str]], now: float
+) -> Table:
+    """Return a table with a row for each run, in which the progress takes the room that is left."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    for heading in ("RUN", "STATUS", "PROGRESS", "REV", "UPDATED"):
+        table.add_column(heading, no_wrap=heading != "PROGRESS")
+    for info, report in reports:
+        updated = f"{_age(now, info.updated)} ago"
+        if isinstance(report, str):
+            table.add_row(Text(printable_line(info.run)), "unreadable", "", "", updated)
+            continue
+        state = "process gone" if report.is_abandoned else report.status
+        progress = _progress(report)
+        asking = len(report.questions)
+        # Where a task waits for the answer, the progress counts it already.
+        if asking and not report.tasks.held:
+            progress += f", {pluralise(asking, 'question')} open"
+        run = Text(printable_line(report.run))
+        table.add_row(run, state, progress, str(report.revision), updated)
+    return table
+
+
+def print_table(out: Console, table: Table) -> None:
+    """Print a table without the spaces that fill its last column."""
+    with out.capture() as captured:
+        out.print(table)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
 def _age(now: float, then: float) -> str:
@@ -296,7 +314,7 @@ def _status_lines(
     waiting: Sequence[PendingQuestion],
     place: str,
     now: float,
-    how_to_resume: str,
+    advice: str,
 ) -> Iterator[str]:
     owner = "none"
     if report.owner is not None:
@@ -305,15 +323,10 @@ def _status_lines(
             owner += ", which is gone"
     usage = report.usage
     budget = usage.budget
-    spent = [
-        *usage_words(usage.spent, budget),
-        f"{usage.spent.money:g} money",
-        format_duration(usage.elapsed),
-    ]
-    spent[-2] += f" of {budget.money:g}" if budget.money is not None else ""
-    spent[-1] += (
-        f" of {format_duration(budget.wall_clock)}" if budget.wall_clock is not None else ""
-    )
+    took = format_duration(usage.elapsed)
+    if budget.wall_clock is not None:
+        took += f" of {format_duration(budget.wall_clock)}"
+    spent = [took, *usage_words(usage.spent, budget)]
     yield status_title(report)
     yield f"  goal      {printable_line(report.objective)}"
     if report.parameters:
@@ -342,7 +355,7 @@ def _status_lines(
         yield f"            {lookup.command_line(place, 'approve', question.run, number)}"
     resumable = report.status in ("paused", "needs_human") or report.is_abandoned
     if resumable and all(answer is not None for _, answer in waiting):
-        yield f"  go on     {how_to_resume}"
+        yield advice
 
 
 def _running_lines(report: RunStatusReport, now: float) -> Iterator[str]:
@@ -399,7 +412,9 @@ def status_title(report: RunStatusReport) -> str:
     """Return the id, the name and the status of a run as one line."""
     name = f" {printable_line(report.name)!r}" if report.name else ""
     reason = f": {printable_line(report.reason)}" if report.reason else ""
-    state = "was running when its process ended" if report.is_abandoned else f"is {report.status}"
+    state = status_phrase(report.status)
+    if report.is_abandoned:
+        state = "was running when its process ended"
     return f"run {printable_line(report.run)}{name} {state}{reason}"
 
 
@@ -491,9 +506,12 @@ def pending(
         asked = f"asked {_age(now, question.asked_at)} ago{left}"
         out.print(f"run {question.run}, {spoken_id(question.id)}: {asked}", style="bold")
         print_question(out, question)
-        ways = "or reject, or modify --changes FILE; --comment answers in words"
-        how = f"{lookup.command_line(store, 'approve', *lookup.question_words(question.id))}    {ways}"
-        out.print(f"  {_posted_answer_text(answer) if answer is not None else how}")
+        if answer is not None:
+            out.print(f"  {_posted_answer_text(answer)}")
+            continue
+        approve = lookup.command_line(store, "approve", *lookup.question_words(question.id))
+        out.print(f"  {approve}")
+        out.print("      or reject, or modify --changes FILE; --comment adds words")
 
 
 def _pending_questions(
@@ -514,7 +532,7 @@ def _pending_questions(
 
 
 def _posted_answer_text(answer: journal.InboxMessage) -> str:
-    return f"{answer.payload.get('verdict')} by {printable_line(answer.by)} waits to be taken"
+    return f"{answer.payload.get('verdict')} by {printable_line(answer.by)} was saved, and waits for the run"
 
 
 @commands.command(
@@ -665,10 +683,8 @@ def _answer_all(
             choice=choice - 1,
             comment=options.comment,
         )
-        until, (resume, how) = (
-            time.monotonic() + options.wait,
-            lookup.how_to_resume(store, options.store, info.run),
-        )
+        until = time.monotonic() + options.wait
+        resume, advice = lookup.how_to_resume(store, options.store, info.run)
         reports, waiting = list[JsonObject](), False
         for question_id, error in answers.items():
             question, outcome, waits = questions[question_id], "", False
@@ -680,7 +696,7 @@ def _answer_all(
                     )
                     waits = not outcome and not alive
                     if not outcome and status in FINISHED_STATUSES:
-                        refused, waits = f"the run has {status} meanwhile", False
+                        refused, waits = f"too late: the run {status_phrase(status)}", False
                 except StaleAnswer as stale:
                     refused = str(stale)
             about: JsonObject = {
@@ -695,7 +711,7 @@ def _answer_all(
                 told = (
                     f"not taken: {refused}"
                     if refused
-                    else f"{verdict}: {outcome or 'left for the run'}"
+                    else f"{verdict}: {outcome or 'saved for the run'}"
                 )
                 chosen = question.candidates[choice - 1 : choice] if verdict == "approve" else ()
                 told += "".join(
@@ -705,7 +721,7 @@ def _answer_all(
         if options.json:
             print_json(reports)
         elif waiting:
-            console().print(f"no process carries out run {info.run} now, so go on with: {how}")
+            console().print(f"No process is running {info.run}. {advice}")
     if any(report["refused"] for report in reports):
         raise typer.Exit(ExitCode.FAILED)
 
@@ -786,7 +802,7 @@ def request(
     with lookup.existing_store(options.store) as opened:
         info = lookup.find_run(opened, named[0] if named else None)
         if info.status in FINISHED_STATUSES:
-            refuse(f"run {info.run!r} is {info.status}; there is nothing to replan")
+            refuse(f"run {info.run!r} {status_phrase(info.status)}; there is nothing to replan")
         if task:
             live = ReplanHistory.of(opened, info.run).replay()
             for unknown in (name for name in task if name not in live):
@@ -824,7 +840,9 @@ def pause(
     with lookup.existing_store(store) as opened:
         info = lookup.find_run(opened, run)
         if info.status != "running":
-            raise NotRunning(f"run {info.run!r} is {info.status}; there is nothing to pause")
+            raise NotRunning(
+                f"run {info.run!r} {status_phrase(info.status)}; there is nothing to pause"
+            )
         by = lookup.user_name(None)
         payload: JsonObject = {"reason": redactor().text(reason) or f"{by} asked for it"}
         opened.post(info.run, journal.InboxMessage("pause", SystemClock().now(), by, payload))
@@ -832,7 +850,7 @@ def pause(
         print_json({"run": info.run, "asked": "pause"})
     else:
         console().print(
-            f"Asked for run {info.run} to be paused; it stops when its running tasks have finished."
+            f"Run {info.run} was asked to pause; it stops once its running tasks have finished."
         )
 
 
@@ -857,24 +875,21 @@ def report_outcome(
         store, info, read_outcome, time.monotonic() + options.wait
     )
     if not outcome and status in FINISHED_STATUSES:
-        refuse(f"it was not taken: the run has {status} meanwhile")
-    resume, how = lookup.how_to_resume(store, place, info.run)
+        refuse(f"too late: the run {status_phrase(status)}")
+    resume, advice = lookup.how_to_resume(store, place, info.run)
     if options.json:
         waits = not outcome and not alive
         print_json(
             {"run": info.run, **about, "taken": bool(outcome), "resume": resume if waits else None}
         )
     elif outcome:
-        console().print(
-            f"run {info.run} has taken it: {outcome}; see: {lookup.command_line(place, 'why', info.run)}"
-        )
+        see = lookup.command_line(place, "why", info.run)
+        console().print(f"Run {info.run}: {outcome}.\n  {see}")
     elif alive:
         see = lookup.command_line(place, "status", info.run)
-        console().print(f"left for run {info.run}, which has not taken it yet; see: {see}")
+        console().print(f"Sent to run {info.run}, which has not answered yet.\n  {see}")
     else:
-        console().print(
-            f"left for run {info.run}; no process carries it out now, so go on with: {how}"
-        )
+        console().print(f"Saved for run {info.run}, which no process is running now. {advice}")
 
 
 def _await_outcome(

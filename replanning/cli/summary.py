@@ -25,8 +25,8 @@ from replanning.cli.lookup import (
     secret_words,
     shown_place,
 )
-from replanning.cli.show import print_repairs, print_table
-from replanning.cli.status import problems_json
+from replanning.cli.show import print_repairs
+from replanning.cli.status import print_table, problems_json
 from replanning.errors import StoreError, UnknownRun
 from replanning.history import ReplanEvent, ReplanHistory
 from replanning.history.elements import ElementsReport, elements_reports
@@ -46,6 +46,7 @@ from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
 from replanning.plan.elements import FORESEEN
 from replanning.plan.json_form import shown_form
+from replanning.plan.messages import format_duration
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.plugins import plugin_name
 from replanning.telemetry import Exporter
@@ -171,7 +172,7 @@ class RunSummary:
         out.print(f"{mark} {result.status}: {escape_control(reason)}", style=style)
         spent = f" · {format_usage(result.spent)}" if result.spent.calls else ""
         out.print(
-            f"  run {result.run} · {pluralise(count, 'revision')} · {self._elapsed:.1f} s{spent}"
+            f"  run {result.run} · {pluralise(count, 'revision')} · {format_duration(self._elapsed)}{spent}"
         )
         if result.stale:
             out.print(f"  ! {escape_control(stale_line(result.stale))}", style="yellow")
@@ -181,22 +182,16 @@ class RunSummary:
         out.print("\nWhere to look", style="bold")
         if result.unjournaled:
             out.print(
-                f"  history  {shown_place(self._store)} is not complete: the store failed or is gone",
+                f"  history  {shown_place(self._store)} is incomplete: the store failed or is gone",
                 style="yellow",
             )
         elif self._durable:
-            out.print(
-                f"  history  {shown_place(self._store)}  →  {self._command('history', result.run)}"
-            )
+            out.print(f"  history  {shown_place(self._store)}")
         else:
-            out.print("  history  was kept in memory only; use --store to keep it")
+            out.print("  history  not kept; --store FILE keeps it")
         if self._trace_place:
             trace_id = f"{self._trace_id} at " if self._trace_id else ""
             out.print(f"  trace    {trace_id}{self._trace_place}")
-        else:
-            out.print(
-                "  trace    was not recorded; --trace otlp=http://localhost:4318 sends it to a collector"
-            )
         for problem in self._unsent:
             out.print(f"  missing  {escape_control(problem)}", style="yellow")
         for note in self.notes:
@@ -219,7 +214,7 @@ class RunSummary:
             out.print("\nThe tasks\n", style="bold")
         else:
             return
-        print_table(out, task_table(fold_rows(self._tasks, MAX_TASKS_SHOWN)))
+        print_table(out, task_table(fold_rows(self._tasks, MAX_TASKS_SHOWN), cut=False))
         if count:
             out.print("\nWhat changed in the plan, and why", style="bold")
             print_repairs(out, self._repairs[:MAX_REVISIONS_SHOWN], self._started)
@@ -305,39 +300,43 @@ class RunSummary:
         result = self.result
         run, failed = result.run, result.status in ("failed", "aborted")
         for question in result.questions:
-            agree = "agrees to the best candidate; --comment answers in words; reject and modify do otherwise"
+            agree = "accepts the best candidate; or reject, or modify"
             yield self._command("approve", *question_words(question)), agree
         if result.questions:
-            yield self._resume, "goes on with the answer"
+            yield self._resume, "continues with the answer"
         elif self.exit_code in (ExitCode.PAUSED, ExitCode.INTERRUPTED):
-            yield self._resume, "goes on where it stopped"
+            yield self._resume, "continues where it stopped"
         if self._repairs:
             yield (
                 self._command("why", run),
-                "cause, candidates with their scores, rule and diff of each revision",
+                "why the plan changed last: cause, candidates and scores, rule, diff",
             )
-            yield self._command("diff", run), "the plan before and after"
+            yield self._command("diff", run), "the plan, before and after"
         elif failed:
             yield (
                 self._command("why", run),
-                "the alternatives that were considered, and why the plan was kept",
+                "what was considered, and why the plan was kept",
             )
+        yield (
+            self._command("history", run),
+            "tasks, attempts and replans in the order of time",
+        )
         if self._unsent:
             yield (
                 self._command("notify", run, "--to", "PLACE"),
-                "posts what is missing, and nothing twice",
+                "posts the missing notices, none of them twice",
             )
         if any(failure.kind == "secret" for failure in result.failures.values()):
             again = self._command("resume", run, *self._resume_options, "--plan", "FILE")
             yield (
                 again,
-                "runs the tasks that lack a secret, with the plan that the run was opened with",
+                "runs the tasks that lack a secret; FILE is the plan the run started with",
             )
         elif result.status == "failed" and self._has_plan_file:
             again = self._command("resume", run, *self._resume_options, "--plan", "FILE")
             yield (
                 again,
-                "goes on here with a corrected plan: what is finished and unchanged is kept",
+                "continues with a corrected plan; finished, unchanged tasks are kept",
             )
             first_failed = self._first_failed()
             if first_failed:
@@ -347,13 +346,13 @@ class RunSummary:
                     what = "these elements"
                 yield (
                     again,
-                    f"once the cause is gone: a new run of {what} and what depends on it",
+                    f"once the cause is fixed: reruns {what} and all that depends on it",
                 )
         if failed:
             again = self._command("resume", run, *self._resume_options, "--from", "REVISION")
             yield (
                 again,
-                "a new run from a revision of this one (0 is the original plan); repeats what followed it",
+                "starts a new run from a revision of this one; 0 is the original plan",
             )
 
     def _first_failed(self) -> list[str]:

@@ -276,14 +276,14 @@ def _follow(store: TemporalStore, run: str, options: RunOptions, seen: int) -> i
             lookup.command_line(options.store, word, run) for word in ("resume", "pause")
         )
         print_message(
-            f"run {run} goes on without this command; follow it with: {follow}; pause it with: {stop}"
+            f"Run {run} continues without this command. Follow it, or pause it:\n  {follow}\n  {stop}"
         )
         return ExitCode.INTERRUPTED
     live, ledger = replay_records(store.read(RunId(run)))[1:3]
     end, resumes = ledger.run_end, lookup.command_line(options.store, "resume", run)
     if end is None and over:
         raise StoreError(
-            f"the workflow of run {run!r} was ended from outside; go on with: {resumes}"
+            f"the workflow of run {run!r} was ended from outside; resume it with:\n  {resumes}"
         )
     if end is None:
         end = RunEnded("needs_human", "a person must answer before it goes on")

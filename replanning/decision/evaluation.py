@@ -80,8 +80,7 @@ class PlanEvaluator:
         # A handful of failures is no trend, and a few among many are what retries are for.
         elif failures > 3 and failures > 0.3 * len(ends):
             health = "strained"
-            often = f"of the last {len(ends)} attempts and replans, {failures} were failures"
-            advice = (f"{often} or replans; look for a common cause before more is tried",)
+            advice = (f"{failures} of the last {len(ends)} attempts failed or led to a replan",)
         return PlanEvaluation(
             found.done,
             found.total,

@@ -22,7 +22,6 @@ from pyee.base import EventEmitter
 from replanning.decision.evaluation import PlanEvaluation
 from replanning.decision.request import TriggerDetector
 from replanning.errors import NotRunning
-from replanning.history.wording import format_duration
 from replanning.journal.records import (
     AttemptFailed,
     AttemptSucceeded,
@@ -41,7 +40,7 @@ from replanning.journal.records import (
 from replanning.live.scheduler import COUNTED_FAILURES
 from replanning.live.states import WAITING
 from replanning.live.view import PlanView
-from replanning.plan.messages import one_line
+from replanning.plan.messages import format_duration, one_line
 from replanning.plan.tasks import Task, ToolSpec, has_no_effect
 from replanning.plan.types import RunId
 from replanning.plugins import load_plugin, plugin_name

@@ -15,7 +15,6 @@ from replanning.history.wording import (
     STATE_LOOKS,
     StateLook,
     evaluation_line,
-    format_duration,
     labelled,
     pluralise,
     printable_line,
@@ -24,6 +23,7 @@ from replanning.history.wording import (
 from replanning.journal.store import FINISHED_STATUSES
 from replanning.live.states import TaskState
 from replanning.plan.elements import FORESEEN
+from replanning.plan.messages import format_duration
 from replanning.plan.types import TaskId
 
 MAX_TASKS_DRAWN: Final = 200

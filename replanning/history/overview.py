@@ -28,7 +28,6 @@ from replanning.history.wording import (
     change_line,
     display_name,
     edit_author,
-    format_duration,
     goal_line,
     is_held,
     labelled,
@@ -44,7 +43,7 @@ from replanning.live.elements import alike_triggers, group_elements
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
-from replanning.plan.messages import spoken_id
+from replanning.plan.messages import format_duration, spoken_id
 from replanning.plan.tasks import tool_name
 from replanning.plan.types import QuestionId, TaskId
 
@@ -446,8 +445,13 @@ def _state_of_story(row: TaskRow) -> TaskState:
     return row.state
 
 
-def task_table(rows: Iterable[TaskRow | FoldedRows]) -> Table:
-    """Return tasks as a table for a terminal."""
+def task_table(rows: Iterable[TaskRow | FoldedRows], *, cut: bool = True) -> Table:
+    """Return tasks as a table for a terminal.
+
+    Args:
+        rows: the tasks.
+        cut: keep each task on one line, where it needs more.
+    """
     # Imported only here, because most readers of a history draw nothing and Rich loads slowly.
     from rich.table import Table
 
@@ -463,7 +467,11 @@ def task_table(rows: Iterable[TaskRow | FoldedRows]) -> Table:
         if isinstance(row, FoldedRows):
             table.add_row(*_folded_cells(row))
         else:
-            table.add_row(*_task_cells(row))
+            cells = _task_cells(row)
+            if not cut:
+                cells[-1].no_wrap = False
+                cells[-1].overflow = "ellipsis"
+            table.add_row(*cells)
     return table
 
 
@@ -486,7 +494,7 @@ def _folded_cells(folded: FoldedRows) -> tuple[str | Text, ...]:
     return name, state, "", "", "", _cell(" … ".join(ends))
 
 
-def _task_cells(row: TaskRow) -> tuple[str | Text, ...]:
+def _task_cells(row: TaskRow) -> tuple[Text, ...]:
     look = row.look
     sign = look.sign
     if row.replaces or row.element_of:
@@ -501,7 +509,7 @@ def _task_cells(row: TaskRow) -> tuple[str | Text, ...]:
     state = _cell(look.word, look.style)
     tool = _cell(row.tool, "dim")
     detail = _cell(row.detail)
-    return name, state, tool, tries, took, detail
+    return name, state, tool, _cell(tries), _cell(took), detail
 
 
 def find_repairs(history: ReplanHistory, live: LivePlan) -> Iterator[Repair]:
@@ -567,7 +575,7 @@ def _cause_steps(event: ReplanEvent, live: LivePlan) -> Iterator[RepairStep]:
                 text = printable_line(f"{about}: {error}")
             case TaskTimedOut():
                 word = "timed out"
-                text = printable_line(f"{about}: after {trigger.timeout:g} s")
+                text = printable_line(f"{about}: after {format_duration(trigger.timeout)}")
             case _:
                 word = "changed"
                 text = trigger_cause(trigger)

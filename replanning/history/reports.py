@@ -24,7 +24,6 @@ from replanning.history.wording import (
     edit_author,
     effects_line,
     evaluation_line,
-    format_duration,
     format_time,
     format_usage,
     goal_line,
@@ -34,12 +33,13 @@ from replanning.history.wording import (
     printable_line,
     printable_lines,
     stale_line,
+    status_phrase,
     trigger_cause,
     trigger_kinds_text,
     trigger_line,
 )
 from replanning.journal.records import Candidate, PlanRevised, Score
-from replanning.plan.messages import spoken_id
+from replanning.plan.messages import format_duration, spoken_id
 
 _MAX_ITEMS: Final = 8
 """Largest number of items of one kind in a report."""
@@ -100,7 +100,7 @@ def _report_head(history: ReplanHistory) -> list[str]:
         origin = f", forked from revision {revision} of {printable_line(parent)}"
     reason = labelled(": ", printable_line(history.reason))
     lines = [
-        f"{title}: {history.status}{reason}",
+        f"{title} {status_phrase(history.status)}{reason}",
         f"  goal:     {printable_line(history.goal.objective)}",
         f"  started:  {format_time(history.started)}{origin}",
         f"  progress: {evaluation_line(history.evaluate())}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
@@ -27,7 +28,7 @@ from replanning.journal.records import RunProblem, TaskFailed, TriggerEvent, Usa
 from replanning.live.states import TaskState
 from replanning.plan.elements import FORESEEN
 from replanning.plan.json_values import as_text
-from replanning.plan.messages import join_names
+from replanning.plan.messages import format_duration, join_names
 from replanning.plan.tasks import Budget, Goal, Task, program_note
 from replanning.plan.types import JsonValue, TaskId
 
@@ -76,6 +77,40 @@ MAX_PROBLEMS_SHOWN: Final = 10
 # The second name is that in journals of earlier versions.
 HELD_FAILURE_TYPES: Final = frozenset({TaskHeld.__name__, "PlanningHeld"})
 """Failure types of tasks that wait for a person's decision."""
+
+_HANGING: Final = re.compile(
+    r" *"
+    r"(?:(?:[-+~!●•·?✓✗⟳…]|[0-9]+\.) )?"
+    r"(?:[^ ]{1,16}(?: [^ ]{1,8})? {2,}|[a-z][a-z -]{0,12}: )?"
+)
+"""What stands before the text of a line: its indentation, a mark and a label."""
+
+
+def wrap_line(line: str, width: int) -> list[str]:
+    """Return a line broken between words; what continues it is indented under its text.
+
+    A word that is too long, such as an address, is not broken: it could not be copied.
+    """
+    from rich.cells import cell_len  # slow to load, and only a terminal has a width
+
+    if cell_len(line) <= width:
+        return [line]
+    hanging = _HANGING.match(line)
+    assert hanging is not None, "it may be empty"
+    column = cell_len(hanging[0])
+    # Without a mark or a label, what continues the line must not look like another one.
+    if not hanging[0].strip():
+        column += 2
+    indentation = " " * min(column, width // 2)
+    lines: list[str] = []
+    current = hanging[0]
+    for part in re.split(r"( +)", line[hanging.end() :]):
+        if current.strip() and cell_len(current + part) > width and not part.isspace():
+            lines.append(current.rstrip())
+            current = indentation + part
+        elif current.strip() or not part.isspace():
+            current += part
+    return [*lines, current.rstrip()]
 
 
 def printable_line(text: str, limit: int = MAX_LINE_CHARS) -> str:
@@ -136,23 +171,6 @@ def format_iso_time(at: float) -> str:
     return format_time(at, "%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def format_duration(seconds: float) -> str:
-    """Return a duration in a fitting unit."""
-    # Two units are enough: nobody reads the seconds of a day.
-    if seconds < 1:
-        return f"{seconds * 1000:.3g} ms"
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 120:
-        return f"{minutes} min {rest} s"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min"
-    days, hours = divmod(hours, 24)
-    return f"{days} d {hours} h"
-
-
 def display_name(task: Task) -> str:
     """Return the name of a task to show to people.
 
@@ -182,6 +200,21 @@ def list_title(by: str, changes: Sequence[PlanChange]) -> str:
     return printable_line("; ".join(parts))
 
 
+_STATUS_PHRASES: Final[Mapping[str, str]] = {
+    "succeeded": "succeeded",
+    "failed": "failed",
+    "aborted": "was aborted",
+    "paused": "is paused",
+    "needs_human": "needs a person",
+    "running": "is running",
+}
+
+
+def status_phrase(status: str) -> str:
+    """Return the status of a run as the end of a sentence: `succeeded`, `is paused`."""
+    return _STATUS_PHRASES[status]
+
+
 def edit_author(by: str) -> str:
     """Return the author of an edit: the name of the program that made it, or `hand`."""
     if by == "edit":
@@ -193,23 +226,31 @@ def format_usage(spent: Usage) -> str:
     """Return usage as text; the price is in the currency of the prices."""
     calls = pluralise(spent.calls, "call")
     tokens = pluralise(spent.tokens, "token")
-    text = f"{calls}, {tokens}, at a price of {spent.money:.4g}"
+    text = calls
+    if spent.tokens:
+        text += f", {tokens}"
+    if spent.money:
+        text += f", at a price of {spent.money:.4g}"
     if spent.unpriced:
         text += ", plus usage without a known price"
     return text
 
 
 def usage_words(spent: Usage, budget: Budget) -> list[str]:
-    """Return the calls and tokens spent, with their limits, such as `2 of 20 calls`."""
+    """Return what was spent or has a limit: `2 of 20 calls`, `310 tokens`, `0.02 money`."""
     words = []
     for unit in ("call", "token"):
         count = getattr(spent, f"{unit}s")
         limit = getattr(budget, f"{unit}s")
         # The word for one of twenty is the plural, too.
-        if limit is None:
-            words.append(pluralise(count, unit))
-        else:
+        if limit is not None:
             words.append(f"{count} of {limit} {unit}s")
+        elif count:
+            words.append(pluralise(count, unit))
+    if budget.money is not None:
+        words.append(f"{spent.money:.4g} of {budget.money:g} money")
+    elif spent.money:
+        words.append(f"{spent.money:.4g} money")
     return words
 
 
@@ -229,10 +270,12 @@ def evaluation_line(found: PlanEvaluation, obstacle: str = "") -> str:
         parts.append(obstacle)
     elif found.remaining_seconds:
         parts.append(f"about {format_duration(found.remaining_seconds)} left")
-    if found.health != "good":
+    # Failures are no news where all is done, or where a person knows already what to decide.
+    matters = found.progress < 1 and not obstacle
+    if found.health != "good" and matters:
         parts.append(found.health)
     line = ", ".join(parts)
-    if found.recommendations:
+    if found.recommendations and matters:
         line += f": {found.recommendations[0]}"
     return printable_line(line)
 

@@ -45,7 +45,7 @@ from pydantic_core import from_json
 from replanning.changes import Alternative, PlanChange
 from replanning.errors import JournalCorrupt, PluginError
 from replanning.plan.document import Plan
-from replanning.plan.messages import did_you_mean, join_names, one_line
+from replanning.plan.messages import did_you_mean, format_duration, join_names, one_line
 from replanning.plan.tasks import Goal, Task
 from replanning.plan.types import (
     AttemptId,
@@ -268,7 +268,9 @@ class AttemptTimedOut(_Body):
     def failure(self) -> Failure:
         """The failure with which the attempt ended."""
         return Failure(
-            "TimedOut", f"ran into its deadline after {self.timeout:g} s", kind="timeout"
+            "TimedOut",
+            f"ran into its deadline after {format_duration(self.timeout)}",
+            kind="timeout",
         )
 
 
@@ -649,7 +651,7 @@ class TaskTimedOut(TriggerEvent):
     def _default_reason(self) -> str:
         limit = "in time"
         if self.timeout:
-            limit = f"within {self.timeout:g} s"
+            limit = f"within {format_duration(self.timeout)}"
         return f"{self._subject()} did not finish {limit}"
 
 

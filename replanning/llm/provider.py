@@ -43,7 +43,7 @@ from replanning.llm.completions import (
 )
 from replanning.plan import JsonObject
 from replanning.plan.json_values import exceeds_depth
-from replanning.plan.messages import cut, error_lines
+from replanning.plan.messages import cut, error_lines, format_duration
 from replanning.plan.tasks import to_seconds
 from replanning.plan.types import JsonValue
 from replanning.secrets import Redactor
@@ -385,7 +385,7 @@ class LLMProvider(ABC):
         if results:
             return results[0]
         if failure is None or (late and isinstance(failure, Exception)):
-            problem = f"no answer came within {round(left, 1):g} s"
+            problem = f"no answer came within {format_duration(left)}"
             problem = f"{problem} (`timeout.replan` in the settings)"
             raise LLMTimeout(problem, provider=self.name) from failure
         while isinstance(failure, ExceptionGroup) and len(failure.exceptions) == 1:
@@ -746,7 +746,7 @@ class FallbackLLM(_LLMWrapper):
 def _open_circuit_message(left: float) -> str:
     if not left:
         return "a probe call is running"
-    return f"it failed repeatedly; the next call is possible in {left:.0f} s"
+    return f"it failed repeatedly; the next call is possible in {format_duration(left)}"
 
 
 class _JsonSpan(NamedTuple):

@@ -57,6 +57,32 @@ def spoken_id(counted: str) -> str:
     return f"{'question' if match[1] == 'q' else 'replan'} {match[2]}" if match else counted
 
 
+def format_duration(seconds: float) -> str:
+    """Return a duration as people write it: `84 ms`, `3 s`, `1.7 s`, `5 min 20 s`, `2 h`."""
+    if 0.0005 <= seconds < 0.1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 1:
+        return f"{seconds:.2g} s"
+    if seconds < 120:
+        return f"{seconds:.1f}".removesuffix(".0") + " s"
+    # Two units are enough: nobody reads the seconds of a day.
+    number, rest = divmod(round(seconds), 60)
+    larger = "min"
+    smaller = "s"
+    if number >= 120:
+        number, rest = divmod(number, 60)
+        larger = "h"
+        smaller = "min"
+        if number >= 48:
+            number, rest = divmod(number, 24)
+            larger = "d"
+            smaller = "h"
+    text = f"{number} {larger}"
+    if rest:
+        text += f" {rest} {smaller}"
+    return text
+
+
 def format_path(path: Sequence[str | int]) -> str:
     """Return a path into a document as people write it: `tasks[3].retry.max_attempts`."""
     text = ""

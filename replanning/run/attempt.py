@@ -21,6 +21,7 @@ from replanning.journal.records import Usage
 from replanning.live.entries import TaskEntry
 from replanning.live.graph import CopyOnRead
 from replanning.plan.json_values import copy_json
+from replanning.plan.messages import format_duration
 from replanning.plan.tasks import Task, ToolSpec, confirmation_problem
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, TaskId
 from replanning.run.event_loop import Alarm, CancelledWithin, is_cancelled, isolate
@@ -433,8 +434,9 @@ class Attempt:
                 if alarm is not None:
                     alarm.cancel()
         if scope.cancelled_caught:
+            assert timeout is not None, "it has cancelled the scope"
             raise UnverifiedOutput(
-                f"{name!r} has not verified it within its {timeout:g} s", self.output
+                f"{name!r} has not verified it within its {format_duration(timeout)}", self.output
             )
         return other
 

@@ -25,6 +25,7 @@ from replanning.journal.records import (
 from replanning.journal.store import Lease, RunStore
 from replanning.live.draft import Draft
 from replanning.live.plan import LivePlan
+from replanning.plan.messages import format_duration
 from replanning.run.event_loop import Timer, describe_error
 from replanning.secrets import Redactor
 
@@ -293,7 +294,7 @@ class RunJournal:
         left = self._patience - failing
         if left <= 0:
             self.state = "given_up"
-            reason = f"the store has failed for {failing:g} s: {describe_error(error)}"
+            reason = f"the store has failed for {format_duration(failing)}: {describe_error(error)}"
             self._on_given_up("paused", reason)
             return
         pause = min(max(_INITIAL_RETRY_SECONDS, failing), _MAX_RETRY_SECONDS, left)

@@ -66,7 +66,7 @@ from replanning.plan.document import Plan
 from replanning.plan.elements import FOR_EACH, INCLUDE, has_condition_of_its_own, read_elements
 from replanning.plan.inclusion import included_plan, included_values
 from replanning.plan.json_values import copy_json
-from replanning.plan.messages import join_names
+from replanning.plan.messages import format_duration, join_names
 from replanning.plan.references import has_references
 from replanning.plan.risk import resolved_risk
 from replanning.plan.tasks import Task, is_repeatable, with_arguments
@@ -1238,7 +1238,7 @@ class Lifecycle:
             return
         due = now + left
         if due <= now:  # also if the rest is less than the clock can resolve
-            reason = f"the run has used up the {limit:g} s of its budget"
+            reason = f"the run has used up the {format_duration(limit)} of its budget"
             self.finish("aborted", with_unknown_effects(reason, self.live, self.ledger))
         else:
             self.timer.call_at(due, self.enforce_wall_clock)
@@ -1298,7 +1298,7 @@ class Lifecycle:
         if running:
             verb = "was" if len(running) == 1 else "were"
             names = join_names(running, _MAX_NAMED_TASKS)
-            reason = f"{reason}, and {names} {verb} cut off after {seconds:g} s"
+            reason = f"{reason}, and {names} {verb} cut off after {format_duration(seconds)}"
         # Unlike `finish`, this ends the run also while the store fails.
         self.close(reason)
 

@@ -27,7 +27,7 @@ from replanning.live.graph import MAX_OUTCOMES_PER_TOOL
 from replanning.live.plan import LivePlan
 from replanning.live.states import STUCK
 from replanning.live.view import PlanView
-from replanning.plan.messages import brief_repr
+from replanning.plan.messages import brief_repr, format_duration
 from replanning.plan.tasks import Task
 from replanning.run.journal import RunJournal
 
@@ -116,7 +116,9 @@ class Evaluation:
         answer = method(*args)
         took = self._clock.now() - began
         if took > MAX_EVALUATION_SECONDS:
-            raise TimeoutError(f"it took {took:g} s, and {MAX_EVALUATION_SECONDS:g} s are allowed")
+            raise TimeoutError(
+                f"it took {format_duration(took)}, and {format_duration(MAX_EVALUATION_SECONDS)} are allowed"
+            )
         return answer
 
     def _give_up_evaluator(self, error: Exception) -> None:

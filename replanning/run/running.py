@@ -30,7 +30,7 @@ from replanning.live.entries import Doubt, TaskEntry
 from replanning.live.facts import context_keys
 from replanning.live.plan import LivePlan
 from replanning.live.stale import may_be_stale
-from replanning.plan.messages import brief_repr
+from replanning.plan.messages import brief_repr, format_duration
 from replanning.plan.tasks import Confirmation, Task, has_no_effect
 from replanning.plan.types import AttemptId, TaskId
 from replanning.run.dispatch import Claim, Dispatcher
@@ -494,14 +494,16 @@ class RunningAttempts:
         timer. Its outcome counts all the same, because the work is done.
         """
         deadline = entry.log.deadline
+        limit = entry.log.time_limit
         if deadline is None:
             return
+        assert limit is not None, "a deadline comes from a limit"
         late = self._timer.clock.now() - deadline
         if late >= _LATE_SECONDS:
             self._run.record_error(
                 f"task {entry.id!r}",
-                f"it went on {late:.1f} s over its timeout of {entry.log.time_limit:g} s, which"
-                " could not fire in time because something blocked the event loop; run what blocks"
+                f"it ran {format_duration(late)} over its timeout of {format_duration(limit)},"
+                " which could not fire in time because something blocked the event loop; run what blocks"
                 " with `await anyio.to_thread.run_sync(…)`",
             )
 
@@ -545,7 +547,7 @@ class RunningAttempts:
             if handle is not None and handle.asking:
                 # The tool of the task has answered; what is missing is the word of another one.
                 late = UnverifiedOutput(
-                    f"{handle.asking!r} has not verified it within the {timeout:g} s of the task",
+                    f"{handle.asking!r} has not verified it within the {format_duration(timeout)} of the task",
                     handle.output,
                 )
                 handle.error = late
@@ -553,7 +555,9 @@ class RunningAttempts:
                 self._record_failure(attempt_id, entry, late)
                 continue
             failure = Failure(
-                "TimedOut", f"ran into its deadline after {timeout:g} s", kind="timeout"
+                "TimedOut",
+                f"ran into its deadline after {format_duration(timeout)}",
+                kind="timeout",
             )
             if entry.log.doubt is not None:
                 self.cancel(attempt_id)

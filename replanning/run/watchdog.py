@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from replanning.plan.messages import join_names
+from replanning.plan.messages import format_duration, join_names
 from replanning.run.attempt import Attempt
 from replanning.run.event_loop import LoopThread
 from replanning.run.lifecycle import Lifecycle
@@ -83,7 +83,7 @@ class _WatchedLoop:
             self.culprit = f"task {attempt.task.id!r}, at {place},"
             timeout = attempt.run.live.entry(attempt.task.id).log.time_limit
             if timeout is not None:
-                consequence += f", and its timeout of {timeout:g} s cannot fire"
+                consequence += f", and its timeout of {format_duration(timeout)} cannot fire"
         text = "%s has blocked the event loop for %.1f s: %s; %s"
         _log.warning(text, self.culprit, seconds, consequence, _ADVICE)
 

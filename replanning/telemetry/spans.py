@@ -34,6 +34,7 @@ from replanning.changes import CancelTask, PlanChange
 from replanning.environment import Clock
 from replanning.live.entries import TaskEntry
 from replanning.llm.completions import Completion, LLMCall
+from replanning.plan.messages import format_duration
 from replanning.plan.types import AttemptId, JsonValue, QuestionId, ReplanId, RunId, TaskId
 from replanning.secrets import Redactor
 from replanning.telemetry import names
@@ -604,7 +605,7 @@ class OTelRunTracer(RunTracer):
             self._attempts.end_unsuccessful(body.attempt, body.task, "failed", at, error)
 
     def _on_timed_out(self, body: journal.AttemptTimedOut, at: int) -> None:
-        error = ("timeout", f"not finished after {body.timeout:g} s")
+        error = ("timeout", f"not finished after {format_duration(body.timeout)}")
         self._attempts.note_doubt(body)
         self._attempts.end_unsuccessful(body.attempt, body.task, "timed-out", at, error)
 

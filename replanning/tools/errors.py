@@ -28,7 +28,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from replanning.errors import OutputError, ToolError, TransientError
-from replanning.plan.messages import cut, did_you_mean, join_parts
+from replanning.plan.messages import cut, did_you_mean, format_duration, join_parts
 
 MAX_EXCERPT_CHARS = 2_000
 """Number of characters of a server's answer that an error message quotes."""
@@ -168,7 +168,7 @@ class HttpStatusFailed(ToolError):
         if request_id:
             message += f"; request id {request_id}"
         if retry_after is not None:
-            message += f"; to be tried again after {retry_after:g} s"
+            message += f"; to be tried again after {format_duration(retry_after)}"
         if self.response_text:
             message += f": {self.response_text}"
         super().__init__(message)
@@ -239,7 +239,7 @@ class ToolTimedOut(ToolError):
         self.tool = tool
         self.timeout = limit
         super().__init__(
-            f"tool {tool!r} was stopped after {limit:g} s, the limit where nothing else is stated; "
+            f"tool {tool!r} was stopped after {format_duration(limit)}, the limit where nothing else is stated; "
             "give the task or the tool a `timeout` if it needs longer"
         )
 

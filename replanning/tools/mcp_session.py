@@ -36,6 +36,7 @@ from mcp.types import (
 from replanning.environment import Clock
 from replanning.live.plan import MASK_CURE
 from replanning.plan.json_values import is_redacted
+from replanning.plan.messages import format_duration
 from replanning.plan.tasks import McpServer
 from replanning.run.processes import MARK_VARIABLE, ProcessTree, process_mark
 from replanning.secrets import MASK, Redactor
@@ -499,7 +500,9 @@ class McpSession:
                         await connection.ended.wait()
                         group.cancel_scope.cancel()
             if scope.cancelled_caught:
-                raise ServerStartError(f"it did not say within {timeout:g} s what it can do")
+                raise ServerStartError(
+                    f"it did not say within {format_duration(timeout)} what it can do"
+                )
             reason = "the connection to it has ended"
             if self.server.command is not None:
                 reason = "its process has ended"

@@ -58,7 +58,7 @@ def test_nobody_is_there_to_ask(asking):
     assert "replanning approve r 1" in cli(asking, *RUN, code=4).stdout
     assert not (asking / "done.txt").exists()
 
-    assert "go on with: replanning resume r" in cli(asking, "approve", "r", "1").stdout
+    assert "Resume it with:\n  replanning resume r" in cli(asking, "approve", "r", "1").stdout
     assert answer(asking, "resume", "r", "--ask", "never")["tasks"]["work~2"] == "DONE"
 
 
@@ -106,7 +106,7 @@ def test_ask_through_the_store(asking):
         started.until("question 1")
         assert "owner     process" in cli(asking, "status", "r").stdout
         told = cli(asking, "approve", "--by", "ada", "--comment", "go", "--wait", "30").stdout
-        assert "has taken it: the plan was changed" in told
+        assert "the plan was changed." in told
         assert "by person:ada" in started.end()
 
     assert lines(asking / "done.txt") == ["done"]
@@ -280,7 +280,8 @@ def test_plans_of_programs(tmp_path, tools):
     assert go_on().status == "needs_human"
     store = ("--store", "runs.db")
     assert (
-        "go on with: the program that began it" in cli(tmp_path, "approve", "r", "1", *store).stdout
+        "Only the program that started it can resume it"
+        in cli(tmp_path, "approve", "r", "1", *store).stdout
     )
     assert (
         "executes functions of a program; only that"
@@ -307,8 +308,12 @@ def test_sessions_of_programs(tmp_path):
     store = ("--store", "runs.db")
     assert "is the session of a program" in cli(tmp_path, "resume", "s", *store, code=2).stderr
     assert (
-        "go on with: the program that began it" in cli(tmp_path, "approve", "s", "1", *store).stdout
+        "Only the program that started it can resume it"
+        in cli(tmp_path, "approve", "s", "1", *store).stdout
     )
-    assert "go on     the program that began it" in cli(tmp_path, "status", "s", *store).stdout
+    assert (
+        "Only the program that started it can resume it"
+        in cli(tmp_path, "status", "s", *store).stdout
+    )
     assert answer(tmp_path, "status", "s", *store)["status"] == "paused"
     assert "it has revisions 0 to 0" in cli(tmp_path, "why", "s", "1", *store, code=1).stderr

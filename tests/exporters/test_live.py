@@ -89,7 +89,7 @@ async def test_lists_are_told_as_what_they_are(monkeypatch):
     lines = [line.partition("s ")[2] for line in screen.getvalue().splitlines()]
     assert "• convert: 3 elements" in lines
     assert "• left out of its list: convert[1]" in lines
-    assert "✓ convert[0] done in 0.0 s" in lines
+    assert any(line.startswith("✓ convert[0] done in ") for line in lines)
     assert not any("for_each" in line or "edit" in line or "convert[2]" in line for line in lines)
 
 

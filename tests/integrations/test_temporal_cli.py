@@ -64,7 +64,7 @@ def test_two_terminals(tmp_path, on):
         assert "is running" in cli(tmp_path, "status", run, on).stdout
         taken = cli(tmp_path, "approve", run, "1", on, "--comment", "go ahead").stdout
         assert taken.startswith(
-            f"run {run} has taken it: the plan was changed; see: replanning why {run} --on temporal="
+            f"Run {run}: the plan was changed.\n  replanning why {run} --on temporal="
         )
         result: Any = json.loads(first.end())
         told = cli(tmp_path, "why", run, "1", on).stdout
@@ -122,7 +122,7 @@ def test_a_person_at_the_terminal(tmp_path, on):
             here.until("1 approves")
             here.type("1 it is mine")
             here.until("1 approves")
-            assert "has taken it" in cli(tmp_path, "approve", run, on).stdout
+            assert "the plan was changed" in cli(tmp_path, "approve", run, on).stdout
             assert "✓ succeeded" in here.end()
         assert "it is mine" in cli(tmp_path, "why", run, "1", on).stdout
 
@@ -163,10 +163,10 @@ def test_other_changes(tmp_path, on):
         taken = cli(
             tmp_path, "modify", run, "1", "--changes", "changes.yaml", "--by", "eve", on
         ).stdout
-        assert taken.startswith(f"run {run} has taken it: ")
+        assert taken.startswith(f"Run {run}: ")
         first.until("revision 1: changes by eve")  # the last task may have begun long before
         for asked in (["it is late", "--task", "last"], ["another aim", "--goal", "Be on time"]):
-            assert f"run {run} has taken it: " in cli(tmp_path, "request", run, *asked, on).stdout
+            assert f"Run {run}: " in cli(tmp_path, "request", run, *asked, on).stdout
         assert (
             json.loads(cli(tmp_path, "status", run, on, "--json").stdout)["objective"]
             == "Be on time"

@@ -219,7 +219,7 @@ tasks:
 
 @pytest.mark.parametrize(
     ("timeout", "ask"),
-    [(30.0, ""), (1000.0, "a model proposes to give 'new' 1000 s instead of 60 s")],
+    [(30.0, ""), (1000.0, "a model proposes to give 'new' 16 min 40 s instead of 60 s")],
 )
 async def test_what_needed_a_person_needs_one_when_it_is_completed(timeout, ask):
     """A proposal that facts do not bear out is completed by repair; what a person had to agree to still says so."""

@@ -124,7 +124,7 @@ async def test_bad_key_is_not_tried_again(clock):
         "LLMRequestRejected",
         "LLMUnavailable",
     ]
-    assert "possible in 300 s" in guarded.unavailable_reason()
+    assert "possible in 5 min" in guarded.unavailable_reason()
 
 
 @pytest.mark.parametrize(

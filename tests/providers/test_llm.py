@@ -202,7 +202,7 @@ async def test_a_model_is_told_only_once(script, budget, prompts, notes):
         ([change("abort", reason="hopeless")], "to end the run"),
         ([change("skip", task_id="build")], "to do without 'build', which the plan requires"),
         ([change("cancel", task_id="ship"), change("skip", task_id="build")], "to do without 'ship'"),
-        ([replaced("build", "cmake", timeout=1000.0)], "to give 'new' 1000 s instead of 60 s"),
+        ([replaced("build", "cmake", timeout=1000.0)], "to give 'new' 16 min 40 s instead of 60 s"),
         ([change("modify", task_id="ship", depends_on=[]), replaced("build", "cmake")], "to let 'ship' run without waiting for 'build'"),
         ([replaced("build", "wipe")], "the tool 'wipe' needs a person's agreement"),
         ([change("modify", task_id="build", tool="wipe"), change("retry", task_id="build")], "the tool 'wipe' needs"),

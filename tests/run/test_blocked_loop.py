@@ -143,9 +143,7 @@ async def test_timeout_that_cannot_fire(clock, warned):
     assert "and its timeout of 5 s cannot fire" in warned.messages[0]
     (problem,) = result.problems
     assert problem.where == "task 'a'"
-    assert re.match(
-        r"it went on [\d.]+ s over its timeout of 5 s, which could not fire", problem.error
-    )
+    assert re.match(r"it ran .+ over its timeout of 5 s, which could not fire", problem.error)
 
 
 @pytest.mark.parametrize("ends", ["returns", "raises", "waits"])
@@ -166,8 +164,8 @@ async def test_overrun_on_any_clock(ends):
     first = Task(id="b", timeout=2)
     document = plan(first, Task(id="a", timeout=2, depends_on=["b"]))
     result = await engine.execute(document, work)
-    assert [(problem.where, problem.error[:47]) for problem in result.problems] == [
-        ("task 'a'", "it went on 1.0 s over its timeout of 2 s, which")
+    assert [(problem.where, problem.error[:41]) for problem in result.problems] == [
+        ("task 'a'", "it ran 1 s over its timeout of 2 s, which")
     ]
     status = {"returns": "succeeded", "raises": "failed", "waits": "failed"}[ends]
     assert result.status == status

@@ -1,0 +1,93 @@
+"""Text that fits the width of a terminal; files and pipes get each line as it is."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from replanning.history.wording import wrap_line
+
+_PROGRAM: Final = "replanning"
+
+NON_TTY_WIDTH: Final = 120
+"""Characters on one line of a table in a file or pipe."""
+
+
+class TerminalConsole(Console):
+    """Console that prints text literally, and on a terminal breaks its lines between words.
+
+    Args:
+        error: print on standard error.
+
+    Attributes:
+        wraps: whether lines are broken.
+    """
+
+    def __init__(self, *, error: bool = False) -> None:
+        stream = sys.stdout
+        if error:
+            stream = sys.stderr
+        self.wraps = stream.isatty()
+        width = None
+        if not self.wraps:
+            width = NON_TTY_WIDTH
+        super().__init__(
+            stderr=error, width=width, markup=False, highlight=False, emoji=False, soft_wrap=True
+        )
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print objects; the lines of texts are broken between words."""
+        fitting: list[Any] = []
+        for value in objects:
+            if self.wraps and isinstance(value, str):
+                value = wrap_text(value, self.width)  # noqa: PLW2901
+            fitting.append(value)
+        super().print(*fitting, **options)
+
+
+def wrap_text(text: str, width: int) -> str:
+    """Return a text with its lines broken between words; a line that is a command stays one for the shell."""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        if line.lstrip().startswith(f"{program_name()} ") and line.startswith(" "):
+            lines += _command_lines(line, width)
+        else:
+            lines += wrap_line(line, width)
+    return "\n".join(lines)
+
+
+def _command_lines(line: str, width: int) -> list[str]:
+    """Return the lines of a command; all but the last end with a backslash, which continues it in the shell."""
+    command = line.lstrip()
+    indentation = line.removesuffix(command)
+    parts: list[str] = []
+    after_option = False
+    for word in map(shlex.quote, shlex.split(command)):
+        # An option and its value stay together.
+        if after_option and not word.startswith("-"):
+            parts[-1] += f" {word}"
+        else:
+            parts.append(word)
+        after_option = word.startswith("--")
+    lines: list[str] = []
+    current = indentation
+    for word in parts:
+        # The backslash and the space before it need room, too.
+        if current.strip() and len(current) + len(word) > width - 2:
+            lines.append(f"{current}\\")
+            current = f"{indentation}    "
+        current += f"{word} "
+    return [*lines, current.rstrip()]
+
+
+def program_name() -> str:
+    """Return how this program is called here: by its name, or as it was called where the shell does not find that."""
+    name = Path(sys.argv[0]).name
+    if name != _PROGRAM or shutil.which(_PROGRAM):
+        return _PROGRAM
+    return sys.argv[0]

@@ -1,0 +1,24 @@
+"""Words of messages."""
+
+import pytest
+
+from replanning.plan.messages import format_duration
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (0.0123, "12 ms"),
+        (0.25, "0.25 s"),
+        (1.72, "1.7 s"),
+        (119, "119 s"),
+        (130, "2 min 10 s"),
+        (7200, "2 h"),
+        (5 * 3600 + 120, "5 h 2 min"),
+        (3 * 86400 + 7200, "3 d 2 h"),
+    ],
+)
+def test_durations(seconds, text):
+    """A duration is told in the unit that fits it, and in two at most."""
+    assert format_duration(seconds) == text
