@@ -216,9 +216,9 @@ def read(source: str) -> str:
     if path.is_dir():
         files = sorted(each for each in path.iterdir() if each.suffix in {".py", ".toml"})
         parts = [f"`{each.name}`\n\n{fenced(each)}" for each in files]
-        return "\n\n".join([f"# {source}", "A package with a plugin.", *parts])
+        return "\n\n".join([f"# {path.name}", "A package with a plugin.", *parts])
     if path.suffix in {".py", ".yaml"}:
-        return f"# {source}\n\n{fenced(path)}"
+        return f"# {path.name}\n\n{fenced(path)}"
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".md":
         return f"# {path.name.capitalize()}\n\n```text\n{text.rstrip()}\n```\n"
@@ -658,7 +658,7 @@ def api_index(root: str) -> str:
                 rows = [f"| `{name}` | {about_name(module, name)} |" for name in exported[module]]
             else:
                 page = Path(api_page(module)).name
-                text.append(f"{about} [All of it]({page})")
+                text.append(f"{about} [Signatures and descriptions]({page})")
                 rows = [
                     f"| [`{name}`]({page}#{module}.{name}) | {about_name(module, name)} |"
                     for name in exported[module]

@@ -99,7 +99,8 @@ def main(*arguments: str) -> None:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         faults = []
         for scheme in SCHEMES if "--pictures" in arguments else SCHEMES[:1]:
-            window = browser.new_page(color_scheme=scheme)
+            # Without motion nothing is in the middle of a transition when its picture is taken.
+            window = browser.new_page(color_scheme=scheme, reduced_motion="reduce")
             for page in pages:
                 window.goto(f"{address}/{page}/", wait_until="load")
                 for width in WIDTHS:
@@ -136,7 +137,7 @@ def take_picture(window: Any, folder: Path, page: str) -> None:
     size = dict(window.viewport_size)
     height = min(TALLEST, window.evaluate("document.scrollingElement.scrollHeight"))
     window.set_viewport_size({"width": size["width"], "height": height})
-    window.screenshot(path=folder / f"{name}.png")
+    window.screenshot(path=folder / f"{name}.png", animations="disabled")
     window.set_viewport_size(size)
 
 
