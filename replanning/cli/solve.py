@@ -36,6 +36,7 @@ from replanning.journal import NoteAdded, RunOpened
 from replanning.journal.records import Record
 from replanning.journal.store import FINISHED_STATUSES
 from replanning.judging import JudgedWork, LLMJudge
+from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
 from replanning.llm.selection import AUTO, create_llm_provider
 from replanning.plan.json_form import shown_form
@@ -51,7 +52,13 @@ from replanning.planning import (
     request_of,
 )
 from replanning.planning.steering import Issue
-from replanning.planning.tasks import describe_tool_use, is_tool_loop, phase_of
+from replanning.planning.tasks import (
+    action_of,
+    describe_list,
+    describe_tool_use,
+    is_tool_loop,
+    phase_of,
+)
 from replanning.run.attempt import Work
 from replanning.run.opening import redactor_for
 from replanning.tools import check_machine
@@ -466,13 +473,14 @@ def _make_plan(job: _Job, options: RunOptions, *, save: Path | None = None) -> i
         print_message(f"error: there is no plan: {reason}")
         return ExitCode.NEEDS_HUMAN if result.status == "needs_human" else ExitCode.FAILED
     tools = {tool.name: tool for tool in made.tools}
-    bodies = [body for task in made.tasks for body in (task, *task.fallbacks)]
-    described = [
-        describe_tool_use(body.tool, dict(body.arguments))
-        for body in bodies
-        if body.tool in tools and command_risk(tools[body.tool], body.arguments)
-    ]
-    uses = list(dict.fromkeys(described))
+    described: dict[str, None] = {}
+    for task in made.tasks:
+        elements = describe_list(task)
+        for body in (task, *task.fallbacks):
+            if body.tool in tools and command_risk(tools[body.tool], body.arguments):
+                use = describe_tool_use(body.tool, dict(body.arguments))
+                described[f"{use} {elements}".rstrip()] = None
+    uses = list(described)
     if uses:
         harm = f"the plan uses tools that may do harm: {'; '.join(uses)}"
         print_message(f"note: {harm}; run does not ask about them again")
@@ -521,9 +529,7 @@ def _solve_and_report(
                 )
             },
             "tasks": {
-                task: state
-                for task, state in tasks.items()
-                if phase_of(live.entry(TaskId(task)).task) is None
+                task: state for task, state in tasks.items() if _is_whole_action(live, TaskId(task))
             },
             "phases": rows,
         }
@@ -541,6 +547,12 @@ def _solve_and_report(
             for line in lines if isinstance(lines, list) else ():
                 print_message(f"  · {line}")
     return summary.report(json=False)
+
+
+def _is_whole_action(live: LivePlan, task_id: TaskId) -> bool:
+    """Return whether a task is an action, and no element of the list of one: `elements` has their number."""
+    entry = live.entry(task_id)
+    return phase_of(entry.task) is None and action_of(entry) is entry
 
 
 # The run

@@ -179,7 +179,13 @@ def display_name(task: Task) -> str:
     note = program_note(task)
     # Such a program makes up its ids, which mean nothing to people.
     name = note.get("phase") or note.get("name")
-    return str(name or task.id)
+    if not name:
+        return str(task.id)
+    # The elements of a list have the note of their task.
+    element = task.scope or {}
+    if "key" in element:
+        return f"{name}[{element['key']}]"
+    return str(name)
 
 
 def list_title(by: str, changes: Sequence[PlanChange]) -> str:

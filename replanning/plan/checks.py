@@ -192,7 +192,6 @@ def _check_tasks(
         if isinstance(task.include, SubPlan):
             for path, text in _check_included(task.include, scope, uses_of_tools):
                 yield ("tasks", index, "include", *path), text
-    yield from _check_reserved_ids(tasks)
     yield from _check_graph(tasks, bodies, scope.hints, uses_of_tools)
 
 
@@ -249,7 +248,7 @@ def _check_included(
 def check_graph(tasks: Sequence[Task]) -> list[Problem]:
     """Return the problems between tasks.
 
-    These are duplicate ids, wrong dependencies, and references to unavailable results.
+    These are duplicate and reserved ids, wrong dependencies, and references to unavailable results.
     """
     ids = {task.id for task in tasks}
     bodies = [_parsed_bodies(task, ids) for task in tasks]
@@ -269,6 +268,7 @@ def _check_graph(
     against the graph last, and only if nothing else was found. Otherwise one misspelt name would
     be reported again for everything behind it.
     """
+    yield from _check_reserved_ids(tasks)
     yield from _check_unique("task", [task.id for task in tasks], "id")
     # Of several tasks with one id, the first one counts.
     number_of: dict[str, int] = {}

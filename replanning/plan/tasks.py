@@ -1163,6 +1163,38 @@ def _check_key(value: str | None) -> str | None:
     return value
 
 
+# Fields about the elements of a list, which tasks have, and actions that a model plans.
+ForEach = Annotated[
+    JsonValue,
+    AfterValidator(_check_for_each),
+    WithJsonSchema(_ELEMENTS_SCHEMA),
+    Field(
+        description="A list or mapping, or a reference to one: once it is known, the task becomes one task for each element."
+    ),
+]
+ElementKey = Annotated[
+    str | None,
+    AfterValidator(_check_key),
+    Field(
+        description="Names the task of an element: with ${item.id}, it is called TASK[id] and not TASK[0]."
+    ),
+]
+MaxItems = Annotated[
+    int,
+    Field(strict=True, ge=1, description="With more elements than this, the task fails."),
+]
+MaxParallel = Annotated[
+    Annotated[int, Field(strict=True, ge=1)] | None,
+    Field(description="How many elements run at the same time; unlimited by default."),
+]
+OnItemFailure = Annotated[
+    Literal["fail", "skip"],
+    Field(
+        description="skip: an element that fails for good has the output null, and the rest goes on."
+    ),
+]
+
+
 class Task(TaskBody):
     """One step of a plan."""
 
@@ -1181,26 +1213,11 @@ class Task(TaskBody):
         default=None,
         description="The attempt whose effect it takes back, such as pay#1; `replanning undo` sets it.",
     )
-    for_each: Annotated[
-        JsonValue, AfterValidator(_check_for_each), WithJsonSchema(_ELEMENTS_SCHEMA)
-    ] = Field(
-        default=None,
-        description="A list or mapping, or a reference to one: once it is known, the task becomes one task for each element.",
-    )
-    key: Annotated[str | None, AfterValidator(_check_key)] = Field(
-        default=None,
-        description="Names the task of an element: with ${item.id}, it is called TASK[id] and not TASK[0].",
-    )
-    max_items: Annotated[int, Field(strict=True, ge=1)] = Field(
-        default=1000, description="With more elements than this, the task fails."
-    )
-    max_parallel: Annotated[int, Field(strict=True, ge=1)] | None = Field(
-        default=None, description="How many elements run at the same time; unlimited by default."
-    )
-    on_item_failure: Literal["fail", "skip"] = Field(
-        default="fail",
-        description="skip: an element that fails for good has the output null, and the rest goes on.",
-    )
+    for_each: ForEach = None
+    key: ElementKey = None
+    max_items: MaxItems = 1000
+    max_parallel: MaxParallel = None
+    on_item_failure: OnItemFailure = "fail"
     include: IncludedPlan | None = Field(
         default=None,
         description="A plan file, from the folder of this one: its tasks are carried out in the place of this task.",

@@ -19,7 +19,7 @@ from replanning.decision.ledger import Ledger
 from replanning.decision.policy import Decision, ReplanPolicy
 from replanning.decision.request import ReplanRequest
 from replanning.errors import TaskHeld
-from replanning.journal.records import HumanRequest, Trigger
+from replanning.journal.records import HumanRequest, Trigger, normalised_cause
 from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.view import PlanView, TaskView
 from replanning.plan.risk import command_risk
@@ -47,6 +47,7 @@ from replanning.planning.tasks import (
     human_task,
     is_action,
     is_action_done,
+    list_fields,
     pending_reflection,
     phase_of,
     phase_task,
@@ -219,7 +220,11 @@ class _Recovery:
     # Actions that failed or whose tool is down
 
     async def _recover_action(self, task: TaskView) -> Alternative | None:
-        """Return the alternative for a failed action: its fallback, or the decision of the model."""
+        """Return the alternative for a failed action: its fallback, or the decision of the model.
+
+        Of a list, it is that of one element and all that failed alike. One that may be left out has its fallbacks
+        alone: the model has decided already that the rest goes on without it.
+        """
         session = self._session
         if session.tool_loop_only:
             reason = f"{task.id} failed; the model decides what is done next"
@@ -269,9 +274,10 @@ class _Recovery:
         if task.task.fallbacks:
             if (considered := session.state.judged.get(subject)) is not None:
                 session.manager.record_skipped(considered)
-            return _alternative(
-                [self._fallback_change(task)], f"the declared fallback of {task.id}"
-            )
+            changes = [self._fallback_change(one) for one in self._failed_alike(task)]
+            return _alternative(changes, f"the declared fallback of {task.id}")
+        if task.task.on_item_failure == "skip":
+            return None
         if self._goal_unreachable and (
             task.state is TaskState.BLOCKED or subject in session.state.judged
         ):
@@ -359,7 +365,8 @@ class _Recovery:
         reason = ruling.reason if decision is None else replan_reason(decision)
         if harmless:
             reason = f"the model decides that the failure is harmless: {reason}"
-            return _alternative([SkipTask(task_id=task.id, reason=reason)], reason)
+            skipped = [SkipTask(task_id=one.id, reason=reason) for one in self._failed_alike(task)]
+            return _alternative(skipped, reason)
         retries = decision is None or decision.replan_type in (ReplanType.RETRY, ReplanType.NONE)
         target = (
             decision.target_phase
@@ -455,6 +462,7 @@ class _Recovery:
             "acceptance": task.task.acceptance,
             "priority": task.task.priority,
             **first.model_dump(exclude_defaults=True),
+            **list_fields(task.task),
             "id": self._request.view.unused_id(task.id),
             "fallbacks": tuple(rest),
             "metadata": notes.to_metadata(),
@@ -465,12 +473,35 @@ class _Recovery:
         self, task: TaskView, target: Phase | None, reason: str, *, replan: str, asks: bool = False
     ) -> list[PlanChange]:
         """Return the changes that follow a failed action: a retry, or the phases from a target on."""
+        alike = self._failed_alike(task)
         if target is None:
-            return [RetryTask(task_id=task.id)]
+            return [RetryTask(task_id=one.id) for one in alike]
         lineage = self._session.state.lineage_of(task.root)
         notes = PlanningTask(reason=reason, replan=replan, after=task.id, lineage=lineage)
         live, approved_by = self._session.run.live, task.id if asks else None
-        return _replace(task, *repeat_phases(live, target, notes=notes, approved_by=approved_by))
+        changes = _replace(task, *repeat_phases(live, target, notes=notes, approved_by=approved_by))
+        for other in alike:
+            if other.id != task.id:
+                changes.append(SkipTask(task_id=other.id, reason=f"it failed as {task.id} did"))
+        return changes
+
+    def _failed_alike(self, task: TaskView) -> list[TaskView]:
+        """Return a failed action, and the other elements of its list that have failed of the same cause."""
+        view, live = self._request.view, self._session.run.live
+        template, failure = live.entry(task.id).template, task.failure
+        if template is None or failure is None:
+            return [task]
+        cause = (failure.type, normalised_cause(failure.message))
+        alike: list[TaskView] = []
+        for part in live.parts_of(template):
+            other = view.task(part.id).failure
+            if part.state is not task.state or other is None:
+                continue
+            # Each has its own next fallback, or none.
+            is_alike = (other.type, normalised_cause(other.message)) == cause
+            if is_alike and len(part.task.fallbacks) == len(task.task.fallbacks):
+                alike.append(view.task(part.id))
+        return alike
 
     def _escalate(self, task: TaskView, reason: str) -> Alternative:
         """Return the alternative where there is no other way; a failed action is never skipped silently."""
@@ -594,6 +625,7 @@ class LineagePolicy(ReplanPolicy):
                 or task.state not in STUCK
                 or not is_action(task.task)
                 or task.task.fallbacks
+                or task.task.on_item_failure == "skip"
             ):
                 continue
             name, limits = session.state.lineage_of(task.root), session.manager.limits

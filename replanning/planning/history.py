@@ -21,7 +21,14 @@ from typing import Final, Literal, NamedTuple
 
 from pydantic import BaseModel
 
-from replanning.changes import AddTask, PlanChange, ReplaceTask, dump_change
+from replanning.changes import (
+    AddTask,
+    ExpandTask,
+    PlanChange,
+    ReplaceTask,
+    SkipTask,
+    dump_change,
+)
 from replanning.environment import Environment
 from replanning.errors import RecordNotSerializable, SettingsError, StoreError, UnknownRun
 from replanning.history.wording import format_iso_time
@@ -41,15 +48,31 @@ from replanning.journal.records import (
     RunResumed,
 )
 from replanning.journal.store import RunStore, check_run_id
+from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.llm.quoting import truncate_value
+from replanning.plan.elements import FOR_EACH
 from replanning.plan.tasks import tool_name
 from replanning.plan.types import JsonObject, JsonValue, RunId
 from replanning.planning.decisions import DecisionRecord, Phase, ReplanType
 from replanning.planning.manager import ReplanNote
 from replanning.planning.outputs import Action
-from replanning.planning.state import PlanningState, PlanVersion, request_of
-from replanning.planning.tasks import PlanningTask, is_action, phase_of
+from replanning.planning.state import (
+    PlanningState,
+    PlanVersion,
+    action_progress,
+    element_output,
+    elements_text,
+    request_of,
+)
+from replanning.planning.tasks import (
+    PlanningTask,
+    action_of,
+    is_action,
+    is_action_done,
+    phase_of,
+    planned_arguments,
+)
 from replanning.secrets import Redactor
 from replanning.telemetry.exporter import Exporter, ExporterContext
 
@@ -152,13 +175,16 @@ class HistoryLineBuilder:
                 | AttemptTimedOut()
                 | AttemptInterrupted() as body
             ):
-                task = live.entry(body.task).task
+                entry = live.entry(body.task)
+                task, template = entry.task, entry.template
                 if not is_action(task):
                     return None
+                if isinstance(body, AttemptSucceeded) and template is not None:
+                    return self._list_content(template, live, record)
                 arguments = state.calls.get(body.attempt, dict(task.arguments))
                 fields = {
                     "event": "succeeded" if isinstance(body, AttemptSucceeded) else "failed",
-                    "task_id": state.name_of(live.entry(body.task).root),
+                    "task_id": state.name_of(entry.root),
                     "attempt": body.attempt,
                     "tool": tool_name(task) or None,
                     "arguments": truncate_value(arguments, _MAX_OUTPUT_CHARS),
@@ -180,15 +206,11 @@ class HistoryLineBuilder:
                     "error": error,
                     "tried_again": body.retry_at is not None,
                 }
+            case PlanRevised() as body if body.by == FOR_EACH:
+                return self._foreseen_content(body, live, record)
             case PlanRevised() as body if not any(map(_is_planning_change, body.changes)):
                 # What no other line covers: fallbacks, retries, skips, and changes by people.
-                edits: list[JsonValue] = list(map(dump_change, body.changes))
-                return "execution", {
-                    "event": "changed",
-                    "reason": body.reason,
-                    "by": body.by,
-                    "changes": edits,
-                }
+                return _changed_content(body)
             case QuestionAsked(question=question, text=text):
                 fields = {"event": "asked", "question": question, "text": text}
                 if state.is_clarification(question):
@@ -219,6 +241,37 @@ class HistoryLineBuilder:
             case RunEnded() as body:  # it can be resumed
                 return "execution", {"event": body.status, "reason": body.reason}
         return None
+
+    def _foreseen_content(
+        self, body: PlanRevised, live: LivePlan, record: Record
+    ) -> _LineContent | None:
+        """Return the line of a revision that expands a list, or leaves out elements that failed."""
+        for change in body.changes:
+            if not isinstance(change, ExpandTask | SkipTask):
+                continue
+            template = action_of(live.entry(change.task_id))
+            if isinstance(change, ExpandTask):
+                self._started_at[template.id] = record.at
+            if content := self._list_content(template, live, record):
+                return content
+        return _changed_content(body)
+
+    def _list_content(
+        self, template: TaskEntry, live: LivePlan, record: Record
+    ) -> _LineContent | None:
+        """Return the line of an action that is done with the last element of its list; None before."""
+        if not is_action_done(live, template):
+            return None
+        outputs = [element_output(live, element) for element in template.replacement.sinks]
+        return "execution", {
+            "event": "succeeded",
+            "task_id": self._state.name_of(template.root),
+            "tool": tool_name(template.task) or None,
+            "arguments": truncate_value(planned_arguments(template.task), _MAX_OUTPUT_CHARS),
+            "elements": elements_text(live, template),
+            "seconds": record.at - self._started_at.pop(template.id, record.at),
+            "result": truncate_value(outputs, _MAX_OUTPUT_CHARS),
+        }
 
     def _decision_lines(self, record: Record, live: LivePlan) -> Iterator[JsonObject]:
         """Return the lines of decisions whose replan has changed the plan by now, or will not change it any more."""
@@ -259,6 +312,12 @@ class HistoryLineBuilder:
         return {**head, **record.model_dump(mode="json"), **plans}
 
 
+def _changed_content(body: PlanRevised) -> _LineContent:
+    edits: list[JsonValue] = list(map(dump_change, body.changes))
+    fields: JsonObject = {"event": "changed", "reason": body.reason, "by": body.by}
+    return "execution", {**fields, "changes": edits}
+
+
 def _is_planning_change(change: PlanChange) -> bool:
     """Return whether a change adds phases or planned actions, which other lines cover."""
     match change:
@@ -273,10 +332,8 @@ def _plan_snapshot(live: LivePlan) -> JsonObject:
     """Return the current plan, phases included."""
     tasks: list[JsonValue] = []
     for task in live.document().tasks:
-        state, optional = (
-            live.entry(task.id).state.value,
-            {"goal": task.goal, "tool": tool_name(task)},
-        )
+        optional = {"goal": task.goal, **action_progress(live, live.entry(task.id))}
+        state = optional.pop("state")
         fields: JsonObject = {"id": task.id, "state": state, "depends_on": list(task.depends_on)}
         tasks.append({**fields, **{name: value for name, value in optional.items() if value}})
     return {"revision": live.revision, "tasks": tasks}

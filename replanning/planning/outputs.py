@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Container, Mapping
-from contextlib import suppress
 from typing import Annotated, Final, Literal, Self, TypeVar
 
 from pydantic import (
@@ -20,23 +19,37 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
     model_validator,
 )
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from replanning.errors import ExpressionError, LLMResponseInvalid
+from replanning.plan.elements import LIST_FIELDS, template_of
 from replanning.plan.json_values import as_object
 from replanning.plan.messages import cut
 from replanning.plan.references import rename_references
-from replanning.plan.tasks import Name, Text
-from replanning.plan.types import JsonObject, JsonValue
+from replanning.plan.tasks import (
+    ElementKey,
+    ForEach,
+    MaxItems,
+    MaxParallel,
+    Name,
+    OnItemFailure,
+    Text,
+)
+from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.decisions import Phase, parse_json_reply
 
 MAX_REPLY_CHARS: Final = 200_000
 """Longest reply that is parsed."""
 
 _MAX_TEXT_CHARS: Final = 20_000
+
+_MAX_ELEMENTS: Final = 1_000
+"""Most elements of a list that an action may be carried out for."""
 
 _CONTROL_CHARACTERS: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -57,6 +70,12 @@ def normalise_id(text: str) -> str:
         return text
     plain = _INVALID_ID_PART.sub("-", unicodedata.normalize("NFKC", text)).strip("-_.")
     return plain[:_MAX_ID_CHARS].rstrip("-_.") or text
+
+
+def rename_subtask(task_id: TaskId, rename: Callable[[str], str]) -> str:
+    """Return the new name of a subtask that a reference names; `convert[0]` is an element of `convert`."""
+    subtask = template_of(task_id)
+    return rename(subtask) + task_id.removeprefix(subtask)
 
 
 def _check_id(text: str) -> str:
@@ -120,7 +139,7 @@ class TaskDecomposition(_ReplyModel):
 
 
 class Action(_ReplyModel):
-    """One use of a tool for a subtask.
+    """One use of a tool for a subtask, or one for each element of a list.
 
     Attributes:
         task_id: the subtask; several actions may serve one, in list order.
@@ -131,6 +150,12 @@ class Action(_ReplyModel):
         expected_outcome: the sign of success.
         fallback_strategy: the name of another tool, or advice in words.
         may_fail: whether a failure of the tool is a result to go on with, such as that of a test before it is fixed.
+        for_each: a list, or a reference to one: the tool is used once for each element, which is `${item}` in the
+            arguments and the purpose, and the output is the list of the outputs.
+        key: the name of an element, such as `${item.id}`; elements are numbered otherwise.
+        max_items: with more elements than this, the action fails.
+        max_parallel: how many elements are done at the same time.
+        on_item_failure: `skip` to go on without an element that fails, whose output is null then.
     """
 
     task_id: _Id
@@ -141,6 +166,20 @@ class Action(_ReplyModel):
     expected_outcome: LimitedText = ""
     fallback_strategy: LimitedText | None = None
     may_fail: bool = False
+    for_each: ForEach = None
+    key: ElementKey = None
+    max_items: Annotated[MaxItems, Field(le=_MAX_ELEMENTS)] = _MAX_ELEMENTS
+    max_parallel: MaxParallel = None
+    on_item_failure: OnItemFailure = "fail"
+
+    @model_serializer(mode="wrap")
+    def _without_list(self, serialise: SerializerFunctionWrapHandler) -> JsonObject:
+        """Leave out the fields about a list that there is none of: prompts and journals repeat every plan."""
+        fields: JsonObject = serialise(self)
+        if self.for_each is None:
+            for name in ("for_each", *LIST_FIELDS):
+                fields.pop(name, None)
+        return fields
 
 
 class ActionPlan(_ReplyModel):
@@ -353,6 +392,18 @@ _BARE_FIELDS: Final[Mapping[type[BaseModel], str]] = {
 _Reply = TypeVar("_Reply", bound=BaseModel)
 
 
+def _normalise_references(value: JsonValue) -> JsonValue:
+    """Return arguments, or a list of elements, whose references name subtasks by their normalised ids."""
+
+    def rename(task_id: TaskId) -> str:
+        return rename_subtask(task_id, normalise_id)
+
+    try:
+        return rename_references({"value": value}, rename)["value"]
+    except ExpressionError:  # told where references are checked
+        return value
+
+
 def _normalise_ids(value: JsonValue) -> JsonValue:
     """Return a reply in which ids of subtasks, and references to them, are normalised, with the mapping in `renamed`."""
     if isinstance(value, list):
@@ -367,10 +418,11 @@ def _normalise_ids(value: JsonValue) -> JsonValue:
             found[key] = [normalise_id(name) if isinstance(name, str) else name for name in member]
         elif key == "arguments" and isinstance(member, dict):
             found[key] = member
-            with suppress(ExpressionError):  # told where references are checked
-                found[key] = (
-                    rename_references(member, normalise_id) if "task_id" in value else member
-                )
+            if "task_id" in value:
+                found[key] = _normalise_references(member)
+        elif key == "for_each" and "task_id" in value:
+            # What is called `id` in an element is no subtask.
+            found[key] = _normalise_references(member)
         else:
             found[key] = _normalise_ids(member)
         if key in ("subtasks", "actions") and isinstance(member, list):

@@ -79,6 +79,8 @@ class PlanningSession:
     Attributes:
         interactive: whether there is a gate that asks a person.
         plan_only: whether nothing is executed, so that every argument must be planned.
+        tasks_in_reflection: the tasks whose output is being judged.
+        ended_elements: the outputs of the elements of lists whose tool has ended in this process.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class PlanningSession:
         self.request = request_of(run.live.plan) or TaskRequest(goal=run.live.goal)
         self.prompts = ReplanPromptBuilder(settings, tuple(tools.values()), redact=run.redact_value)
         self.tasks_in_reflection = set[TaskId]()
+        self.ended_elements = dict[TaskId, JsonValue]()
         self._state = PlanningState()
         self._options = LLMOptions(
             system=self.prompts.system(),

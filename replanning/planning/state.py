@@ -8,8 +8,10 @@ from typing import Final, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from replanning.changes import target_task_ids
+from replanning.changes import ExpandTask, PlanChange, ReplaceTask, SkipTask, target_task_ids
+from replanning.errors import NoResult
 from replanning.history.effects import effects_so_far
+from replanning.history.elements import report_elements
 from replanning.journal.records import (
     AttemptFailed,
     AttemptSucceeded,
@@ -25,11 +27,13 @@ from replanning.journal.records import (
     Usage,
     UsageCharged,
 )
+from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from replanning.llm.quoting import truncate_text, truncate_value
 from replanning.plan.document import Plan
-from replanning.plan.elements import FORESEEN
+from replanning.plan.elements import FOR_EACH, FORESEEN
+from replanning.plan.json_form import shown_form
 from replanning.plan.json_values import as_object
 from replanning.plan.tasks import Goal, Task, tool_name
 from replanning.plan.types import JsonObject, JsonValue, TaskId
@@ -53,6 +57,7 @@ from replanning.planning.outputs import (
 from replanning.planning.tasks import (
     PLANNING_PHASES,
     PlanningTask,
+    action_of,
     is_action,
     is_action_done,
     phase_of,
@@ -76,6 +81,9 @@ _MAX_ISSUE_CHARS: Final = 100_000
 """Characters of an issue that are kept, and of the data about its repository."""
 
 _MAX_COMMENT_CHARS: Final = 20_000
+
+_MAX_ELEMENT_ERRORS: Final = 5
+"""Failed elements of a list whose errors a model is shown."""
 
 
 class IssueComment(RecordModel):
@@ -273,9 +281,11 @@ class PlanningState(_StateModel):
         clarified: the clarifications, oldest first.
         calls: the arguments that the model chose for actions, by their attempts.
         reflections: the model's reflections on executed actions, and feedback of people.
-        actions: the executed actions, and whether each has succeeded in the end; without those that were replaced.
+        actions: the executed actions, and whether each has succeeded in the end; without those that were replaced. The
+            elements of a list are there one by one.
         failures: the errors of the actions that have failed.
         replanned: the failed actions in whose place phases make another plan.
+        lists: of each action that is carried out for a list, the number of elements that are not left out.
         errors: the number of attempts at actions that failed.
         consecutive_errors: those since the last success.
         unavailable_tools: the reasons of the tools that are not available; empty where none was given.
@@ -301,6 +311,7 @@ class PlanningState(_StateModel):
     actions: dict[str, bool] = {}
     failures: dict[str, str] = {}
     replanned: list[str] = []
+    lists: dict[str, int] = {}
     errors: int = 0
     consecutive_errors: int = 0
     unavailable_tools: dict[str, str] = {}
@@ -388,15 +399,9 @@ class PlanningState(_StateModel):
                         self.failures[end.task] = end.failure.message
                     self.errors += not succeeded
                     self.consecutive_errors = 0 if succeeded else self.consecutive_errors + 1
-            case PlanRevised(changes=changes):
+            case PlanRevised(changes=changes, by=author):
                 for change in changes:
-                    if change.kind != "replace" or change.task_id not in self.actions:
-                        continue
-                    if all(phase_of(task) is not None for task in change.tasks):
-                        # It has failed until the phases in its place have made another plan.
-                        self.replanned.append(change.task_id)
-                    else:
-                        self._forget_action(change.task_id)
+                    self._fold_change(change, author)
             case ResourceUpdated(name=name, available=available, reason=reason):
                 self.unavailable_tools.pop(name, None)
                 if available is False:
@@ -405,6 +410,20 @@ class PlanningState(_StateModel):
                 self.completion = self.intervention(
                     ended.reason
                 )  # the model could not summarise it
+
+    def _fold_change(self, change: PlanChange, author: str) -> None:
+        if isinstance(change, ExpandTask):
+            self.lists[change.task_id] = len(change.items)
+        elif isinstance(change, SkipTask) and author == FOR_EACH:
+            # The list goes on without an element that failed, as the action says.
+            self._forget_action(change.task_id)
+            self.lists[_action_id(change.task_id)] -= 1
+        elif isinstance(change, ReplaceTask) and change.task_id in self.actions:
+            if all(phase_of(task) is not None for task in change.tasks):
+                # It has failed until the phases in its place have made another plan.
+                self.replanned.append(change.task_id)
+            else:
+                self._forget_action(change.task_id)
 
     def _settle_failures(self, plan: PlanVersion) -> None:
         """Forget the failed actions that a new plan replaces: those of its lineage, or all if it has none."""
@@ -426,8 +445,19 @@ class PlanningState(_StateModel):
         )
 
     def task_counts(self) -> dict[str, int]:
-        """Return the numbers of actions that are done, and that failed and were not replaced."""
-        return {"tasks_completed": sum(self.actions.values()), "tasks_failed": len(self.failures)}
+        """Return the numbers of actions that are done, and that failed and were not replaced.
+
+        One that is carried out for a list is done with all its elements, and has failed with one of them.
+        """
+        done = dict.fromkeys(self.lists, 0)
+        for task, succeeded in self.actions.items():
+            action = _action_id(task)
+            done[action] = done.get(action, 0) + succeeded
+        completed = 0
+        for action, number in done.items():
+            completed += number >= self.lists.get(action, 1)
+        failed = {_action_id(task) for task in self.failures}
+        return {"tasks_completed": completed, "tasks_failed": len(failed)}
 
     def intervention(
         self, reason: str, recommendations: Sequence[str] = (), judged: Summary | None = None
@@ -495,14 +525,27 @@ class PlanningState(_StateModel):
         return {task: name for plan in self.plans for name, task in plan.tasks.items()}
 
     def name_of(self, task: TaskId | str) -> str:
-        """Return the name of a task in the plan that made it; its id if no plan did."""
-        return self.names.get(task, str(task))
+        """Return the name of a task in the plan that made it, as `convert`; its id if no plan did.
+
+        The name of an element, such as `convert[3]`, begins with that of its action.
+        """
+        action = _action_id(task)
+        return self.names.get(action, action) + task.removeprefix(action)
 
     def lineage_of(self, task: TaskId | str) -> str:
-        """Return the lineage that the replans of a task are counted for: the first failed action that it descends from."""
-        name = self.name_of(task)
+        """Return the lineage that the replans of a task are counted for: the first failed action that it descends from.
+
+        The elements of a list share that of their action.
+        """
+        name = self.name_of(_action_id(task))
         first = next((plan for plan in self.plans if name in plan.tasks), None)
         return (first.lineage if first is not None else "") or name
+
+
+def _action_id(task: str) -> str:
+    """Return the task of an action whose list has an element of this id; the id itself if it is no element."""
+    # No subtask has a bracket in its name. What replaced an element is called `convert[3]~2`.
+    return task.partition("[")[0] or task
 
 
 class PlanStep(NamedTuple):
@@ -582,14 +625,20 @@ class PlanningProgress:
 
     def finished_actions(self) -> list[str]:
         """Return the actions that have succeeded, also those of earlier plans, each with its tool and purpose."""
-        actions, live, descriptions = list[str](), self._live, self._descriptions()
+        live, descriptions = self._live, self._descriptions()
+        found: dict[TaskId, TaskEntry] = {}
         for task, succeeded in self.state.actions.items():
             if succeeded and live is not None and task in live:
-                entry = live.entry(TaskId(task))
-                name, tool = self.state.name_of(entry.root), tool_name(entry.task)
-                used = f" ({tool})" if tool and tool != name else ""
-                text = _step_text(name, entry.task, descriptions)
-                actions.append(f"{name}{used}{f': {text}' if text else ''}")
+                entry = action_of(live.entry(TaskId(task)))
+                found[entry.id] = entry
+        actions = list[str]()
+        for entry in found.values():
+            name, tool = self.state.name_of(entry.root), tool_name(entry.task)
+            used = f" ({tool})" if tool and tool != name else ""
+            text = _step_text(name, entry.task, descriptions)
+            if entry.is_expanded and live is not None:
+                text = f"{text} ({elements_text(live, entry)})".lstrip()
+            actions.append(f"{name}{used}{f': {text}' if text else ''}")
         return actions
 
     def finished_replan(self, task_id: TaskId) -> DecisionRecord | None:
@@ -666,11 +715,10 @@ class PlanningProgress:
                 steps.append(PlanStep(name, descriptions.get(name, ""), done=False))
                 continue
             entry = live.entry(TaskId(task))
-            steps.append(
-                PlanStep(
-                    name, _step_text(name, entry.task, descriptions), is_action_done(live, entry)
-                )
-            )
+            text = _step_text(name, entry.task, descriptions)
+            if entry.is_expanded:
+                text = f"{text} ({elements_text(live, entry)})".lstrip()
+            steps.append(PlanStep(name, text, is_action_done(live, entry)))
         return tuple(steps)
 
 
@@ -691,11 +739,11 @@ def progress_data(state: PlanningState, live: LivePlan) -> JsonObject:
     entries = planned or {
         str(entry.id): entry for entry in live if is_action(entry.task) and not entry.removed
     }
-    remaining: list[JsonValue] = [
-        {"task": name, "tool": tool_name(entry.task), "state": entry.state.value}
-        for name, entry in entries.items()
-        if entry.state in WAITING or entry.state is TaskState.RUNNING
-    ]
+    remaining: list[JsonValue] = []
+    for name, entry in entries.items():
+        current = _action_state(live, entry)
+        if current in WAITING or current is TaskState.RUNNING:
+            remaining.append({"task": name, **action_progress(live, entry)})
     down: list[JsonValue] = [
         {"name": name, "available": False, **({"reason": reason} if reason else {})}
         for name, reason in state.unavailable_tools.items()
@@ -724,15 +772,70 @@ def executed_actions(live: LivePlan, state: PlanningState) -> list[JsonValue]:
     executed, names = list[JsonValue](), state.names
     for entry in live:
         begun = entry.state not in WAITING or entry.log.failure is not None
-        if is_action(entry.task) and begun and not entry.removed:
-            name, tool = names.get(entry.id, entry.id), tool_name(entry.task)
-            action: JsonObject = {"task": name, "tool": tool, "state": entry.state.value}
-            if entry.output.value is not None:
+        if is_action(entry.task) and begun and not entry.removed and entry.template is None:
+            name = names.get(entry.id, entry.id)
+            action: JsonObject = {"task": name, **action_progress(live, entry)}
+            if entry.is_expanded:
+                action.update(_outcomes_of_elements(live, entry))
+            elif entry.output.value is not None:
                 action["output"] = _shorten(entry.output.value)
             if entry.log.failure is not None:
                 action["error"] = _shorten(entry.log.failure.message)
             executed.append(action)
     return executed
+
+
+def elements_text(live: LivePlan, template: TaskEntry) -> str:
+    """Return how it goes with the elements of a list, as `×40: 37 done, 3 running`."""
+    report = report_elements(template, live, ())
+    return f"×{report.total}: {report}"
+
+
+def _action_state(live: LivePlan, entry: TaskEntry) -> TaskState:
+    """Return the state of an action; that of a list is the state of its elements as a whole."""
+    if entry.is_expanded:
+        return report_elements(entry, live, ()).state
+    return entry.state
+
+
+def action_progress(live: LivePlan, entry: TaskEntry) -> JsonObject:
+    """Return the tool and the state of an action, and how it goes with the elements of its list, if it has one."""
+    state = _action_state(live, entry).value
+    progress: JsonObject = {"tool": tool_name(entry.task), "state": state}
+    if entry.is_expanded:
+        progress["elements"] = elements_text(live, entry)
+    return progress
+
+
+def element_output(live: LivePlan, element: TaskEntry) -> JsonValue:
+    """Return the output of an element as models are shown it; None as long as there is none."""
+    if not is_action_done(live, element):
+        return None
+    try:
+        return shown_form(live.results.output_of(element.id))
+    except NoResult as error:
+        return f"({error})"
+
+
+def _outcomes_of_elements(live: LivePlan, template: TaskEntry) -> JsonObject:
+    """Return the outputs of the elements that have one, in the order of the list, and the errors of the others."""
+    outputs: list[JsonValue] = []
+    errors: list[JsonValue] = []
+    for element in template.replacement.sinks:
+        outputs.append(element_output(live, element))
+        if is_action_done(live, element):
+            continue
+        for part in (element, *live.parts_of(element)):
+            if part.log.failure is not None:
+                errors.append(f"{part.id}: {part.log.failure.message}")
+    found: JsonObject = {"output": _shorten(outputs)}
+    if errors:
+        more = len(errors) - _MAX_ELEMENT_ERRORS
+        shown = errors[:_MAX_ELEMENT_ERRORS]
+        if more > 0:
+            shown.append(f"and {more} more")
+        found["error"] = _shorten(shown)
+    return found
 
 
 def action_data(task: Task, name: str, chosen: JsonObject | None = None) -> JsonObject:
@@ -744,6 +847,9 @@ def action_data(task: Task, name: str, chosen: JsonObject | None = None) -> Json
         "arguments": {**planned_arguments(task), **(chosen or {})},
         "expected_outcome": PlanningTask.of(task).expected_outcome,
     }
+    element = task.scope or {}
+    if "item" in element:
+        data["element"] = {name: element[name] for name in ("key", "item")}
     return {key: value for key, value in data.items() if value}
 
 

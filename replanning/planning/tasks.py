@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -16,11 +16,12 @@ from replanning.changes import AddTask, PlanChange
 from replanning.errors import Problem
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
-from replanning.live.states import WAITING, TaskState
+from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.view import PlanView
 from replanning.plan.checks import TaskScope, check_graph, check_task
 from replanning.plan.commands import option_problems
 from replanning.plan.document import Plan
+from replanning.plan.elements import LIST_FIELDS, template_of
 from replanning.plan.json_values import as_object, iter_strings, map_strings
 from replanning.plan.messages import NameSuggester, brief_repr, join_names, one_line
 from replanning.plan.references import (
@@ -33,7 +34,13 @@ from replanning.plan.risk import command_risk
 from replanning.plan.tasks import Fallback, Task, TaskBody, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.decisions import Phase, keeps_finished
-from replanning.planning.outputs import ActionPlan, Subtask, TaskDecomposition
+from replanning.planning.outputs import (
+    Action,
+    ActionPlan,
+    Subtask,
+    TaskDecomposition,
+    rename_subtask,
+)
 
 PLANNING_KEY: Final = "planning"
 """Key in the metadata of a task for its notes of planning mode."""
@@ -177,7 +184,8 @@ def is_phase_reached(live: LivePlan, phase: Phase, *, besides: TaskId | None = N
             continue
         if entry.id != besides and (entry.state in WAITING or entry.state is TaskState.RUNNING):
             return False
-        done = done or (current is phase and (entry.id == besides or entry.state is TaskState.DONE))
+        ended = entry.id == besides or entry.state is TaskState.DONE or entry.is_expanded
+        done = done or (current is phase and ended)
     return done
 
 
@@ -245,15 +253,60 @@ def pending_reflection(live: LivePlan) -> TaskId | None:
 
 
 def is_action_done(live: LivePlan, entry: TaskEntry) -> bool:
-    """Return whether an action is done, itself or by its replacement."""
+    """Return whether an action is done, itself or by its replacement.
+
+    That of a list is done with all its elements, if it has any. An element that failed and was skipped counts as done,
+    as its list goes on; one that was skipped before it was tried does not.
+    """
     if entry.state is TaskState.DONE:
         return phase_of(entry.task) is None
+    if entry.is_expanded:
+        elements = entry.replacement.sinks
+        return all(is_action_done(live, one) or _is_passed_over(live, one) for one in elements)
     parts = [live.entry(task_id) for task_id in entry.replacement.tasks]
     return (
         entry.state is TaskState.REPLACED_BY_REPLAN
         and bool(parts)
         and all(is_action_done(live, part) for part in parts)
     )
+
+
+def _is_passed_over(live: LivePlan, element: TaskEntry) -> bool:
+    """Return whether an element has failed, and its list goes on without it."""
+    parts = live.leaves(element)
+    return all(part.state is TaskState.SKIPPED and part.log.count > 0 for part in parts)
+
+
+def action_of(entry: TaskEntry) -> TaskEntry:
+    """Return the task of the action that a task is a part of: of an element, the one that has the list."""
+    return entry.template or entry
+
+
+def is_list_running(live: LivePlan, entry: TaskEntry) -> bool:
+    """Return whether an action has begun with its list, and goes on with it: no element needs another plan."""
+    if not entry.is_expanded:
+        return False
+    begun = False
+    for element in entry.replacement.sinks:
+        for part in live.leaves(element):
+            fails = part.state in STUCK and part.task.on_item_failure == "fail"
+            if fails or phase_of(part.task) is not None:
+                return False
+            begun = begun or part.log.count > 0
+    return begun
+
+
+def finished_actions(live: LivePlan) -> int:
+    """Return the number of actions that are done, of which a list with all its elements is one."""
+    number = 0
+    for entry in live:
+        if not is_action(entry.task) or entry.template is not None:
+            continue
+        is_done = entry.state is TaskState.DONE
+        if entry.is_expanded:
+            is_done = is_action_done(live, entry)
+        number += is_done
+    return number
 
 
 # Actions of a model's plan as tasks
@@ -320,6 +373,24 @@ def describe_tool_use(tool: str, arguments: JsonObject, max_chars: int = 500) ->
     return f"{tool} {text if more <= 0 else f'{text[:max_chars]} [… {more} characters more]'}"
 
 
+_MAX_LIST_CHARS: Final = 500
+"""Longest list of which a person is shown all elements, in characters."""
+
+
+def describe_list(action: Action | Task) -> str:
+    """Return what a person is told of the list of an action, as `for each of ["a", "b"]`; empty without one."""
+    elements = action.for_each
+    if elements is None:
+        return ""
+    if isinstance(elements, str):
+        return f"for each of {elements}, at most {action.max_items}"
+    text = json.dumps(elements, ensure_ascii=False)
+    more = len(text) - _MAX_LIST_CHARS
+    if more > 0 and isinstance(elements, list | dict):
+        text = f"{text[:_MAX_LIST_CHARS]} [… {len(elements)} in all]"
+    return f"for each of {text}"
+
+
 def describe_actions(plan: ActionPlan, tools: Mapping[str, ToolSpec]) -> str:
     """Describe the actions of a plan in their order, one line each, with their arguments and expected outcomes."""
     places = {name: place for place, name in enumerate(plan.subtask_order)}
@@ -331,6 +402,9 @@ def describe_actions(plan: ActionPlan, tools: Mapping[str, ToolSpec]) -> str:
             if action.arguments
             else action.tool
         )
+        elements = describe_list(action)
+        if elements:
+            use = f"{use} {elements}"
         spec = tools.get(action.tool)
         left = missing_arguments(spec, action.arguments) if spec is not None else ()
         later = f", {' and '.join(left)} chosen when it begins" if left else ""
@@ -470,6 +544,9 @@ def compile_action_plan(
         """Return the id of the task that does a subtask, or did it."""
         return TaskId(done.get(name, prefix + name))
 
+    def rename(name: TaskId) -> str:
+        return rename_subtask(name, resolve)
+
     known = {subtask.id: subtask for subtask in decomposition.subtasks}
     tasks: list[Task] = []
     for name in action_plan.subtask_order:
@@ -480,8 +557,12 @@ def compile_action_plan(
         for action, action_name in zip(
             actions, [*islice(free, len(actions) - 1), name], strict=True
         ):
-            reads = (reference.task for reference in find_references(action.arguments, done))
-            used = [resolve(task) for task in reads if task is not None and task in done]
+            read: list[JsonValue] = [action.arguments, action.for_each]
+            used: list[TaskId] = []
+            for reference in find_references(read, done):
+                subtask = template_of(reference.task or TaskId(""))
+                if subtask in done:
+                    used.append(resolve(subtask))
             notes = PlanningTask(
                 name=action_name,
                 subtask=name,
@@ -490,7 +571,11 @@ def compile_action_plan(
                 fallback_strategy=action.fallback_strategy or "",
                 may_fail=action.may_fail,
             )
-            arguments = rename_references(action.arguments, resolve, done)
+            arguments = rename_references(action.arguments, rename, done)
+            fields_of_list = list_fields(action)
+            if action.for_each is not None:
+                renamed = rename_references({"for_each": action.for_each}, rename, done)
+                fields_of_list.update(renamed)
             # A strategy may begin with a tool, as in `write_file: from scratch`.
             text = re.sub(
                 "^use ", "", " ".join((action.fallback_strategy or "").split()), flags=re.IGNORECASE
@@ -514,6 +599,7 @@ def compile_action_plan(
                 "depends_on": tuple(dict.fromkeys((*waits, *used))),
                 "priority": len(tasks),
                 "fallbacks": tuple(fallbacks),
+                **fields_of_list,
             }
             tasks.append(Task.model_validate(fields))
             waits = (tasks[-1].id,)
@@ -525,6 +611,15 @@ def compile_action_plan(
     before = [Task(id=TaskId(name)) for name in dict.fromkeys(done.values())]
     graph = check_graph([*complete, *earlier, *before])
     return [Problem("action_plan.actions", problem.message) for problem in graph], tuple(tasks)
+
+
+def list_fields(action: Action | Task) -> dict[str, Any]:
+    """Return the fields that say for which elements of a list an action is carried out, as far as they are stated."""
+    fields: dict[str, Any] = {}
+    for name in ("for_each", *LIST_FIELDS):
+        if name in action.model_fields_set:
+            fields[name] = getattr(action, name)
+    return fields
 
 
 def _check_actions(
@@ -568,8 +663,14 @@ def _check_actions(
         later: JsonObject = dict.fromkeys(
             missing_arguments(tool, action.arguments), _PLACEHOLDER_ARGUMENT
         )
-        body = Fallback(tool=tool.name, arguments={**later, **action.arguments})
-        for text in (*_argument_problems(tool, action.arguments), *check_task(body, scope)):
+        task = Task(
+            id=TaskId(action.task_id),
+            tool=tool.name,
+            arguments={**later, **action.arguments},
+            goal=action.purpose or None,
+            **list_fields(action),
+        )
+        for text in (*_argument_problems(tool, action.arguments), *check_task(task, scope)):
             yield Problem(f"{at}.arguments", f"{label}: {text}")
     for name in names:
         if name not in planned:

@@ -66,18 +66,23 @@ from replanning.planning.state import (
     DEFAULT_ASSUMPTIONS,
     PlanVersion,
     action_data,
+    element_output,
     validate_output,
 )
 from replanning.planning.tasks import (
     PLANNING_PHASES,
     PlanningTask,
+    action_of,
     add_phases,
     check_subtasks,
     compile_action_plan,
+    describe_list,
     describe_tool_use,
+    finished_actions,
     human_task,
     is_action,
     is_action_done,
+    is_list_running,
     missing_arguments,
     pending_reflection,
     phase_of,
@@ -329,9 +334,11 @@ def _check_actions(
                 texts.append(f"the action for {action.task_id!r} lacks the arguments {list(names)}")
     if texts:
         raise LLMResponseInvalid("; ".join(texts))
-    session.refuse_secrets(
-        {f"the arguments of the action for {a.task_id!r}": a.arguments for a in planned.actions}
-    )
+    values: dict[str, JsonValue] = {}
+    for action in planned.actions:
+        values[f"the arguments of the action for {action.task_id!r}"] = action.arguments
+        values[f"the list of the action for {action.task_id!r}"] = action.for_each
+    session.refuse_secrets(values)
 
 
 def _offered_actions(
@@ -380,12 +387,12 @@ def _finished_subtasks(session: PlanningSession, task: Task) -> dict[str, str]:
     entries = {
         name: live.entry(TaskId(task_id)) for name, task_id in _earlier_tasks(session, task).items()
     }
-    done = {
-        name: e
-        for name, e in entries.items()
-        if is_action_done(live, e) or e.state is TaskState.RUNNING
-    }
-    return {name: str(entry.id) for name, entry in done.items()}
+    done: dict[str, str] = {}
+    for name, entry in entries.items():
+        goes_on = entry.state is TaskState.RUNNING or is_list_running(live, entry)
+        if goes_on or is_action_done(live, entry):
+            done[name] = str(entry.id)
+    return done
 
 
 def _is_superseded(session: PlanningSession, task: Task) -> bool:
@@ -459,7 +466,10 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
             for body in (action, *action.fallbacks)
             if command_risk(tools[tool_name(body)], planned_arguments(body))
         ]
-        uses += [describe_tool_use(tool_name(body), planned_arguments(body)) for body in bodies]
+        elements = describe_list(action)
+        for body in bodies:
+            use = describe_tool_use(tool_name(body), planned_arguments(body))
+            uses.append(f"{use} {elements}".rstrip())
     held = state.held.get(notes.accept)
     approved = (
         held is not None and held.why == "dangerous" and held.is_approved
@@ -504,7 +514,8 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
         awaited: list[JsonValue] = [*live.entry(reflection).task.depends_on, *ids]
         changes.append(ModifyTask(task_id=reflection, fields={"depends_on": awaited}))
     for entry in live:  # no other action is left
-        unneeded = is_action(entry.task) and entry.id not in finished.values() and not entry.removed
+        kept = action_of(entry).id in finished.values()
+        unneeded = is_action(entry.task) and not kept and not entry.removed
         if unneeded and (entry.state in WAITING or entry.state in STUCK):
             changes.append(
                 SkipTask(task_id=entry.id, reason=f"the plan of {task.id} has replaced it")
@@ -965,35 +976,40 @@ async def run_action(
         if isinstance(output, str | int | float | bool | list | dict | None)
         else repr(output)
     )
-    settings, every = session.settings.reflection, session.config.judge_on == "every_action"
-    done = sum(
-        entry.state is TaskState.DONE and is_action(entry.task) for entry in session.run.live
-    )
-    number, interval = done + 1 + len(session.tasks_in_reflection), settings.trigger_interval
-    plan = session.state.plan
-    if interval and plan is not None and "trigger_interval" not in settings.model_fields_set:
-        interval = max(interval, -(-len(plan.tasks) // _MAX_REFLECTIONS))
-    due = settings.enabled and interval > 0 and number % interval == 0
+    settings = session.settings.reflection
     spec = session.tools.get(tool_name(task))
     error = (
         "" if may_fail else reported_failure(json_output, spec.accepted if spec is not None else ())
     )
+    template, result = entry.template, json_output
+    is_whole = True
+    if template is not None:
+        # An element is looked at alone if its output reports a failure; else all are, with the last one.
+        is_whole = not error and _is_last_element(session, entry, template, json_output)
+        if is_whole:
+            result = _outputs_of_list(session, template)
+    due = is_whole and _is_reflection_due(session)
+    every = session.config.judge_on == "every_action" and is_whole
     if due or error or every:
         session.tasks_in_reflection.add(task.id)
         try:
+            judged = name
             action = action_data(task, name, session.state.calls.get(context.attempt_id))
+            if template is not None and is_whole:
+                judged = session.state.name_of(template.root)
+                action = action_data(template.task, judged)
             data: JsonObject = {
                 **session.prompt_data(task),
                 "action": action,
-                "result": json_output,
+                "result": result,
             }
             if error:
                 data["errors"] = f"the tool did not fail, but its output says so: {error}"
             found: Reflection | None = None
             if due or (error and settings.enabled and settings.trigger_on_error):
-                found = await reflect(session, context.attempt_id, name, data)
+                found = await reflect(session, context.attempt_id, judged, data)
             lineage = session.state.lineage_of(entry.root)
-            cause = ReplanCause(str(data.get("errors", "")), action=name, lineage=lineage)
+            cause = ReplanCause(str(data.get("errors", "")), action=judged, lineage=lineage)
             if found is not None and found.plan_revision_needed and session.manager.limits.enabled:
                 considered = await session.decide_revision(
                     f"{context.attempt_id}~{Phase.REFLECTION}", found, data, cause
@@ -1006,6 +1022,39 @@ async def run_action(
             session.tasks_in_reflection.discard(task.id)
     session.manager.action_succeeded(name)
     return output
+
+
+def _is_reflection_due(session: PlanningSession) -> bool:
+    """Return whether the model reflects on the action that ends now, because so many have ended."""
+    settings, plan = session.settings.reflection, session.state.plan
+    interval = settings.trigger_interval
+    if interval and plan is not None and "trigger_interval" not in settings.model_fields_set:
+        interval = max(interval, -(-len(plan.tasks) // _MAX_REFLECTIONS))
+    if not settings.enabled or interval == 0:
+        return False
+    number = finished_actions(session.run.live) + 1 + len(session.tasks_in_reflection)
+    return number % interval == 0
+
+
+def _is_last_element(
+    session: PlanningSession, entry: TaskEntry, template: TaskEntry, output: JsonValue
+) -> bool:
+    """Return whether the action of a list ends with this element, whose tool has given an output."""
+    # Several may have ended whose success is not on record yet; exactly one of them is the last.
+    session.ended_elements[entry.root] = output
+    elements = template.replacement.sinks
+    return all(one.satisfied or one.id in session.ended_elements for one in elements)
+
+
+def _outputs_of_list(session: PlanningSession, template: TaskEntry) -> list[JsonValue]:
+    """Return the outputs of all elements of a list, in its order; null of those that were left out."""
+    outputs: list[JsonValue] = []
+    for element in template.replacement.sinks:
+        output = session.ended_elements.get(element.id)
+        if element.id not in session.ended_elements:
+            output = element_output(session.run.live, element)
+        outputs.append(output)
+    return outputs
 
 
 def _check_filled_arguments(session: PlanningSession, task: Task) -> None:
@@ -1047,7 +1096,10 @@ async def _resolve_task(session: PlanningSession, task: Task, context: TaskConte
     planned = planned_arguments(task)
     if not session.tool_loop_only:  # in the loop, arguments are literal
         planned = resolve_references(
-            planned, context=live.context, result_of=live.results.output_of
+            planned,
+            context=live.context,
+            result_of=live.results.output_of,
+            scope=task.scope,
         )
     if not missing_arguments(spec, planned):
         return task.model_copy(update={"tool": name, "arguments": planned})
@@ -1099,9 +1151,14 @@ async def _follow_decision(
         decision is not None and decision.replan_type is ReplanType.RETRY,
         ruling.kind == "ask",
     )
-    if asks and retries and not cause.error:  # a successful action is not repeated on a guess
-        session.manager.record_decision(considered, executed=False)
     followed = ruling.is_executable or (asks and bool(cause.error))
+    # Of a list, only the element that ended last would be repeated.
+    of_list = live.entry(task.id).template is not None and not cause.error
+    if retries and of_list:
+        followed = False
+    # A successful action is not repeated on a guess.
+    if retries and not cause.error and (asks or of_list):
+        session.manager.record_decision(considered, executed=False)
     if (
         (ruling.questions and not (retries and followed))
         or ruling.needs_escalation

@@ -123,6 +123,42 @@ def test_programs_see_the_actions_alone(folder):
     assert told["phases"][0]["output"]["main_objective"] == "Tell people"
 
 
+LISTED = {"for_each": ["a", "b", "c"], "arguments": {"text": "${item}"}}
+
+
+def test_programs_see_a_list_as_one_action(folder):
+    """With `--json` an action for each element of a list is one task with one output; `elements` says how many there are."""
+    with planning_server(planned(action("note", "write", **LISTED))) as server:
+        told = answer(folder, "solve", *OPENAI, **server.environ())
+
+    assert (told["status"], told["tasks"]) == ("succeeded", {"note": "DONE"})
+    assert told["elements"] == {"note": {"done": 3}}
+    assert [len(output) for output in told["outputs"].values()] == [3]
+    assert told["completion"]["summary"]["tasks_completed"] == 1
+    assert sorted(lines(folder / "log")) == ["a", "b", "c"]
+
+
+def test_people_see_a_list_as_one_action(folder):
+    """The terminal shows the list in the plan, and its elements by the name of the action, with the key of each."""
+    listed = {**LISTED, "key": "${item}"}
+    with planning_server(planned(action("note", "write", **listed))) as server:
+        shown = cli(folder, *OPENAI_SOLVE, **server.environ())
+
+    assert '1. note: write {"text": "${item}"} for each of ["a", "b", "c"]' in shown.stderr
+    assert "note[b] done in" in shown.stderr
+    assert "3 done" in shown.stdout
+
+
+def test_a_list_is_saved_and_told(folder):
+    """`plan` saves an action for each element of a list as a task with `for_each`, and says of what a dangerous one is used."""
+    with planning_server(planned(action("clear", "wipe", **LISTED))) as server:
+        saved = cli(folder, "plan", *OPENAI, "--save", "plan.yaml", **server.environ())
+
+    assert 'may do harm: wipe {"text": "${item}"} for each of ["a", "b", "c"];' in saved.stderr
+    cli(folder, "run", "plan.yaml", "--no-replan")
+    assert sorted(lines(folder / "log")) == ["a", "b", "c"]
+
+
 def test_people_see_the_names_that_the_model_chose(folder):
     """The terminal shows actions by their names in the model's plan, also those of a later plan, and fallbacks."""
     failing = action("v1.2-note", "fail", arguments={}, fallback_strategy="use write")

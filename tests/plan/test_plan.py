@@ -583,6 +583,10 @@ def test_check_task():
     assert check_task(Task(id=TaskId("b"), when="("), TaskScope({}, {}, {}))[0].startswith(
         "condition '('"
     )
+    assert check_task(Fallback(), TaskScope({}, {}, {})) == []
+    assert check_task(Task(id=TaskId("c"), key="${item}"), TaskScope({}, {}, {})) == [
+        "`key` is about the elements of `for_each`, which is missing"
+    ]
 
 
 names = st.text(
