@@ -19,6 +19,7 @@ from replanning.plan.messages import (
     did_you_mean,
     first_problems,
     format_path,
+    join_parts,
     validation_problems,
 )
 from replanning.plan.tasks import Items, Name, StrictModel, Task, to_seconds
@@ -128,7 +129,10 @@ class ReorderTasks(_Change):
 
 
 class RetryTask(_Change):
-    """Run a task again, after `delay` seconds; also revives what was removed, skipped, cancelled or replaced."""
+    """Run a task again, after `delay` seconds.
+
+    Also revives a task that was removed, skipped, cancelled or replaced.
+    """
 
     kind: Literal["retry"] = "retry"
     task_id: TaskId
@@ -152,9 +156,9 @@ class CancelTask(_Change):
 
 
 class AbortRun(_Change):
-    """Stop the whole run; with `undo`, once what it has changed is taken back.
+    """Stop the whole run; with `undo`, only after its effects are taken back.
 
-    That is done as by `PlanRun.undo`, and refused if of an effect no task can take back, or if
+    That works like `PlanRun.undo`, and is refused if no task can take an effect back, or if
     everything is being taken back already.
     """
 
@@ -266,7 +270,7 @@ def _field_arguments(fields: JsonValue) -> Iterator[JsonValue]:
 _ID_KEYS: Final = frozenset({"id", "task_id"})
 _ID_LIST_KEYS: Final = frozenset({"depends_on", "before", "order"})
 _PART_KEYS: Final = frozenset({"task", "tasks", "fields"})
-"""Keys of a change, or of a task in it, that have an id, several, or parts that have them."""
+"""Keys in a change or task with an id, a list of ids, or parts that have ids themselves."""
 
 to_canonical_json: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 """Returns JSON with sorted keys and without blanks, for hashes."""
@@ -275,12 +279,12 @@ to_canonical_json: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"
 def changes_hash(
     changes: Sequence[PlanChange], originals: Mapping[TaskId, TaskId] = MappingProxyType({})
 ) -> str:
-    """Return the SHA-256 of changes in canonical JSON, with new tasks named by position instead of by id.
+    """Return the SHA-256 of changes in canonical JSON, which names new tasks by their positions.
 
     Args:
         changes: the changes.
-        originals: the tasks that others stand for, so that changes to a task and to its replacement
-            are the same.
+        originals: the original of each task that replaces another, so that changes to both are
+            equal.
     """
     positions: dict[TaskId, TaskId] = {}
     for number, task_id in enumerate(new_task_ids(changes)):
@@ -304,7 +308,7 @@ def _rename_tasks(
     Args:
         part: the JSON of a change or a task.
         positions: the names of the new tasks.
-        originals: those of other tasks.
+        originals: the names of other tasks.
     """
 
     def rename(name: JsonValue) -> JsonValue:
@@ -336,16 +340,16 @@ def parse_changes(data: object) -> tuple[PlanChange, ...]:
     Raises:
         ChangeRejected: an item is no change; names every offender and its place.
     """
-    if isinstance(data, _Change):  # which can be iterated over
+    # A change can be iterated over, too.
+    if isinstance(data, _Change):
         raise ChangeRejected([Problem("changes", f"expected a list, got {brief_repr(data)}")])
     try:
         return _CHANGES_ADAPTER.validate_python(data)
     except ValidationError as error:
-        details = error.errors(include_url=False)
-        problems = (
-            Problem(format_path(("changes", *item["loc"])), _error_message(item))
-            for item in details
-        )
+        problems: list[Problem] = []
+        for item in error.errors(include_url=False):
+            place = format_path(("changes", *item["loc"]))
+            problems.append(Problem(place, _error_message(item)))
         raise ChangeRejected(first_problems(problems)) from None
 
 
@@ -356,15 +360,18 @@ def _error_message(details: ErrorDetails) -> str:
         case "union_tag_invalid":
             given = details["ctx"]["tag"]
             hint = did_you_mean(given, _CHANGE_KINDS)
-            return f"there is no kind of change {brief_repr(given)}; known are {', '.join(_CHANGE_KINDS)}{hint and f'; {hint}'}"
+            text = f"there is no kind of change {brief_repr(given)}"
+            return join_parts(text, f"known are {', '.join(_CHANGE_KINDS)}", hint)
         case "union_tag_not_found":
             return f"its `kind` is missing; known are {', '.join(_CHANGE_KINDS)}"
         case "too_short":
             return "must not be empty"
         case "extra_forbidden":
             return f"there is no field {brief_repr(details['loc'][-1])} here"
-        case "tuple_type" | "model_attributes_type" as kind:
-            return f"expected a {'list' if kind == 'tuple_type' else 'change'}, got {brief_repr(details['input'])}"
+        case "tuple_type":
+            return f"expected a list, got {brief_repr(details['input'])}"
+        case "model_attributes_type":
+            return f"expected a change, got {brief_repr(details['input'])}"
     return details["msg"]
 
 

@@ -1,8 +1,8 @@
-"""Loading of settings from arguments, environment, a person's override and a file, with the source of every value.
+"""Loading of settings from arguments, environment, a person's override and a file.
 
 Each source gives values by key, such as `alternatives.min_confidence`. The highest source that has
-a key wins, and the result is validated as a whole, so that every problem names the line, variable
-or argument that it comes from.
+a key wins. The result keeps the source of every value and is validated as a whole, so that every
+problem names the line, variable or argument that it comes from.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ FILES: Final = ("replanning.yaml", ".replanning.yaml")
 SECTION: Final = "replanning"
 
 PLANNING: Final = "planning"
-"""Section of planning mode, beside the other."""
+"""Section of planning mode, beside the other section."""
 
 MAX_SIZE: Final = 1024 * 1024
-"""Largest settings file and largest answer of a server, in bytes."""
+"""Size limit of a settings file and of an answer of a server, in bytes."""
 
 _MAX_VALUE_DEPTH: Final = 20
 _FIELD_BY_KEY: Final[Mapping[str, str]] = {"retry.exponential_backoff": "retry.exponential"}
-"""Keys that differ from the field, which plans have as well."""
+"""Keys that differ from the path of their field, whose name plans use as well."""
 
 _KEY_BY_FIELD: Final[Mapping[str, str]] = {field: key for key, field in _FIELD_BY_KEY.items()}
 _CREDENTIAL: Final = re.compile(
@@ -61,7 +61,7 @@ _FOREIGN_KEYS: Final[Mapping[str, str]] = {
     "max_iterations": "did you mean 'limits.replans_per_lineage', the replans of a task, or "
     "'judge.max_iterations', the attempts at it?",
 }
-"""Settings under names that others use, where the nearest name here means something else."""
+"""Hints for names that other programs use, where the nearest key here means something else."""
 
 Kind = Literal["default", "file", "override", "environment", "argument"]
 """Kind of source, from the lowest to the highest precedence."""
@@ -71,7 +71,7 @@ _KINDS: Final[Mapping[str, Kind]] = {
     "environment": "environment",
     "override": "override",
 }
-"""Kinds by the first word of a source; that of a file is its name."""
+"""Kinds by the first word of a source; a source of any other kind begins with a file name."""
 
 Override = Callable[[], object]
 """Returns the settings of a person as `{"status": "success", "data": {"planning": {…}}}`."""
@@ -83,10 +83,9 @@ class LoadedSettings:
 
     Attributes:
         settings: the settings.
-        sources: by key, such as `alternatives.min_confidence`: file with line, variable, override,
-            or argument.
+        sources: the source of each value by key: file with line, variable, override, or argument.
         warnings: an override that did not answer, and variables that look misspelt.
-        file: the file that was read, if there was one.
+        file: the file that was read, if any.
     """
 
     settings: Settings
@@ -119,9 +118,8 @@ def load_settings(
     """Load the settings from all sources.
 
     Arguments take precedence over the environment, that over the person's override, that over the
-    file, and that over the defaults. Lists replace one another and are not merged. Keys of API
-    services are read from the environment by the clients that need them; in the file they are an
-    error.
+    file, and that over the defaults. Lists replace one another and are not merged. The clients of
+    API services read their keys from the environment; in the file, such a key is an error.
 
     Args:
         path: a YAML file with a section `replanning`; by default `replanning.yaml` or
@@ -138,58 +136,101 @@ def load_settings(
     Raises:
         SettingsError: with every problem; each names its key, its source and what is allowed.
     """
-    found = find_file() if path is None else None
-    path = found or path
+    if environ is None:
+        environ = os.environ
     problems: list[Problem] = []
-    environ = os.environ if environ is None else environ
+    untrusted: list[Problem] = []
     warnings = list(misspelt(environ))
-    in_file = _file_values(Path(path), problems) if path is not None else {}
-    guarded = _guarded_values(in_file) if found else {}
-    untrusted = list[Problem]()
-    if (
-        found
-        and guarded
-        and _read_trusted(_trust_path(environ)).get(str(found.resolve())) != _digest(guarded)
-    ):
-        hint = "it does not count until the file is trusted: read it, then run `replanning config trust`"
-        untrusted = [Problem(f"{value.source} {key}", hint) for key, value in guarded.items()]
-    texts = {
-        name: text.strip() for name, text in environ.items() if name.isupper() and text.strip()
-    }
-    names = {
-        name: name for name in texts if name.startswith(_PREFIX) and len(name) <= _MAX_NAME_CHARS
-    }
-    names |= {_long_names()[key]: name for name, key in VARIABLES if name in texts}
-    variables = _Variables(Settings, env_prefix=_PREFIX, env_nested_delimiter=_DELIMITER)  # type: ignore[arg-type] # it reads the fields alone
-    variables.env_vars = {long.lower(): texts[name] for long, name in names.items()}
-    in_environment = {
-        format_path(steps): _Value(
-            _typed(format_path(steps), value), f"environment {_variable_of(steps, names)}"
-        )
-        for steps, value in _leaves(variables())
-    }
-    in_arguments: dict[str, _Value] = {}
-    for key, value in (arguments or {}).items():
-        try:
-            leaves = _leaves(_as_json(value), (key,))
-        except PlanError as error:
-            problems += [Problem(f"argument {key}", problem.message) for problem in error.problems]
-        else:
-            in_arguments |= {".".join(steps): _Value(leaf, "argument") for steps, leaf in leaves}
+    in_file: dict[str, _Value] = {}
+    file = find_file() if path is None else Path(path)
+    if file is not None:
+        in_file = _file_values(file, problems)
+    # A file that was merely found may be somebody else's.
+    if file is not None and path is None:
+        untrusted = _untrusted_problems(file, in_file, environ)
+    in_environment = _environment_values(environ)
+    in_arguments = _argument_values(arguments or {}, problems)
+
     asked: Override | OverrideSettings | None = override
     if asked is None and not untrusted:
-        named = ChainMap(in_arguments, in_environment, in_file)
-        server = _validate(
-            {key: named[key] for key in ("override.url", "override.timeout") if key in named}, []
-        )
-        asked = server.override if server is not None and server.override.url is not None else None
-    in_override = _override_values(asked, problems, warnings) if asked is not None else {}
+        asked = _override_server(ChainMap(in_arguments, in_environment, in_file))
+    in_override: dict[str, _Value] = {}
+    if asked is not None:
+        in_override = _override_values(asked, problems, warnings)
+
     merged = ChainMap(in_arguments, in_environment, in_override, in_file)
     settings = _validate(merged, problems)
     if problems or untrusted or settings is None:
         raise SettingsError(problems or untrusted)
     sources = {key: value.source for key, value in merged.items() if key in _key_index()}
-    return LoadedSettings(settings, sources, tuple(warnings), None if path is None else Path(path))
+    return LoadedSettings(settings, sources, tuple(warnings), file)
+
+
+def _untrusted_problems(
+    file: Path, in_file: Mapping[str, _Value], environ: Mapping[str, str]
+) -> list[Problem]:
+    """Return a problem for each guarded value of a file, unless the file is trusted as it is."""
+    guarded = _guarded_values(in_file)
+    if not guarded:
+        return []
+    trusted = _read_trusted(_trust_path(environ))
+    if trusted.get(str(file.resolve())) == _digest(guarded):
+        return []
+    hint = (
+        "it does not count until the file is trusted: read it, then run `replanning config trust`"
+    )
+    return [Problem(f"{value.source} {key}", hint) for key, value in guarded.items()]
+
+
+def _environment_values(environ: Mapping[str, str]) -> dict[str, _Value]:
+    texts: dict[str, str] = {}
+    for name, text in environ.items():
+        if name.isupper() and text.strip():
+            texts[name] = text.strip()
+    # By long name, the variable that it is read from.
+    names: dict[str, str] = {}
+    for name in texts:
+        if name.startswith(_PREFIX) and len(name) <= _MAX_NAME_CHARS:
+            names[name] = name
+    for name, key in VARIABLES:
+        if name in texts:
+            names[_long_names()[key]] = name
+    # It reads only the fields of the model.
+    variables = _Variables(Settings, env_prefix=_PREFIX, env_nested_delimiter=_DELIMITER)  # type: ignore[arg-type]
+    variables.env_vars = {long.lower(): texts[name] for long, name in names.items()}
+    values: dict[str, _Value] = {}
+    for steps, value in _leaves(variables()):
+        key = format_path(steps)
+        values[key] = _Value(_typed(key, value), f"environment {_variable_of(steps, names)}")
+    return values
+
+
+def _argument_values(
+    arguments: Mapping[str, JsonValue], problems: list[Problem]
+) -> dict[str, _Value]:
+    """Return the values of arguments; what JSON cannot express is added to `problems`."""
+    values: dict[str, _Value] = {}
+    for key, value in arguments.items():
+        try:
+            leaves = _leaves(_as_json(value), (key,))
+        except PlanError as error:
+            problems += [Problem(f"argument {key}", problem.message) for problem in error.problems]
+        else:
+            for steps, leaf in leaves:
+                values[".".join(steps)] = _Value(leaf, "argument")
+    return values
+
+
+def _override_server(given: Mapping[str, _Value]) -> OverrideSettings | None:
+    """Return the server that is to be asked for a person's settings, if a valid one is set."""
+    named: dict[str, _Value] = {}
+    for key in ("override.url", "override.timeout"):
+        if key in given:
+            named[key] = given[key]
+    settings = _validate(named, [])
+    if settings is None or settings.override.url is None:
+        return None
+    return settings.override
 
 
 def find_file() -> Path | None:
@@ -201,17 +242,19 @@ def find_file() -> Path | None:
     files = [name for name in FILES if os.path.lexists(name)]
     if len(files) > 1:
         raise SettingsError.at(files[1], f"there is {files[0]!r}, too; keep one of them")
-    return Path(files[0]) if files else None
+    for name in files:
+        return Path(name)
+    return None
 
 
 def trust_file(
     path: str | os.PathLike[str], environ: Mapping[str, str] | None = None
 ) -> dict[str, JsonValue]:
-    """Trust the settings of a file that name services, plugins, folders or patterns, until one of them changes.
+    """Trust the settings of a file that name services, plugins, folders or patterns.
 
-    Somebody else's checkout may contain a settings file that sends keys and plans to their server.
-    So trust is kept outside of it, in the person's own configuration: `$XDG_CONFIG_HOME/replanning`
-    or `~/.config/replanning`.
+    The trust lasts until one of these settings changes. Somebody else's checkout may contain a
+    settings file that sends keys and plans to their server. So trust is stored outside of it, in
+    the person's own configuration: `$XDG_CONFIG_HOME/replanning` or `~/.config/replanning`.
 
     Args:
         path: the settings file.
@@ -244,34 +287,36 @@ _OWN_NAMES: Final = frozenset({"repair", *DEFAULT_TRIGGERS, "better-path-found"}
 
 
 def _guarded_values(values: Mapping[str, _Value]) -> dict[str, _Value]:
-    """Return the values that need trust: they decide where keys and plans go, whose code runs, what is masked, where files go."""
+    """Return the values that need trust.
 
-    def is_guarded(key: str, value: JsonValue) -> bool:
-        match key:
-            case "llm.base_url" | "override.url" | "redaction.patterns":
-                return value is not None
-            case "planning.history.directory" | "planning.history.archive_directory":
-                return value is not None
-            case "provider" | "judge.provider" | "llm.fallback" | "triggers":
-                names = set(map(str, value if isinstance(value, list) else [value])) - _OWN_NAMES
-                return bool(names) and not (
-                    key == "provider" and names == {"auto"}
-                )  # which is the default
-        return False
+    They decide where keys, plans and files go, whose code runs, and what is masked.
+    """
+    return {key: value for key, value in values.items() if _is_guarded(key, value.value)}
 
-    return {key: value for key, value in values.items() if is_guarded(key, value.value)}
+
+def _is_guarded(key: str, value: JsonValue) -> bool:
+    match key:
+        case "llm.base_url" | "override.url" | "redaction.patterns":
+            return value is not None
+        case "planning.history.directory" | "planning.history.archive_directory":
+            return value is not None
+        case "provider" | "judge.provider" | "llm.fallback" | "triggers":
+            listed = value if isinstance(value, list) else [value]
+            names = set(map(str, listed)) - _OWN_NAMES
+            # The default provider.
+            if key == "provider":
+                names -= {"auto"}
+            return len(names) > 0
+    return False
 
 
 def _trust_path(environ: Mapping[str, str]) -> Path:
-    return (
-        Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-        / "replanning"
-        / "trusted.json"
-    )
+    configuration = Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return configuration / "replanning" / "trusted.json"
 
 
 def _read_trusted(file: Path) -> dict[str, JsonValue]:
-    """Return the digest of the trusted settings of each file; a file that cannot be read trusts nothing."""
+    """Return the digest of the trusted settings of each file; empty if it cannot be read."""
     with suppress(OSError, ValueError, RecursionError):
         trusted: JsonValue = json.loads(file.read_text(encoding="utf-8"))
         if isinstance(trusted, dict):
@@ -292,19 +337,26 @@ def keys() -> Mapping[str, bool]:
 
 def values(settings: Settings) -> dict[str, JsonValue]:
     """Return every key with its value, in the order of the sections."""
-    leaves = {
-        format_path(steps): value
-        for steps, value in _leaves(settings.model_dump(mode="json", by_alias=True))
-    }
-    return {_KEY_BY_FIELD.get(key, key): value for key, value in leaves.items()}
+    by_key: dict[str, JsonValue] = {}
+    for steps, value in _leaves(settings.model_dump(mode="json", by_alias=True)):
+        field = format_path(steps)
+        by_key[_KEY_BY_FIELD.get(field, field)] = value
+    return by_key
 
 
 class _Key(NamedTuple):
-    type: Any  # with the bounds of the field
+    """Type of the value of a key.
+
+    Attributes:
+        type: the type, with the bounds of the field.
+        is_section: whether it is a section.
+        is_table: whether it is a mapping whose names are the user's own, such as names of models,
+            which may contain dots.
+    """
+
+    type: Any
     is_section: bool
-    is_table: (
-        bool  # a mapping whose names are the user's own, such as those of models, with dots in them
-    )
+    is_table: bool
 
 
 @cache
@@ -313,38 +365,51 @@ def _key_index() -> Mapping[str, _Key]:
 
 
 def _iter_keys(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, _Key]]:
-    """Yield every key of a model; those inside a table stand behind `*`, in place of the names."""
+    """Yield every key of a model; keys inside a table have `*` in place of the name."""
     for field_name, field in model.model_fields.items():
         name = f"{prefix}{field.alias or field_name}"
         key = _KEY_BY_FIELD.get(name, name)
         is_table = get_origin(field.annotation) is dict
-        options = (field.annotation, *get_args(field.annotation))
-        section = next(
-            (kind for kind in options if isinstance(kind, type) and issubclass(kind, BaseModel)),
-            None,
-        )
+        section = _section_model(field)
         is_section = section is not None and not is_table
-        bounded: Any = Annotated[
-            (field.annotation, key, *field.metadata)
-        ]  # the key itself has no meaning
-        yield key, _Key(section if is_section else bounded, is_section, is_table)
+        # Without a bound, the key stands in for one, which has no effect.
+        value_type: Any = Annotated[(field.annotation, key, *field.metadata)]
+        if is_section:
+            value_type = section
+        yield key, _Key(value_type, is_section, is_table)
+        inner = f"{key}."
         if is_table:
             yield f"{key}.*", _Key(section, is_section=True, is_table=False)
+            inner = f"{key}.*."
         if section is not None:
-            yield from _iter_keys(section, f"{key}.*." if is_table else f"{key}.")
+            yield from _iter_keys(section, inner)
+
+
+def _section_model(field: FieldInfo) -> type[BaseModel] | None:
+    """Return the model in the type of a field, if there is one."""
+    for kind in (field.annotation, *get_args(field.annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
 
 
 def _leaves(
     value: JsonValue, steps: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], JsonValue]]:
-    """Yield the leaves of a mapping with their paths; a table is a leaf, and an empty section has none."""
+    """Yield the leaves of a mapping with their paths; tables are leaves, empty sections are not."""
     entry = _key_index().get(".".join(steps))
-    if isinstance(value, dict) and (entry.is_section if entry is not None else value):
-        for key, item in value.items():
-            yield from _leaves(item, (*steps, key))
-    elif steps and not (
-        value is None and entry is not None and (entry.is_section or entry.is_table)
-    ):
+    if isinstance(value, dict):
+        # An unknown section with anything in it is taken apart as well, so that each key is named.
+        is_section = len(value) > 0
+        if entry is not None:
+            is_section = entry.is_section
+        if is_section:
+            for key, item in value.items():
+                yield from _leaves(item, (*steps, key))
+            return
+    # Null stands for an empty section or table.
+    is_empty = value is None and entry is not None and (entry.is_section or entry.is_table)
+    if steps and not is_empty:
         yield steps, value
 
 
@@ -368,36 +433,31 @@ def _file_values(path: Path, problems: list[Problem]) -> dict[str, _Value]:
         raise SettingsError.at(str(path), expected)
     leaves: dict[JsonPath, tuple[str, JsonValue]] = {}
     for name, section in document.items():
-        if name == SECTION and isinstance(section, dict):
-            if PLANNING in section:
-                problems.append(
-                    Problem(
-                        f"{path} {SECTION}.{PLANNING}", "it is a section of its own; move it out"
-                    )
-                )
-            inner = {key: value for key, value in section.items() if key != PLANNING}
-            leaves |= {
-                (name, *steps): (format_path(steps), value) for steps, value in _leaves(inner)
-            }
-        elif name == SECTION and section is not None:
-            problems.append(
-                Problem(
-                    f"{path} {name}", f"expected a mapping of settings, got {brief_repr(section)}"
-                )
-            )
-        elif name == PLANNING:
-            leaves |= {
-                steps: (format_path(steps), value) for steps, value in _leaves(section, (name,))
-            }
+        if name == PLANNING:
+            for steps, value in _leaves(section, (name,)):
+                leaves[steps] = (format_path(steps), value)
         elif name != SECTION:
             unknown = f"there is no section of this name; known are {SECTION!r} and {PLANNING!r}"
             problems.append(Problem(f"{path} {name}", unknown))
-    parents = {place[:length] for place in leaves for length in range(1, len(place) + 1)}
+        elif isinstance(section, dict):
+            if PLANNING in section:
+                misplaced = f"{path} {SECTION}.{PLANNING}"
+                problems.append(Problem(misplaced, "it is a section of its own; move it out"))
+            inner = {key: value for key, value in section.items() if key != PLANNING}
+            for steps, value in _leaves(inner):
+                leaves[name, *steps] = (format_path(steps), value)
+        elif section is not None:
+            expected = f"expected a mapping of settings, got {brief_repr(section)}"
+            problems.append(Problem(f"{path} {name}", expected))
+    parents: set[JsonPath] = set()
+    for place in leaves:
+        parents.update(place[:length] for length in range(1, len(place) + 1))
     positions = find_positions(text, "yaml", parents)
-    return {
-        key: _Value(value, ":".join(map(str, (path, *positions.get(place, ())))))
-        for place, (key, value) in leaves.items()
-    }
+    values: dict[str, _Value] = {}
+    for place, (key, value) in leaves.items():
+        source = ":".join(map(str, (path, *positions.get(place, ()))))
+        values[key] = _Value(value, source)
+    return values
 
 
 _PREFIX: Final = "REPLANNING_"
@@ -431,9 +491,7 @@ VARIABLES: Final[tuple[tuple[str, str], ...]] = (
     ("MAX_PLAN_REVISIONS", "planning.revision.max_revisions"),
     ("MAX_TOTAL_REPLANS", "planning.replanning.global.max_total_replans"),
 )
-"""Short names of variables, each with its keys; they take precedence over the long name that every
-key has.
-"""
+"""Short names of variables with their keys; they take precedence over the long name of a key."""
 
 OTHERS: Final = (
     "REPLANNING_CONTEXT",
@@ -442,9 +500,7 @@ OTHERS: Final = (
     "REPLANNING_PROCESS_MARKS",
     "REPLANNING_STORE",
 )
-"""Variables that are no settings: an option of the command line, and those passed to tools and
-servers.
-"""
+"""Variables other than settings: an option of the command line, and those passed to tools."""
 
 _SIMILARITY: Final = 0.9
 """Similarity at which a name counts as misspelt."""
@@ -457,20 +513,24 @@ def _long_names() -> Mapping[str, str]:
 
 
 class _Variables(EnvSettingsSource):
-    """Source of variables by their long names: a section as JSON, or each of its settings by itself."""
+    """Source of variables by long names: a section as JSON, or each of its settings by itself."""
 
     def decode_complex_value(
         self, field_name: str, field: FieldInfo | None, value: str
     ) -> JsonValue:
-        """Return a list or section from JSON or from names with commas; any other text as it is, to be refused later."""
+        """Return a list or section from JSON or from names with commas.
+
+        Any other text is returned as it is, for validation to refuse.
+        """
         decoded = _decoded(value)
         if isinstance(decoded, (list, dict)) or decoded is None:
             return decoded
         if field is None or "tuple[" not in str(field.annotation):
             return value
-        if field_name == "patterns":  # expressions may contain commas
+        # Regular expressions may contain commas.
+        if field_name == "patterns":
             return [value]
-        return [name for part in value.split(",") if (name := part.strip())]
+        return [part.strip() for part in value.split(",") if part.strip()]
 
 
 def _decoded(text: str) -> JsonValue:
@@ -478,7 +538,9 @@ def _decoded(text: str) -> JsonValue:
         value: JsonValue = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return text if exceeds_depth(value, _MAX_VALUE_DEPTH) else value
+    if exceeds_depth(value, _MAX_VALUE_DEPTH):
+        return text
+    return value
 
 
 def _typed(key: str, value: JsonValue) -> JsonValue:
@@ -498,17 +560,21 @@ def _typed(key: str, value: JsonValue) -> JsonValue:
 
 
 def _variable_of(steps: Sequence[str], names: Mapping[str, str]) -> str:
-    """Return the variable of a setting: its own, that of a section around it, or the first of those within it."""
+    """Return the variable that sets a setting.
+
+    It is the variable of the setting, else of a section around it, else the first of those within.
+    """
     by_long = {long.lower(): name for long, name in names.items()}
-    longs = [
-        f"{_PREFIX}{_DELIMITER.join(steps[:length])}".lower() for length in range(len(steps), 0, -1)
-    ]
-    own = next((long for long in longs if long in by_long), None)
-    return by_long[own or next(long for long in by_long if long.startswith(longs[0] + _DELIMITER))]
+    for length in range(len(steps), 0, -1):
+        long = f"{_PREFIX}{_DELIMITER.join(steps[:length])}".lower()
+        if long in by_long:
+            return by_long[long]
+    within = f"{_PREFIX}{_DELIMITER.join(steps)}{_DELIMITER}".lower()
+    return next(by_long[long] for long in by_long if long.startswith(within))
 
 
 def misspelt(environ: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield a problem for each variable that looks like a misspelt setting; its value is not shown."""
+    """Yield a problem for each variable that looks like a misspelt setting, without its value."""
     longs = _long_names()
     every = [*longs.values(), *(name for name, _ in VARIABLES), *OTHERS]
     # Names are compared without the doubled delimiter, which is the easiest to get wrong.
@@ -525,8 +591,8 @@ def misspelt(environ: Mapping[str, str]) -> Iterator[Problem]:
         if "_" in plain:  # a single word, such as STORE, is some other program's
             meant = comparable.get(f"{_PREFIX}{plain}")
         if meant is None:
-            near = difflib.get_close_matches(plain, comparable, n=1, cutoff=_SIMILARITY)
-            meant = comparable[near[0]] if near else None
+            for near in difflib.get_close_matches(plain, comparable, n=1, cutoff=_SIMILARITY):
+                meant = comparable[near]
         if meant is not None:
             hint = f"nothing is read from it; did you mean {meant!r}?"
             yield Problem(f"environment {name}", hint)
@@ -544,41 +610,33 @@ def _override_values(
 ) -> dict[str, _Value]:
     """Return the values that a function or server gives.
 
-    Without an answer they are left out with a warning: work must not stop because another server
-    does. A person without a section `planning` has none. An answer of another form is a problem,
-    since it would be the same next time.
+    Without an answer there are none, with a warning: work must not stop because another server
+    does. A person without a section `planning` has none either. An answer of another form is a
+    problem, since it would be the same next time.
     """
-    source = "override" if callable(override) else f"override {override.url}"
+    redact = Redactor().text
+    source = "override"
     try:
         if callable(override):
-            try:
-                answer = override()
-            except (
-                Exception
-            ) as error:  # the function of a user may raise anything, and must not stop work
-                raise _Unanswered(
-                    Redactor().text(f"it failed with {type(error).__name__}: {error}")
-                ) from error
-            answer = _as_json(answer)
+            answer = _as_json(_call(override))
         else:
+            source = f"override {override.url}"
             answer = _fetch(override)
     except _Unanswered as error:
         warnings.append(Problem(source, f"{error}; the settings of the person are left out"))
         return {}
     except PlanError as error:
-        problems += [
-            Problem(source, Redactor().text(f"{_OVERRIDE_FORM}; {each.message}"))
-            for each in error.problems
-        ]
+        for each in error.problems:
+            problems.append(Problem(source, redact(f"{_OVERRIDE_FORM}; {each.message}")))
         return {}
     match answer:
         case {"status": "success", "data": {"planning": dict(planning)}}:
-            return {
-                format_path(steps): _Value(value, source)
-                for steps, value in _leaves(planning, (PLANNING,))
-            }
+            values: dict[str, _Value] = {}
+            for steps, value in _leaves(planning, (PLANNING,)):
+                values[format_path(steps)] = _Value(value, source)
+            return values
         case {"status": "success", "data": {**sections}}:
-            # A person may have settings for other programs alone; a misspelt section is told.
+            # A person may have settings for other programs alone; a misspelt section is a problem.
             names = [str(name) for name in sections]
             if "planning" not in names and not did_you_mean("planning", names):
                 return {}
@@ -587,8 +645,17 @@ def _override_values(
             got = f"status {brief_repr(status)}"
         case _:
             got = brief_repr(answer)
-    problems.append(Problem(source, f"{_OVERRIDE_FORM}, got {Redactor().text(got)}"))
+    problems.append(Problem(source, f"{_OVERRIDE_FORM}, got {redact(got)}"))
     return {}
+
+
+def _call(override: Override) -> object:
+    try:
+        return override()
+    except Exception as error:
+        # A user's function may raise anything, which must not stop work.
+        reason = Redactor().text(f"it failed with {type(error).__name__}: {error}")
+        raise _Unanswered(reason) from error
 
 
 def _fetch(server: OverrideSettings) -> JsonValue:
@@ -621,13 +688,17 @@ def _encoding_problem(value: JsonValue) -> str:
         return f"nested more than {_MAX_VALUE_DEPTH} deep"
     try:
         json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:  # bytes of the environment that are not UTF-8 become surrogates
+    except UnicodeEncodeError:
+        # Bytes of the environment that are not UTF-8 become surrogates.
         return "it holds what is no text in UTF-8"
     return ""
 
 
 def _unknown_key(key: str) -> str:
-    """Return what is wrong with a key; the hint is a setting of the same section, or of the same name in another."""
+    """Return the problem of an unknown key.
+
+    The hint is a setting of the same section, or of the same name in another one.
+    """
     if _CREDENTIAL.search(key):
         advice = "remove it here, and consider it known to others"
         return f"keys of API services are taken from the environment alone; {advice}"
@@ -636,32 +707,35 @@ def _unknown_key(key: str) -> str:
     if key in _FOREIGN_KEYS:
         return f"there is no such setting; {_FOREIGN_KEYS[key]}"
     section, _, name = key.rpartition(".")
-    siblings = [k for k in keys() if k.rpartition(".")[0] == section] or [
-        k for k in keys() if "." not in k
-    ]
-    elsewhere = [k for k in keys() if k.rpartition(".")[2] == name]
+    siblings = [known for known in keys() if known.rpartition(".")[0] == section]
+    if not siblings:
+        siblings = [known for known in keys() if "." not in known]
+    elsewhere = [known for known in keys() if known.rpartition(".")[2] == name]
+    hint = did_you_mean(key, siblings)
     if len(elsewhere) == 1:
         hint = f"did you mean {elsewhere[0]!r}?"
-    else:
-        hint = did_you_mean(key, siblings) or f"known are {', '.join(siblings)}"
+    elif not hint:
+        hint = f"known are {', '.join(siblings)}"
     return f"there is no such setting; {hint}"
 
 
 def _validate(given: Mapping[str, _Value], problems: list[Problem]) -> Settings | None:
-    """Return the settings of these values; None if some are wrong, which is added to `problems`."""
+    """Return the settings of these values; None if some are invalid, which adds to `problems`."""
     document: JsonObject = {}
     for key, (value, source) in given.items():
-        if problem := _encoding_problem(value) if key in _key_index() else _unknown_key(key):
+        problem = _encoding_problem(value) if key in _key_index() else _unknown_key(key)
+        if problem:
             problems.append(Problem(f"{source} {key}", problem))
             continue
         *sections, name = _FIELD_BY_KEY.get(key, key).split(".")
         inner: Any = document
         for section in sections:
             inner = inner.setdefault(section, {}) if isinstance(inner, dict) else None
-        if isinstance(inner, dict):  # otherwise a section is no mapping, which is told
+        # Validation reports a section that is not a mapping.
+        if isinstance(inner, dict):
             inner[name] = value
     try:
-        # As JSON: there a list may stand for a tuple, and yet true is no number and "1" neither.
+        # From JSON, a list is accepted as a tuple although true and "1" are not taken for numbers.
         return TypeAdapter(Settings).validate_json(json.dumps(document), strict=True)
     except ValidationError as error:
         problems += dict.fromkeys(_value_problem(item, given) for item in error.errors())
@@ -670,56 +744,57 @@ def _validate(given: Mapping[str, _Value], problems: list[Problem]) -> Settings 
 
 def _value_problem(error: ErrorDetails, given: Mapping[str, _Value]) -> Problem:
     steps = [step for step in error["loc"] if isinstance(step, str)]
+    message = error["msg"].removeprefix("Value error, ")
     for length in range(len(steps), 0, -1):
         field = ".".join(steps[:length])
         key = _KEY_BY_FIELD.get(field, field)
-        if key in given:
-            inner = steps[length:] if _key_index()[key].is_table else []
-            path = ".".join([key, *(["*", *inner[1:]] if inner else [])])
-            got = brief_repr(error["input"])
-            message = error["msg"].removeprefix("Value error, ")
-            match error["type"]:
-                case "value_error":
-                    message += f"; got {got}"
-                case "missing":
-                    message = "it is missing"
-                case "extra_forbidden":
-                    message = "there is no such setting"
-                case _:
-                    expected = _schema_text(TypeAdapter(_key_index()[path].type).json_schema())
-                    message = f"expected {expected}, got {got}"
-            return Problem(f"{given[key].source} {' '.join([key, *inner])}", message)
+        if key not in given:
+            continue
+        path = key
+        inner: list[str] = []
+        if _key_index()[key].is_table:
+            inner = steps[length:]
+        if inner:
+            path = ".".join([key, "*", *inner[1:]])
+        got = brief_repr(error["input"])
+        match error["type"]:
+            case "value_error":
+                message += f"; got {got}"
+            case "missing":
+                message = "it is missing"
+            case "extra_forbidden":
+                message = "there is no such setting"
+            case _:
+                expected = _schema_text(TypeAdapter(_key_index()[path].type).json_schema())
+                message = f"expected {expected}, got {got}"
+        return Problem(f"{given[key].source} {' '.join([key, *inner])}", message)
+    # The error is one of a section as a whole.
     section = ".".join(steps)
-    sources = dict.fromkeys(
-        value.source for key, value in given.items() if key.startswith(f"{section}.")
-    )
-    return Problem(f"{', '.join(sources)} {section}", error["msg"].removeprefix("Value error, "))
+    sources: dict[str, None] = {}
+    for key, value in given.items():
+        if key.startswith(f"{section}."):
+            sources[value.source] = None
+    return Problem(f"{', '.join(sources)} {section}", message)
 
 
 def _schema_text(schema: JsonObject) -> str:
+    """Return the values that a JSON Schema allows, in words."""
     match schema:
         case {"anyOf": list(options)}:
-            return " or ".join(
-                _schema_text(option) for option in options if isinstance(option, dict)
-            )
+            texts = [_schema_text(option) for option in options if isinstance(option, dict)]
+            return " or ".join(texts)
         case {"enum": list(values)}:
             return f"one of {', '.join(map(str, values))}"
         case {"const": value}:
             return str(value)
+        case {"type": "array", "items": dict(item), "minItems": int()}:
+            return f"a list of {_schema_text(item)}, at least one"
         case {"type": "array", "items": dict(item)}:
-            return f"a list of {_schema_text(item)}{', at least one' if schema.get('minItems') else ''}"
-        case {"type": "integer" | "number" as kind}:
-            noun = "a whole number" if kind == "integer" else "a number"
-            low, above, high = (
-                schema.get(name) for name in ("minimum", "exclusiveMinimum", "maximum")
-            )
-            if low is not None:
-                return (
-                    f"{noun} of at least {low:g}"
-                    if high is None
-                    else f"{noun} from {low:g} to {high:g}"
-                )
-            return noun if above is None else f"{noun} above {above:g}"
+            return f"a list of {_schema_text(item)}"
+        case {"type": "integer"}:
+            return f"a whole number{_bounds_text(schema)}"
+        case {"type": "number"}:
+            return f"a number{_bounds_text(schema)}"
         case {"type": "object", "properties": dict(inner)}:
             return f"a section with {', '.join(inner)}"
         case {"type": "object"}:
@@ -728,3 +803,14 @@ def _schema_text(schema: JsonObject) -> str:
             return "text that is not empty"
     names = {"boolean": "true or false", "string": "text", "null": "null"}
     return names.get(str(schema.get("type")), "something else")
+
+
+def _bounds_text(schema: JsonObject) -> str:
+    match schema:
+        case {"minimum": low, "maximum": high}:
+            return f" from {low:g} to {high:g}"
+        case {"minimum": low}:
+            return f" of at least {low:g}"
+        case {"exclusiveMinimum": above}:
+            return f" above {above:g}"
+    return ""

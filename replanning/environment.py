@@ -1,6 +1,6 @@
-"""Clock, randomness, ids and folder of a run, with the real ones as defaults; and the identity of this process.
+"""Clock, randomness, ids and folder of a run, and the identity of the process that owns it.
 
-A run is owned by one process, which is known by its machine, its number and its start time.
+A process is identified by its machine, its number and its start time.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class SystemClock:
     """Clock of this machine: the time of day at the start, monotonic from then on.
 
     Args:
-        not_before: a time that has passed, though on another machine, from which a clock that is
-            behind it continues.
+        not_before: a time that has passed on another machine; if the clock of this machine is
+            behind it, the clock continues from there.
     """
 
     def __init__(self, not_before: float = 0.0) -> None:
@@ -60,11 +60,14 @@ class SystemClock:
 
 
 def lease_time(clock: Clock) -> float:
-    """Return the time by which processes compare leases: the time of day, or for other clocks than `SystemClock`, their time.
+    """Return the time by which processes compare leases.
 
-    `SystemClock` stands still while the machine sleeps, so the clocks of two processes may differ.
+    It is the time of day rather than that of `SystemClock`, which stands still while the machine
+    sleeps, so that the clocks of two processes may differ. Other clocks are trusted.
     """
-    return time.time() if isinstance(clock, SystemClock) else clock.now()  # noqa: TID251 - see above
+    if isinstance(clock, SystemClock):
+        return time.time()  # noqa: TID251 - see above
+    return clock.now()
 
 
 @asynccontextmanager
@@ -95,8 +98,8 @@ class Environment:
         chance: numbers in [0, 1), for the jitter of retries.
         new_id: ids of runs.
         directory: the absolute path of the folder in which tools work. Without one, a new run works
-            in the folder of this process, and a resumed run where it worked before. An empty text
-            if that is for others to decide.
+            in the folder of this process, and a resumed run where it worked before. Empty if
+            another program decides it.
     """
 
     clock: Clock = field(default_factory=SystemClock)
@@ -112,9 +115,7 @@ _OWNER_PATTERN: Final = re.compile(r"process (\d+) on (.*) \((\w+)\.(\w+)\)", re
 _UNKNOWN_START_TIME: Final = "unknown"
 
 DEAD_STATES: Final = ("Z", "X")
-"""Process states in `/proc/PID/stat` of a process that has ended, be it not yet collected by its
-parent.
-"""
+"""Process states in `/proc/PID/stat` of a process that has ended, even if not collected."""
 
 STOPPED_STATES: Final = (["T"], ["t"])
 """Process states in `/proc/PID/stat` of a process that was suspended by a signal or a debugger."""
@@ -124,43 +125,45 @@ STAT_START_TIME: Final = 19
 
 
 def owner_id() -> str:
-    """Return the name of this process as the owner of a run; no earlier or later process has the same name."""
-    return _owner_id(os.getpid())  # by number, because a forked child is another owner
+    """Return the name of this process as the owner of a run; no other process ever has it."""
+    # By number, because a forked child is another owner.
+    return _owner_id(os.getpid())
 
 
 def is_lease_free(owner: str | None, until: float, at: float) -> bool:
-    """Return whether a lease can be taken: it was released, the process of its owner is gone, or it has ended.
+    """Return whether a lease can be taken.
 
-    Another process that runs on this machine keeps its runs even if its lease seems to have ended,
-    because its clock may be behind. A suspended process does not keep them: it cannot renew its
-    leases.
+    It can if it was released, its owner's process is gone, or it has ended. Another process that
+    runs on this machine keeps its runs even if its lease seems to have ended, because its clock may
+    be behind. A suspended process does not keep them: it cannot renew its leases.
     """
     if owner is None:
         return True
+    has_ended = at > until
     match = _OWNER_PATTERN.fullmatch(owner)
-    if match is not None:
-        pid, host, born, where = int(match[1]), *match.groups()[1:]
-        if (host, where) == (
-            socket.gethostname(),
-            pid_namespace_id(),
-        ):  # of other machines nothing is known
-            if _process_start_time(pid) != born:
-                return True
-            if pid != os.getpid() and process_stat(pid)[:1] not in STOPPED_STATES:
-                return False
-    return at > until
+    if match is None:
+        return has_ended
+    number, host, born, namespace = match.groups()
+    # Nothing is known of the processes of other machines.
+    if (host, namespace) != (socket.gethostname(), pid_namespace_id()):
+        return has_ended
+    pid = int(number)
+    if _process_start_time(pid) != born:
+        return True
+    if pid != os.getpid() and process_stat(pid)[:1] not in STOPPED_STATES:
+        return False
+    return has_ended
 
 
 @cache
 def _owner_id(pid: int) -> str:
-    return (
-        f"process {pid} on {socket.gethostname()} ({_process_start_time(pid)}.{pid_namespace_id()})"
-    )
+    identity = f"{_process_start_time(pid)}.{pid_namespace_id()}"
+    return f"process {pid} on {socket.gethostname()} ({identity})"
 
 
 @cache
 def pid_namespace_id() -> str:
-    """Return an id of the scope in which process numbers are unique: one boot of a machine, one container on it.
+    """Return an id of the scope in which process numbers are unique: a boot, or a container in it.
 
     Containers and machines may share a host name; after a boot the numbers begin anew.
     """
@@ -178,10 +181,13 @@ def _process_start_time(pid: int) -> str | None:
     Where the system does not show start times the result is a constant word, and only the number
     identifies processes.
     """
-    if stat := process_stat(pid):
-        return None if stat[0] in DEAD_STATES else stat[STAT_START_TIME]
-    # Not only gone processes lack the file: a system may hide those of other users, or have no
-    # /proc.
+    stat = process_stat(pid)
+    if stat:
+        if stat[0] in DEAD_STATES:
+            return None
+        return stat[STAT_START_TIME]
+    # A process that is not gone may lack the file, too: a system may hide those of other users, or
+    # have no /proc.
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -192,7 +198,7 @@ def _process_start_time(pid: int) -> str | None:
 
 
 def process_stat(pid: int) -> list[str]:
-    """Return the fields of `/proc/PID/stat` from the process state on; empty if the process is gone or hidden."""
+    """Return the fields of `/proc/PID/stat` from the process state on; empty if there are none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -4,37 +4,37 @@ ReplanningError                  catch this to catch all of them
 ├── PlanError                    a plan document is wrong; lists every problem and its place
 ├── ExpressionError              a `when` condition or a `${...}` reference is wrong
 ├── ChangeRejected               a set of changes was refused; nothing has changed
-│   └── RevisionConflict         ... because the plan has moved on meanwhile
+│   └── RevisionConflict         ... because the plan has changed meanwhile
 ├── IllegalTransition            a task cannot go from its state by that event
 ├── UnknownTask, UnknownAttempt, UnknownQuestion, UnknownRun
 │   └── NoResult                 a task that exists has no result (yet)
-├── CallFailed                   no alternative is left for a task that is performed, and it raised nothing of its own
+├── CallFailed                   no alternative is left for a performed task that raised nothing
 │   ├── CallSkipped              ... because the engine or a person decided to skip it
 │   └── NeedsHuman               ... until a person answers; keeps the questions
 ├── NotRunning                   an operation needs a run that is under way
 ├── RunFailed                    a run did not succeed; keeps status, reason and failures
-├── StaleView                    a view of the plan was read after the plan moved on
+├── StaleView                    a view of the plan was read after the plan changed
 ├── StaleAnswer                  an answer to a question whose subject has changed
 ├── SettingsError                a setting or argument is wrong; names key, source, range
 ├── PluginError                  a named plugin is missing or cannot be loaded
 ├── StoreError                   the journal cannot be read or written
 │   ├── RunOwned                 another process owns the run
-│   ├── LeaseLost                this process no longer owns the run, or the store no longer has it
+│   ├── LeaseLost                this process no longer owns the run, or the store lost it
 │   ├── JournalCorrupt           records are missing or unreadable
-│   └── RecordNotSerializable    a record holds what JSON cannot express; trying again does not help
+│   └── RecordNotSerializable    a record cannot be expressed in JSON; trying again does not help
 ├── OutputError                  a task's output is too large or cannot be stored
 ├── UnexpectedOutput             a task's output is not what was expected of it
-│   └── UnverifiedOutput        ... or a second tool or a command that was to verify it gave no verdict
+│   └── UnverifiedOutput         ... or its verification by a tool or command gave no verdict
 ├── TaskHeld                     raised by work: a person must decide before it goes on
 ├── NotAccepted                  a judge did not accept the output of a task
 ├── BudgetExceeded               a reservation does not fit the budget
-├── LLMError                     a language model gave no usable answer; keeps status and request id
-│   ├── LLMUnavailable           it cannot be reached, or is overloaded, after all retries; may pass
+├── LLMError                     a language model gave no usable answer; keeps status, request id
+│   ├── LLMUnavailable           it cannot be reached or is overloaded, after all retries; may pass
 │   ├── LLMTimeout               no answer within the deadline, retries included
-│   ├── LLMRequestRejected       the service refuses the request or the key; asking again does not help
+│   ├── LLMRequestRejected       the service refuses the request or the key; do not ask again
 │   ├── LLMRefusal               the model declines to answer
 │   └── LLMResponseInvalid       the answer is not what was asked for
-├── NoLLMProvider                no language model is configured, or none of those named can be used
+├── NoLLMProvider                no language model is configured, or no named one can be used
 ├── ToolError                    a tool could not do its work
 └── TransientError               work may raise this: the failure may pass, try again
 """
@@ -98,7 +98,9 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.message}" if self.place else self.message
+        if not self.place:
+            return self.message
+        return f"{self.place}: {self.message}"
 
 
 class ReplanningError(Exception):
@@ -131,7 +133,7 @@ class _ProblemsError(ReplanningError):
 
 
 class PlanError(_ProblemsError):
-    """A plan document is not valid; `problems` lists every offender with its place, or the first 1,000."""
+    """A plan document is not valid; `problems` lists all, or the first 1,000, with their places."""
 
     summary = "the plan is not valid"
 
@@ -169,7 +171,10 @@ class _UnknownError(ReplanningError, LookupError):
     noun = "thing"
 
     def __init__(self, name: str, hint: str = "") -> None:
-        super().__init__(f"there is no {self.noun} {name!r}" + (f"; {hint}" if hint else ""))
+        message = f"there is no {self.noun} {name!r}"
+        if hint:
+            message += f"; {hint}"
+        super().__init__(message)
         self.name = name
         self.hint = hint
 
@@ -181,7 +186,7 @@ class UnknownTask(_UnknownError):
 
 
 class NoResult(UnknownTask):
-    """The task exists, and it has no result: it is not done, or its result was lost."""
+    """The task exists but has no result: it is not done, or its result was lost."""
 
     noun = "result of task"
 
@@ -214,7 +219,7 @@ class RunFailed(ReplanningError):
     Attributes:
         status: `failed`, `aborted`, `paused` or `needs_human`.
         reason: the reason, in one sentence.
-        failures: by task, the last `Failure` of each one that ended failed or blocked.
+        failures: the last `Failure` of each task that ended failed or blocked, by task.
     """
 
     def __init__(self, run: str, status: str, reason: str, failures: Mapping[str, Any]) -> None:
@@ -226,7 +231,7 @@ class RunFailed(ReplanningError):
 
 
 class StaleView(ReplanningError):
-    """A `PlanView` was read after the plan had moved on to another revision."""
+    """A `PlanView` was read after the plan had changed to another revision."""
 
     def __init__(self, pinned: int, actual: int) -> None:
         super().__init__(f"this view shows revision {pinned}, the plan is at revision {actual}")
@@ -239,15 +244,15 @@ class StaleAnswer(ReplanningError):
 
 
 class CallFailed(ReplanningError):
-    """No alternative is left for a task that is performed, and it raised no exception of its own."""
+    """No alternative is left for a performed task, which raised no exception of its own."""
 
 
 class CallSkipped(CallFailed):
-    """The engine or a person decided to skip a task that is performed, so it has no output."""
+    """The engine or a person decided to skip a performed task, so it has no output."""
 
 
 class NeedsHuman(CallFailed):
-    """A person must answer before a task that is performed can go on, and the engine has no gate that asks one.
+    """A person must answer before a performed task can continue, but the engine has no gate.
 
     Attributes:
         questions: the ids of the questions, to be answered through `ReplanningEngine.answer`.
@@ -261,7 +266,7 @@ class NeedsHuman(CallFailed):
 
     @property
     def own_error(self) -> BaseException:
-        """The error of the task itself, for those who cannot put the questions to anybody."""
+        """The error of the task itself, for callers that cannot ask a person."""
         return self.__cause__ or self
 
 
@@ -283,13 +288,11 @@ class RunOwned(StoreError):
     """Another process owns the run."""
 
     def __init__(self, run_id: str, owner: str) -> None:
-        process = owner.partition(" (")[0]  # without the marks by which processes are told apart
-        own = process == f"process {os.getpid()} on {socket.gethostname()}"
-        advice = (
-            "it is open in this process, so leave it there first"
-            if own
-            else "stop that process, or wait until its lease ends"
-        )
+        # Without the marks that distinguish processes of one number.
+        process = owner.partition(" (")[0]
+        advice = "stop that process, or wait until its lease ends"
+        if process == f"process {os.getpid()} on {socket.gethostname()}":
+            advice = "it is open in this process, so leave it there first"
         super().__init__(f"run {run_id!r} is owned by {process}; {advice}")
         self.run_id = run_id
         self.owner = owner
@@ -299,7 +302,7 @@ class LeaseLost(StoreError):
     """This process no longer owns the run, so it may not write to its journal.
 
     Attributes:
-        run_is_gone: whether nobody owns it, because the store no longer has the run.
+        run_is_gone: whether nobody owns the run, because the store no longer has it.
     """
 
     run_is_gone: bool = False
@@ -315,14 +318,14 @@ class JournalCorrupt(StoreError):
 
 
 class RecordNotSerializable(StoreError):
-    """A record holds what JSON cannot express; nothing was written, and trying again does not help."""
+    """A record cannot be expressed in JSON, so nothing was written; trying again does not help."""
 
 
 class OutputError(ReplanningError):
     """The output of a task is too large, or its codec failed.
 
     Attributes:
-        in_doubt: whether the work was done all the same, so that it must not be repeated.
+        in_doubt: whether the work was done nevertheless, so that it must not be repeated.
     """
 
     in_doubt: bool = False
@@ -360,11 +363,11 @@ class UnexpectedOutput(ReplanningError):
 
 
 class UnverifiedOutput(UnexpectedOutput):
-    """The output of a task was not verified: a second tool (`agrees_with`) or a command gave no verdict."""
+    """The output of a task was not verified: the second tool or the command gave no verdict."""
 
 
 class TaskHeld(ReplanningError):
-    """The work of a task waits for a person's decision; raised by work that has asked for it.
+    """The work of a task waits for the decision of a person; raised by work that has asked for it.
 
     The attempt ends as failed, and viewers show that the task waits.
     """
@@ -375,7 +378,7 @@ class NotAccepted(ReplanningError):
 
     Args:
         message: the reason; if the task runs again, the feedback for the next attempt.
-        kind: `unfinished` runs the task again, `rejected` replans, and `blocked` waits for a person.
+        kind: `unfinished` runs the task again, `rejected` replans, `blocked` waits for a person.
     """
 
     def __init__(self, message: str, kind: Literal["unfinished", "rejected", "blocked"]) -> None:
@@ -384,7 +387,7 @@ class NotAccepted(ReplanningError):
 
 
 class BudgetExceeded(ReplanningError):
-    """A reservation does not fit what is left of a budget."""
+    """A reservation exceeds the remaining budget."""
 
 
 class LLMError(ReplanningError):
@@ -406,11 +409,19 @@ class LLMError(ReplanningError):
         request_id: str = "",
         excerpt: str = "",
     ) -> None:
-        details = [f"HTTP {status}"] if status is not None else []
-        details += [f"request {request_id}"] if request_id else []
-        lead = f"{provider}: " if provider else ""
-        tail = (f" ({', '.join(details)})" if details else "") + (f": {excerpt}" if excerpt else "")
-        super().__init__(f"{lead}{message}{tail}")
+        details: list[str] = []
+        if status is not None:
+            details.append(f"HTTP {status}")
+        if request_id:
+            details.append(f"request {request_id}")
+        text = message
+        if provider:
+            text = f"{provider}: {text}"
+        if details:
+            text += f" ({', '.join(details)})"
+        if excerpt:
+            text += f": {excerpt}"
+        super().__init__(text)
         self.provider = provider
         self.status = status
         self.request_id = request_id
@@ -445,11 +456,11 @@ class ToolError(ReplanningError):
     """A tool could not do its work.
 
     Attributes:
-        in_doubt: whether the tool may have had its effect all the same.
+        in_doubt: whether the tool may have had its effect nevertheless.
     """
 
     in_doubt: bool = False
 
 
 class TransientError(ReplanningError):
-    """Raise this (or a subclass) from work when the failure may pass: it is retried."""
+    """A failure that may pass; work that raises this, or a subclass, is retried."""

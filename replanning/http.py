@@ -24,10 +24,10 @@ from replanning.version import __version__
 Result = TypeVar("Result")
 
 MAX_RESPONSE_BYTES: Final = 8_000_000
-"""Most bytes of a response that are read."""
+"""Size limit of a response, in bytes."""
 
 MAX_ATTEMPTS: Final = 5
-"""Most attempts at a request, if its deadline allows them."""
+"""Maximum number of attempts at a request, if its deadline allows them."""
 
 _CONNECT_TIMEOUT: Final = 10.0
 _INITIAL_BACKOFF: Final = 0.5
@@ -43,12 +43,12 @@ class RequestFailed(Exception):
 
     Attributes:
         message: the failure in words.
-        status: of the response, if there was one.
-        request_id: id under which the service finds the request.
-        excerpt: of the response.
-        retry_after: seconds that the service asks to wait.
+        status: the status of the response, if there was one.
+        request_id: the id under which the service finds the request.
+        excerpt: the beginning of the response.
+        retry_after: the seconds that the service asks to wait.
         permanent: whether the service says that another attempt will not help.
-        maybe_executed: whether the request may have been executed all the same.
+        maybe_executed: whether the request may have been executed nevertheless.
     """
 
     message: str
@@ -74,18 +74,19 @@ async def call_with_retries(
 
     Args:
         attempt: a coroutine function that makes the request once.
-        environment: source of time and chance.
-        deadline: latest time at which an answer is of use, in seconds since the epoch.
-        error_factory: makes the final error of the last failure and the reason why there is no
+        environment: the source of time and chance.
+        deadline: the latest time at which an answer is useful, in seconds since the epoch.
+        error_factory: makes the final error from the last failure and the reason why there is no
             further attempt.
-        max_attempts: most attempts at the request.
+        max_attempts: the maximum number of attempts.
 
     Raises:
-        Exception: that of `error_factory`, when there is no use or no time for another attempt.
+        Exception: that of `error_factory`, if another attempt is useless or too late.
     """
 
     def failure_of(state: tenacity.RetryCallState) -> RequestFailed:
-        failure = state.outcome.exception() if state.outcome is not None else None
+        assert state.outcome is not None
+        failure = state.outcome.exception()
         assert isinstance(failure, RequestFailed)
         return failure
 
@@ -101,7 +102,8 @@ async def call_with_retries(
         elif state.attempt_number >= max_attempts:
             why = f"gave up after {max_attempts} attempt{'s' * (max_attempts > 1)}"
         elif state.upcoming_sleep >= left:
-            why = f"another attempt in {format_duration(state.upcoming_sleep)} is too late, only {format_duration(left)} are left"
+            late = f"another attempt in {format_duration(state.upcoming_sleep)} is too late"
+            why = f"{late}, only {format_duration(left)} are left"
         else:
             return
         raise error_factory(failure, why) from failure.__cause__
@@ -118,21 +120,21 @@ async def call_with_retries(
 async def create_client(
     transport: httpx.AsyncBaseTransport | None, headers: Mapping[str, str] | None = None
 ) -> httpx.AsyncClient:
-    """Create a client that sends our user agent and has no timeout beyond the caller's, except for connecting.
+    """Create a client with the user agent of this library and a timeout for connecting alone.
 
     Args:
-        transport: for tests; by default the network.
-        headers: sent with every request.
+        transport: the transport of a test; by default the network.
+        headers: further headers of every request.
     """
+    verify: ssl.SSLContext | bool = True
+    if transport is None:
+        verify = await to_thread.run_sync(_ssl_context)
+    own = {"user-agent": f"replanning/{__version__}", "accept-encoding": "gzip"}
     return httpx.AsyncClient(
         transport=transport,
-        verify=True if transport is not None else await to_thread.run_sync(_ssl_context),
+        verify=verify,
         timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT),
-        headers={
-            "user-agent": f"replanning/{__version__}",
-            "accept-encoding": "gzip",
-            **(headers or {}),
-        },
+        headers={**own, **(headers or {})},
     )
 
 
@@ -146,9 +148,9 @@ class ResponseBody(NamedTuple):
     """Body of a response.
 
     Attributes:
-        data: its bytes; none if they cannot be read.
-        problem: the reason why they cannot be read; empty if they can.
-        is_too_large: whether the reason is the size.
+        data: the bytes; empty if they cannot be read.
+        problem: why they cannot be read; empty if they can.
+        is_too_large: whether the size is the reason.
     """
 
     data: bytes
@@ -160,15 +162,18 @@ async def read_body(response: httpx.Response, *, limit: int = MAX_RESPONSE_BYTES
     """Read a response of at most `limit` bytes, compressed or not.
 
     Args:
-        response: not read yet, as `stream` of a client yields it.
-        limit: most bytes, before and after decompression.
+        response: the response, not read yet, as `stream` of a client yields it.
+        limit: the maximum number of bytes, before and after decompression.
 
     Raises:
         httpx.TransportError: the connection was lost.
     """
     too_large = ResponseBody(b"", f"its answer is larger than {limit:,} bytes", is_too_large=True)
-    if response.is_stream_consumed:  # by a transport for tests
-        return ResponseBody(response.content) if len(response.content) <= limit else too_large
+    # A transport of a test may have read it already.
+    if response.is_stream_consumed:
+        if len(response.content) > limit:
+            return too_large
+        return ResponseBody(response.content)
     data = bytearray()
     try:
         async for chunk in response.aiter_raw():
@@ -198,7 +203,11 @@ async def read_body(response: httpx.Response, *, limit: int = MAX_RESPONSE_BYTES
 
 
 def error_message(body: bytes) -> str:
-    """Return the error message in the body of a response, in any of the usual forms, with its details."""
+    """Return the error message in the body of a response, with its details.
+
+    Services write it as `{"error": {"message": …}}`, `{"error": …}`, `{"message": …}` or
+    `{"detail": …}`.
+    """
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):
@@ -206,16 +215,19 @@ def error_message(body: bytes) -> str:
     if not isinstance(content, dict):
         return str(content)
     error = content.get("error")
-    part = error if isinstance(error, dict) else content
-    message = (
-        part.get("message") or part.get("detail") or (error if part is content else None) or content
-    )
+    part = content
+    if isinstance(error, dict):
+        part = error
+        error = None
+    message = part.get("message") or part.get("detail") or error or content
     details = part.get("errors")
-    return f"{message} {json.dumps(details)}" if details else str(message)
+    if details:
+        return f"{message} {json.dumps(details)}"
+    return str(message)
 
 
 def parse_http_date(text: str) -> float | None:
-    """Return the moment that a header names, in seconds since the epoch; None if it names none."""
+    """Return the time in a header, in seconds since the epoch; None if there is none."""
     try:
         moment = parsedate_to_datetime(text)
     except (ValueError, TypeError, OverflowError):
@@ -226,11 +238,11 @@ def parse_http_date(text: str) -> float | None:
 
 
 def retry_after_seconds(headers: Mapping[str, str], now: float | None) -> float | None:
-    """Return the seconds that a service asks to wait, as a number or until a date; None if it does not.
+    """Return the seconds that a service asks to wait, as a number or until a date; else None.
 
     Args:
-        headers: headers of its response.
-        now: time from which a date counts; without it dates are ignored.
+        headers: the headers of its response.
+        now: the time from which to wait until a date; without it dates are ignored.
     """
     for name, scale in _RETRY_AFTER_HEADERS:
         value = headers.get(name, "")
@@ -241,34 +253,42 @@ def retry_after_seconds(headers: Mapping[str, str], now: float | None) -> float 
             if moment is None or now is None:
                 continue
             wait = max(0.0, moment - now)
-        if wait >= 0:  # false for not-a-number
+        # False for not-a-number as well.
+        if wait >= 0:
             return wait
     return None
 
 
 def same_origin_url(url: str, place: str) -> str:
-    """Return the absolute URL of a link or redirect; empty if it is missing, invalid, the same, or on another host."""
+    """Return the absolute URL of a link or redirect.
+
+    Empty if it is missing, invalid, the same, or on another host.
+    """
     try:
         start = httpx.URL(url)
         there = httpx.URL(url).join(place)
         is_ours = (there.scheme, there.host, there.port) == (start.scheme, start.host, start.port)
-    except (httpx.InvalidURL, ValueError):  # ValueError: an impossible host name
+    except (httpx.InvalidURL, ValueError):
+        # ValueError: an impossible host name.
         return ""
-    return str(there) if is_ours and str(there) != url else ""
+    if is_ours and str(there) != url:
+        return str(there)
+    return ""
 
 
 def is_valid_token(token: str) -> bool:
-    """Return whether a key or token has only characters that such a thing can have."""
+    """Return whether a key or token has only characters that are valid in one."""
     return token.isascii() and token.isprintable() and " " not in token
 
 
 def url_problem(address: str) -> str:
-    """Return the problem with the address of a service; an empty text if there is none."""
+    """Return the problem of the address of a service; empty if there is none."""
     try:
         url = httpx.URL(address)
         host = url.host
         port = url.port or 0
-    except (httpx.InvalidURL, ValueError):  # the latter for impossible host names
+    except (httpx.InvalidURL, ValueError):
+        # ValueError: an impossible host name.
         return "is not a URL"
     if url.scheme not in ("http", "https") or not host:
         return "does not begin with http:// or https:// and a host"
@@ -276,6 +296,6 @@ def url_problem(address: str) -> str:
         return f"has a port above {_MAX_PORT}"
     if url.userinfo:
         return "holds a login, which would end up in logs"
-    return (
-        "has parameters, to which no path can be added" if "?" in address or "#" in address else ""
-    )
+    if "?" in address or "#" in address:
+        return "has parameters, to which no path can be added"
+    return ""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 
-from replanning import Plan, ReplanningEngine, RunResult, Settings, open_run
+from replanning import Plan, PlanRun, ReplanningEngine, RunResult, Settings, open_run
 from replanning.engine.engine import run_workers
 from replanning.errors import NotRunning
 from replanning.plan.types import JsonValue
@@ -36,12 +37,13 @@ class _Orchestrator:
             replanning: false to run it as if no engine were attached.
             run_id: the id of the run; a new one when left out.
         """
-        if self.engine is not None and replanning:
+        source: AbstractAsyncContextManager[PlanRun]
+        if self.engine is None:
+            source = open_run(plan, settings=Settings(), run_id=run_id)
+        elif replanning:
             source = self.engine.open(plan, run_id=run_id)
         else:
-            source = open_run(
-                plan, settings=self.engine.settings if self.engine else Settings(), run_id=run_id
-            )
+            source = open_run(plan, settings=self.engine.settings, run_id=run_id)
         async with source as run:
             await run_workers(run, self.work, self.max_concurrency)
         return run.result
@@ -81,7 +83,7 @@ class SwarmOrchestrator(_Orchestrator):
 
     Args:
         work: executes one task: returns its output, raises when it fails.
-        max_concurrency: the most tasks that run at once.
+        max_concurrency: the maximum number of tasks that run at once.
     """
 
     def __init__(self, work: Work, *, max_concurrency: int = 8) -> None:

@@ -19,13 +19,13 @@ def plugin_name(plugin: object) -> str:
 
 @cache
 def installed_plugins(group: str) -> dict[str, EntryPoint]:
-    """Return the entry points of a group (`providers`, `triggers`, `exporters` or `stores`), sorted by name."""
+    """Return the entry points of a group, such as `providers`, sorted by name."""
     found = entry_points(group=f"replanning.{group}")
     return {point.name: point for point in sorted(found, key=lambda point: point.name)}
 
 
 def plugin_hint(group: str, name: str) -> str:
-    """Return the installed names of a group, after the one that an unknown name is nearest to."""
+    """Return the installed names of a group, after the nearest one to an unknown name."""
     points = installed_plugins(group)
     if not points:
         return "none is installed; reinstall the package, its entry points are missing"

@@ -1,12 +1,11 @@
-"""Recognition and masking of secrets in texts, JSON values, and parts of plans and records, where they leave a run.
+"""Recognition and masking of secrets in texts, JSON values, and parts of plans and records.
 
-The scope is stated in docs/concepts/security.md. Secrets in a text are found by rules: formats of
-tokens, values beside names of secrets, headers, logins in addresses; behind terminal colours and
-the escapes of JSON and of `repr` as well.
+docs/concepts/security.md states the scope. Rules find the secrets in a text: formats of tokens,
+values beside names of secrets, headers, logins in addresses; also behind terminal colours and the
+escapes of JSON and `repr`. Nothing beyond these rules is promised.
 
-Every rule has a literal hint, which is looked for first, and reads a bounded number of characters
-around it. So the time is linear in the length of any text, and short where no hint occurs. Nothing
-beyond these rules is promised.
+Every rule has a literal hint, which is searched for first, and reads a bounded number of characters
+around it. So the time is linear in the length of any text, and short where no hint occurs.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ Span = tuple[int, int]
 # Secrets with a format of their own
 
 _NO_WORDS: Final = r"(?=[A-Za-z_-]{0,64}\d|(?:[A-Za-z]{1,8}[_-]){0,3}[A-Za-z]{16,})"
-"""Condition on what follows: with a digit, or with more consecutive letters than words have."""
+"""Lookahead for text with a digit, or with more consecutive letters than words have."""
 
 _LETTERS_20: Final = "[A-Za-z0-9]{20,}"
 _SIGNS_16: Final = f"{_NO_WORDS}[A-Za-z0-9_-]{{16,}}"
@@ -58,13 +57,19 @@ _TOKENS: Final = (
     (  # private keys
         "----",
         "----",
-        r"[- ]BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4}.*?(?:----[- ]END [A-Z0-9 ]{0,60}-{0,5}|\Z)",
+        (
+            r"[- ]BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4}.*?"
+            r"(?:----[- ]END [A-Z0-9 ]{0,60}-{0,5}|\Z)"
+        ),
     ),
     ("k-", "[srp]k-", f"(?<![A-Za-z0-9]...){_SIGNS_16}"),
     (
         "k_",
         "[srp]k_",
-        r"(?<![A-Za-z0-9]...)(?:live_|test_)?(?:(?=[A-Za-z]{0,64}\d)[A-Za-z0-9]{16,}|[A-Za-z]{24,})",
+        (
+            r"(?<![A-Za-z0-9]...)(?:live_|test_)?"
+            r"(?:(?=[A-Za-z]{0,64}\d)[A-Za-z0-9]{16,}|[A-Za-z]{24,})"
+        ),
     ),
     ("gh", "gh[pousr]_", _LETTERS_20),
     ("whsec_", "whsec_", _LETTERS_20),
@@ -97,24 +102,20 @@ _REFERENCE: Final = re.compile(
     r"\{env:[A-Za-z_][A-Za-z0-9_]*\}|\$\{[^{}\r\n]{1,1000}\}"
     r"|\{(?<![A-Za-z0-9]\{)[A-Za-z_][A-Za-z0-9_-]{0,63}\}(?![A-Za-z0-9])"
 )
-"""References to values, which are no secrets: `{env:NAME}`, `${task.output}`, and the argument `{name}` of a tool.
+"""References, which are no secrets: `{env:NAME}`, `${task.output}`, and the argument `{name}`.
 
 An argument stands alone, because braces within a word may be part of a password.
 """
 
 _FILLER: Final = "\x7f"
-"""Stands for each character of a reference while secrets are looked for: a character that no secret
-has.
-"""
+"""Filler for each character of a reference during the search: no secret contains it."""
 
 _PLACEHOLDER: Final = re.compile(
     r"\{[^{}]*\}?|\$[A-Za-z_]\w*|\$\(.*|`.*|<[\w -]*>?|\[redacted\]?|[*x.…]+|%\(?\w+\)?s?",
     re.IGNORECASE,
 )
 _CODE: Final = re.compile(r"[a-z_]+(?:\.[a-z_]+)+|[a-z_][\w.]*[(\[].*")
-"""An expression of a program that is assigned to a name: `settings.token` or a call, as
-`get_token(`.
-"""
+"""Expression in a program that is assigned to a name: `settings.token`, or a call `get_token(`."""
 
 _NUMBER: Final = re.compile(r"[\d.,:%/ -]{1,12}")
 _NON_SECRET_WORDS: Final = frozenset((
@@ -124,29 +125,29 @@ _NON_SECRET_WORDS: Final = frozenset((
     "any", "string", "integer", "number", "boolean", "object", "array",
 ))  # fmt: skip
 _MAX_WORD_CHARS: Final = 15
-"""Letters up to which a word in prose is taken for a word."""
+"""Maximum number of letters of an ordinary word in prose."""
 
 _WORD: Final = re.compile(r"[^\W\d_]+(?:[/'-][^\W\d_]+)*:?")
 _NEXT_WORD: Final = re.compile(r"[ \t]{1,8}[\"']?\w")
 
 _LITERAL: Final = re.compile(rf"[^\s=;,&:\"'\\{_FILLER}]{{8,}}")
-"""A word beside a reference, long enough for a secret."""
+"""Word beside a reference that is long enough for a secret."""
 
 
 def is_secret(value: str) -> bool:
-    """Return whether the value of a password is a secret, and no placeholder."""
+    """Return whether the value of a password is a secret rather than a placeholder."""
     if not value or _PLACEHOLDER.fullmatch(value):
         return False
     return value.lower() not in _NON_SECRET_WORDS
 
 
 def _is_likely_secret(value: str) -> bool:
-    """Return whether the value of a key or token is a secret: many other things are called a token."""
+    """Return whether the value of a key or token is a secret; many other things are called so."""
     return len(value) >= 4 and not _NUMBER.fullmatch(value) and is_secret(value)
 
 
 def _is_plain_word(value: str) -> bool:
-    """Return whether a value has only letters, perhaps after a blank, and is too short for a secret."""
+    """Return whether a value has only letters and is too short for a secret."""
     return value.strip().isalpha() and len(value) <= _MAX_WORD_CHARS
 
 
@@ -162,7 +163,10 @@ def _is_no_folder(value: str) -> bool:
 
 
 def _after(texts: Iterable[str], hint: str) -> str:
-    """Return a pattern for a hint behind one of some texts; the hint comes first, because `re` looks for it quickly."""
+    """Return a pattern for a hint after one of some texts.
+
+    The hint comes first in the pattern, because `re` searches for a literal quickly.
+    """
     return f"{hint}(?:{'|'.join(f'(?<={text}{hint})' for text in texts)})"
 
 
@@ -218,9 +222,10 @@ def secret_predicate(key: str) -> Callable[[str], bool] | None:
 
 
 class _Rule(NamedTuple):
-    """Pattern of secrets that begins with a literal hint; the last named group that matches is the secret.
+    """Pattern of secrets that begins with a literal hint.
 
-    A rule that finds a value by what stands before it is written for text in lower case.
+    The last named group that matches is the secret. A rule that finds a value by the text before it
+    is written for lower case.
     """
 
     hint: str
@@ -256,15 +261,14 @@ _CONTEXTS: Final = (
     ("bearer", r"bearer[ \t]{1,8}(?P<bare>[a-z0-9._~+/-]{8,4096}={0,2})"),
     ("://", _LOGIN),
 )
-"""Headers, and names and passwords before the host of an address; a password with a slash ends at
-the first `@`.
-"""
+"""Headers, and logins in addresses; a password with a slash ends at the first `@`."""
 
 
 def _accepts_by_context(match: re.Match[str]) -> bool:
     value = match[str(match.lastgroup)]
-    if match.lastgroup == "bare":  # it may be a word of a sentence
-        return any(c.isdigit() for c in value) or len(value) > 2 * _MAX_WORD_CHARS
+    # It may be a word of a sentence.
+    if match.lastgroup == "bare":
+        return any(map(str.isdigit, value)) or len(value) > 2 * _MAX_WORD_CHARS
     return not _PLACEHOLDER.fullmatch(value) and not value.isdigit()
 
 
@@ -277,11 +281,13 @@ def _accepts_by_name(accepts: Callable[[str], bool]) -> Callable[[re.Match[str]]
                 return False
             is_prose = match["prose"] is not None
         else:
-            is_prose = value[0] == " "  # as in {"token": " word"} of a model
+            # As in {"token": " word"} of a model.
+            is_prose = value[0] == " "
         if is_prose and accepts is not is_secret and _is_plain_word(value):
             return False
+        # A password stands alone, unlike a word of a sentence: `/etc/passwd: No such file`.
         if is_prose and _WORD.fullmatch(value) and _NEXT_WORD.match(match.string, match.end(group)):
-            return False  # a sentence, as in `/etc/passwd: No such file`; a password stands alone
+            return False
         return accepts(value)
 
     return accepts_match
@@ -309,11 +315,11 @@ _FORMAT_RULES: Final = [
 _NAME_RULES: Final = tuple(_name_rules())
 
 _SIMPLE: Final = re.compile(r"(?:[!-9;<?-[\]-~]{0,14}+[ \n])*+[!-9;<?-[\]-~]{0,14}+")
-"""A text of short words in ASCII without `:`, `=`, `>`, escapes and tabs.
+"""Text of short words in ASCII without `:`, `=`, `>`, escapes and tabs.
 
 No rule finds a secret in it unless it has two hyphens in a row or `Bearer`. Every token format is
-longer than these words, and a value is found by the name before it only where a sign or an option
-follows the name.
+longer than these words, and a value is found by the name before it only if a sign follows the name
+or hyphens precede it.
 """
 
 
@@ -332,7 +338,8 @@ def find_secrets(text: str, *, by_name: bool = True) -> list[Span]:
     if not by_name:
         return spans
     low = text.lower()
-    if len(low) != len(text):  # as of İ, which has two characters then
+    # Some characters, such as İ, are two in lower case.
+    if len(low) != len(text):
         low = text.encode("ascii", "replace").decode().lower()
     if "{" in low:
         low = fill_references(low)
@@ -354,7 +361,7 @@ def fill_references(text: str) -> str:
 
 
 def find_literals(filled: str, start: int, end: int) -> list[Span]:
-    """Return the words beside references in the value of a secret that may be secrets: long ones with a digit."""
+    """Return the words beside references that may be secrets: long ones with a digit."""
     words = _LITERAL.finditer(filled, start, end)
     return [word.span() for word in words if any(map(str.isdigit, word[0]))]
 
@@ -362,17 +369,13 @@ def find_literals(filled: str, start: int, end: int) -> list[Span]:
 # Masking of texts
 
 _MAX_LAYERS: Final = 3
-"""Most layers of escapes that are looked behind, such as a coloured line within JSON within
-JSON.
-"""
+"""Maximum number of nested layers of escapes, such as a coloured line in JSON in JSON."""
 
 MIN_KNOWN_CHARS: Final = 4
-"""Shorter known values are flags rather than secrets, and would be found everywhere."""
+"""Minimum length of a known value; shorter ones are flags and would be found everywhere."""
 
 _MIN_LINE_CHARS: Final = 8
-"""Shorter lines of a known secret, such as a single bracket, occur in many texts and are not
-masked.
-"""
+"""Minimum length of a masked line of a known secret; many texts have shorter ones, such as `}`."""
 
 _ESCAPE: Final = re.compile(
     r"""
@@ -392,7 +395,7 @@ def mask(text: str, find: Callable[[str], list[Span]]) -> str:
 
     Args:
         text: the text.
-        find: returns the spans of secrets in a text without looking behind its escapes.
+        find: returns the spans of secrets in a text without decoding its escapes.
     """
     spans = find(text)
     if "\x1b" in text or "\\" in text:
@@ -411,13 +414,13 @@ def mask(text: str, find: Callable[[str], list[Span]]) -> str:
 
 
 def mask_secrets(text: str) -> str:
-    """Return a text without the secrets that can be recognised by themselves: by their format, or the name before them."""
+    """Return a text without the secrets that have a known format or a name before them."""
     return mask(text, find_secrets)
 
 
 def known_texts(values: Iterable[str]) -> tuple[str, ...]:
-    """Return the texts to search for secrets known by value: each stripped, and each of its longer lines."""
-    known = set()
+    """Return the texts to search for: secrets known by value, stripped, and their longer lines."""
+    known: set[str] = set()
     for value in values:
         whole = value.strip()
         if len(whole) >= MIN_KNOWN_CHARS:
@@ -441,8 +444,9 @@ def find_known(text: str, known: Iterable[str]) -> list[Span]:
 
 
 def _look_behind(text: str, find: Callable[[str], list[Span]], layers: int) -> list[Span]:
-    """Return the spans of secrets behind the escapes of a text, up to so many layers of them."""
-    parts = _ESCAPE.split(text)  # every second one is an escape
+    """Return the spans of secrets behind the escapes of a text, in at most `layers` layers."""
+    # Every second part is an escape.
+    parts = _ESCAPE.split(text)
     if len(parts) == 1:
         return []
     decoded = parts.copy()
@@ -459,7 +463,10 @@ def _look_behind(text: str, find: Callable[[str], list[Span]], layers: int) -> l
 
 
 def _origin(span: Span, starts: list[int], origins: list[int]) -> Span:
-    """Return the span of the original text from which a span was decoded; every second part was an escape."""
+    """Return the span of the original text from which a span was decoded.
+
+    Every second part is an escape, which is masked as a whole.
+    """
     first = bisect_right(starts, span[0]) - 1
     last = bisect_right(starts, span[1] - 1) - 1
     start = origins[first]
@@ -491,10 +498,10 @@ _NAMES: Final = frozenset((
     "id", "task_id", "depends_on", "before", "order", "run", "tool", "kind", "capability",
     "when", "server", "parameters", "optional", "objects", "resources", "callable",
 ))  # fmt: skip
-"""Fields with names and conditions, which stay as they are: other parts refer to them."""
+"""Fields with names and conditions, which are not masked: other parts refer to them."""
 
 _ASSIGNING_SIGN: Final = re.compile("[=\"'|>`]")
-"""What an ordinary name does not have, but a text that assigns a value to a name."""
+"""Signs of a text that assigns a value to a name, which no ordinary name has."""
 
 _TEXTLESS_TYPES: Final = frozenset({int, float, bool, NoneType})
 
@@ -502,11 +509,10 @@ PartT = TypeVar("PartT")
 
 
 class Redactor:
-    """Replacement of secrets by `[redacted]`: known values, values under names of secrets, and formats of tokens.
+    """Replacement of secrets by `[redacted]`: known values, values under their names, and tokens.
 
     Args:
-        values: secrets known by value, such as those of configured environment variables, and their
-            lines.
+        values: secrets known by value, such as those of configured environment variables.
         patterns: further regular expressions of Python whose matches are secrets. They are trusted:
             one that takes long makes everything wait.
     """
@@ -515,11 +521,12 @@ class Redactor:
         self._known = known_texts(values)
         self._patterns = [re.compile(pattern) for pattern in patterns]
         self._added: set[str] = set()
-        # Texts without secrets: records repeat those of earlier ones, as a trigger its failure.
+        # Texts without secrets, because records repeat texts of earlier ones, as a trigger that of
+        # its failure.
         self._clean: set[str] = set()
 
     def add(self, value: str) -> None:
-        """Mask a value from now on; one of fewer than 4 characters is passed over."""
+        """Mask a value from now on, unless it has fewer than 4 characters."""
         if value not in self._added:
             self._added.add(value)
             self._known = tuple({*self._known, *known_texts([value])})
@@ -531,7 +538,8 @@ class Redactor:
         clean = self._clean
         if text in clean:
             return text
-        if not text.isascii():  # UTF-8 cannot encode lone surrogates
+        # UTF-8 cannot encode lone surrogates.
+        if not text.isascii():
             encodable = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
             if encodable != text:
                 text = encodable
@@ -547,7 +555,7 @@ class Redactor:
         return masked
 
     def is_secret_name(self, name: str) -> bool:
-        """Return whether an id or another name holds a secret that has a format of its own, is assigned, or is known."""
+        """Return whether a name holds a secret: one with a format, an assigned or a known one."""
         if self._is_plain(name):
             return False
         by_name = _ASSIGNING_SIGN.search(name) is not None
@@ -557,7 +565,7 @@ class Redactor:
         """Return a JSON value without secrets, in texts and in members with the name of a secret.
 
         Raises:
-            RecordNotSerializable: it is nested too deeply for JSON, or a key is no text.
+            RecordNotSerializable: the value is nested too deeply for JSON, or a key is not a text.
         """
         if isinstance(value, str):
             return self.text(value)
@@ -574,16 +582,20 @@ class Redactor:
                     raise RecordNotSerializable(
                         f"{key!r} cannot name a member of a JSON object, which a text does"
                     )
-                name = masked = self.text(key)
+                masked = self.text(key)
+                name = masked
                 number = 1
-                while name in clean:  # what differed in a secret alone
+                # Names that differed only in a secret.
+                while name in clean:
                     number += 1
                     name = f"{masked} {number}"
                 accepts = secret_predicate(key)
-                if accepts is None:
-                    clean[name] = item if type(item) in _TEXTLESS_TYPES else self.value(item)
-                else:
+                if accepts is not None:
                     clean[name] = self.value(_mask_member(item, accepts))
+                elif type(item) in _TEXTLESS_TYPES:
+                    clean[name] = item
+                else:
+                    clean[name] = self.value(item)
         except RecursionError:
             raise RecordNotSerializable("a value is nested too deeply to be kept as JSON") from None
         return clean
@@ -610,16 +622,22 @@ class Redactor:
                 clean = self.value(extra)
                 if clean != extra:
                     changed |= clean
-            return cast("PartT", part.model_copy(update=changed)) if changed else document
+            if not changed:
+                return document
+            return cast("PartT", part.model_copy(update=changed))
         if kind is str:
             return cast("PartT", self.text(part))
         if isinstance(part, tuple):
             clean = tuple([self.document(item) for item in part])
-            return document if all(map(is_, clean, part)) else cast("PartT", clean)
+            if all(map(is_, clean, part)):
+                return document
+            return cast("PartT", clean)
         names = _init_fields(kind)
         if names:
             changed = self.changed_fields(part, names)
-            return cast("PartT", replace(part, **changed)) if changed else document
+            if not changed:
+                return document
+            return cast("PartT", replace(part, **changed))
         if isinstance(part, Mapping):
             if _holds_models(part):
                 clean = {name: self.document(item) for name, item in part.items()}
@@ -627,10 +645,12 @@ class Redactor:
                 clean = self.value(dict(part))
         else:
             clean = self.value(part)
-        return document if clean == part else cast("PartT", clean)
+        if clean == part:
+            return document
+        return cast("PartT", clean)
 
     def changed_fields(self, part: object, names: Iterable[str]) -> dict[str, Any]:
-        """Return the fields that have secrets, without them."""
+        """Return the fields that hold secrets, with masked values."""
         changed: dict[str, Any] = {}
         for name in names:
             value = getattr(part, name)
@@ -643,7 +663,7 @@ class Redactor:
         return changed
 
     def _is_plain(self, text: str) -> bool:
-        """Return whether a text is simple and without known values: a quick look, because most are."""
+        """Return whether a text is simple and has no known value; a quick check, as most are."""
         if self._patterns or not _SIMPLE.fullmatch(text):
             return False
         if "earer" in text or "--" in text:
@@ -660,15 +680,21 @@ class Redactor:
 
 
 def _mask_member(item: JsonValue, accepts: Callable[[str], bool]) -> JsonValue:
-    """Return the value of a member whose name is that of a secret, masked unless it cannot be one."""
+    """Return the value of a member with the name of a secret, masked unless it cannot be one."""
     if isinstance(item, (list, tuple)):
         return [_mask_member(part, accepts) for part in item]
     if isinstance(item, str):
-        if fill_references(item) != item:  # its literal parts are judged as after `name=`
+        # The literal parts beside references are judged as after `name=`.
+        if fill_references(item) != item:
             return mask(item, lambda text: find_literals(fill_references(text), 0, len(text)))
-        return MASK if accepts(item) else item
-    is_number = isinstance(item, int) and not isinstance(item, bool)
-    return MASK if is_number and accepts is is_secret else item
+        is_masked = accepts(item)
+    else:
+        # Only a password may be a number.
+        is_number = isinstance(item, int) and not isinstance(item, bool)
+        is_masked = is_number and accepts is is_secret
+    if is_masked:
+        return MASK
+    return item
 
 
 def _holds_models(part: Mapping[str, object]) -> bool:
@@ -680,11 +706,14 @@ def _holds_models(part: Mapping[str, object]) -> bool:
 
 
 def name_fields(kind: type[BaseModel]) -> frozenset[str]:
-    """Return the fields that are names. A `name` is one where it is required, as of a tool; others are for people."""
+    """Return the fields of a model that are names.
+
+    A required `name`, as that of a tool, is one of them; others are labels for people.
+    """
     name = kind.model_fields.get("name")
     if name is not None and name.is_required():
         return _NAMES | {"name"}
-    # Those of a tool are types by name; those of a plan have values.
+    # The parameters of a tool are types by name; those of a plan have values.
     if "tasks" in kind.model_fields:
         return _NAMES - {"parameters"}
     return _NAMES
@@ -692,7 +721,7 @@ def name_fields(kind: type[BaseModel]) -> frozenset[str]:
 
 @cache
 def _init_fields(kind: type) -> frozenset[str]:
-    """Return the fields that a dataclass is made with; none for another type."""
+    """Return the fields that the constructor of a dataclass takes; none for another type."""
     if not is_dataclass(kind):
         return frozenset()
     return frozenset(field.name for field in fields(kind) if field.init)
@@ -700,7 +729,7 @@ def _init_fields(kind: type) -> frozenset[str]:
 
 @cache
 def _model_fields(kind: type) -> frozenset[str] | None:
-    """Return the fields of a model that may contain text other than names; None for another type."""
+    """Return the fields of a model that may hold text other than names; None for another type."""
     if not issubclass(kind, BaseModel):
         return None
     names = set()

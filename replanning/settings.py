@@ -52,13 +52,13 @@ class ReflectionSettings(Section):
 
 
 class RevisionSettings(Section):
-    """Limit of plan revisions; with replanning enabled, the smaller of this and `max_plan_revisions` applies."""
+    """Limit of plan revisions; with replanning enabled, at most `max_plan_revisions` applies."""
 
     max_revisions: _Count = 3
 
 
 class HistorySettings(Section):
-    """Files of planning history beside the journal; without an archive directory, old files are deleted."""
+    """Files of planning history; without an archive directory, old files are deleted."""
 
     storage_type: Literal["jsonl"] = "jsonl"
     directory: str = Field(default="planning_history", min_length=1)
@@ -82,19 +82,20 @@ class DecisionSettings(Section):
     @classmethod
     def _follow_minimum(cls, data: Any) -> object:
         """Move the thresholds that are not set, so that a minimum alone is always valid."""
-        minimum = data.get("min_confidence_threshold") if isinstance(data, dict) else None
-        if (
-            isinstance(minimum, bool)
-            or not isinstance(minimum, int | float)
-            or not 0 <= minimum <= 1
-        ):
+        if not isinstance(data, dict):
             return data
-        moved = {"user_confirmation_threshold": minimum} if minimum < _USER_CONFIRMATION else {}
-        return {
-            **moved,
-            **({"immediate_execution_threshold": minimum} if minimum > _IMMEDIATE else {}),
-            **data,
-        }
+        minimum = data.get("min_confidence_threshold")
+        # Validation refuses any other value.
+        if isinstance(minimum, bool) or not isinstance(minimum, int | float):
+            return data
+        if not 0 <= minimum <= 1:
+            return data
+        moved: dict[str, float] = {}
+        if minimum < _USER_CONFIRMATION:
+            moved["user_confirmation_threshold"] = minimum
+        if minimum > _IMMEDIATE:
+            moved["immediate_execution_threshold"] = minimum
+        return {**moved, **data}
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -103,14 +104,14 @@ class DecisionSettings(Section):
         high = self.immediate_execution_threshold
         if not low <= middle <= high:
             raise ValueError(
-                "expected user_confirmation_threshold <= min_confidence_threshold <= immediate_execution_threshold,"
-                f" got {low:g}, {middle:g}, {high:g}"
+                "expected user_confirmation_threshold <= min_confidence_threshold"
+                f" <= immediate_execution_threshold, got {low:g}, {middle:g}, {high:g}"
             )
         return self
 
 
 class GoalSettings(Section):
-    """Planning mode: how many clarifications are asked for, and what is assumed without an answer."""
+    """Limit of clarifications in planning mode, and what is assumed without an answer."""
 
     max_clarification_requests: _Count = 2
     auto_assume_on_no_response: bool = True
@@ -179,30 +180,31 @@ class PlanningSettings(Section):
 
 Duration = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(to_seconds)]
 
-Names = Annotated[
-    tuple[str, ...],
-    Field(min_length=1),
-    BeforeValidator(
-        lambda value: (
-            (value,)
-            if isinstance(value, str)
-            else tuple(value)
-            if isinstance(value, list)
-            else value
-        )
-    ),
-]
-"""Names in order; a single name may stand for a list of one."""
+
+def _listed(value: object) -> object:
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list):
+        return tuple(value)
+    return value
+
+
+Names = Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(_listed)]
+"""Names in order; a single name may replace a list of one."""
 
 
 def _known_trigger(name: str) -> str:
-    if name not in trigger_types() and name not in (plugins := installed_plugins("triggers")):
-        known = dict.fromkeys((*trigger_types(), *plugins))
-        hint = did_you_mean(name, known)
-        raise ValueError(
-            f"there is no detector of this name; {f'{hint} ' if hint else ''}known are {', '.join(known)}"
-        )
-    return name
+    if name in trigger_types():
+        return name
+    plugins = installed_plugins("triggers")
+    if name in plugins:
+        return name
+    known = dict.fromkeys((*trigger_types(), *plugins))
+    listed = f"known are {', '.join(known)}"
+    hint = did_you_mean(name, known)
+    if hint:
+        listed = f"{hint} {listed}"
+    raise ValueError(f"there is no detector of this name; {listed}")
 
 
 TriggerName = Annotated[str, AfterValidator(_known_trigger)]
@@ -261,7 +263,10 @@ class BetterPathSettings(Section):
 
 
 class ApprovalSettings(Section):
-    """Seconds that a person has, and the action after them: by default `pause` with a durable store, else `abort`."""
+    """Seconds that a person has, and the action after them.
+
+    By default that is `pause` with a durable store, else `abort`.
+    """
 
     timeout: Duration | None = 300.0
     on_timeout: Literal["abort", "skip", "continue", "pause"] | None = None
@@ -272,7 +277,7 @@ class ApprovalSettings(Section):
 
 
 class EffectSettings(Section):
-    """Effects of tools that make them dangerous: a person is asked before a change of the plan uses them."""
+    """Effects that need the consent of a person before a change of the plan uses such a tool."""
 
     ask_before: tuple[ChangingEffect, ...] = ()
 
@@ -285,7 +290,7 @@ class LimitSettings(Section):
 
 
 class TimeoutSettings(Section):
-    """Timeouts in seconds; `task` applies to the tools of the command line, the library has no default."""
+    """Timeouts in seconds; `task` is the default of the command line, the library has none."""
 
     task: Duration = 60.0
     replan: Duration = 30.0
@@ -297,7 +302,8 @@ class JudgeSettings(Section):
     enabled: bool = True
     provider: Names | None = Field(
         default=None,
-        description="Language model that judges outputs accepted by the checks, for the command line.",
+        description="Language model that judges outputs accepted by the checks, for the command"
+        " line.",
     )
     max_iterations: int = Field(
         default=3, ge=1, le=10, description="Attempts, those after feedback included."
@@ -308,7 +314,7 @@ class JudgeSettings(Section):
 
 
 class EscalationSettings(Section):
-    """Action of planning mode when a replan cannot run; by default it waits if a person can be asked."""
+    """Action of planning mode when a replan cannot run; by default, wait if a person can answer."""
 
     on_no_alternative: Literal["wait", "assume", "abort"] | None = None
 
@@ -321,19 +327,21 @@ class PriceSettings(Section):
 
 
 def _plain_address(address: str | None) -> str | None:
-    """Refuse an address that contains a possible secret, which would appear in histories and on screens."""
+    """Refuse an address with a possible secret, which would appear in histories and on screens."""
     if address is None:
         return None
     scheme, _, rest = address.partition("://")
     authority = re.split(r"[/?#]", rest)[0]
-    if scheme in ("http", "https") and ("@" in authority or "?" in rest or "#" in rest):
+    has_more = "@" in authority or "?" in rest or "#" in rest
+    if has_more and scheme in ("http", "https"):
         raise ValueError(
-            "it holds more than an address: names, passwords and keys do not belong here; keys are taken from the"
-            " environment alone"
+            "it holds more than an address: names, passwords and keys do not belong here; keys are"
+            " taken from the environment alone"
         )
     if _ADDRESS.fullmatch(address) is None:
         raise ValueError(
-            "expected an address that begins with http:// or https://, such as http://localhost:8000/v1"
+            "expected an address that begins with http:// or https://, such as"
+            " http://localhost:8000/v1"
         )
     return address
 
@@ -345,9 +353,8 @@ def _guarded_address(address: str | None) -> str | None:
     """Refuse an address whose answers could be changed on the way: they are settings."""
     plain = _plain_address(address)
     if plain is not None and _TRUSTED.fullmatch(plain) is None:
-        raise ValueError(
-            "expected an address that begins with https://; http:// only on this machine (localhost)"
-        )
+        allowed = "http:// only on this machine (localhost)"
+        raise ValueError(f"expected an address that begins with https://; {allowed}")
     return plain
 
 
@@ -367,17 +374,17 @@ class RedactionSettings(Section):
     patterns: tuple[str, ...] = Field(
         default=(),
         max_length=100,
-        description="Regular expressions that match secrets, in the syntax of Python's `re`. They are trusted: one that"
-        " takes long makes every run wait.",
+        description="Regular expressions that match secrets, in the syntax of Python's `re`. They"
+        " are trusted: one that takes long makes every run wait.",
     )
 
     @model_validator(mode="after")
     def _usable(self) -> Self:
-        wrong = [
-            f"{pattern!r} {problem}"
-            for pattern in self.patterns
-            if (problem := pattern_problem(pattern))
-        ]
+        wrong: list[str] = []
+        for pattern in self.patterns:
+            problem = pattern_problem(pattern)
+            if problem:
+                wrong.append(f"{pattern!r} {problem}")
         if wrong:
             raise ValueError(f"redaction.patterns: {'; '.join(wrong)}")
         return self
@@ -421,8 +428,8 @@ class Settings(Section):
     breaker_threshold: int = Field(
         default=5,
         ge=0,
-        description="Tasks that fail in a row for one cause before their tool is unavailable and another one"
-        " stands in; 0: never.",
+        description="Tasks that fail in a row for one cause before their tool is unavailable and"
+        " another one stands in; 0: never.",
     )
     judge: JudgeSettings = JudgeSettings()
     judge_on: Literal["errors_and_interval", "every_action"] = Field(
