@@ -106,10 +106,12 @@ def checked_calls(
         call = ended.call
         expectations: list[Expectation] = []
         for owner in (tools.get(call.tool), tasks.get(ended.task.id)):
-            if owner is not None and owner.expect is not None:
-                if _is_about_output(owner.expect):
-                    expectations.append(owner.expect)
-        if not expectations or (call.failure and call.output is None):
+            expect = None if owner is None else owner.expect
+            if expect is not None and _is_about_output(expect):
+                expectations.append(expect)
+        if not expectations:
+            continue
+        if call.failure and call.output is None:
             continue
         if not call.kept:
             yield CheckedCall(call, None)
@@ -132,7 +134,9 @@ def checked_calls(
 
 def _is_about_output(expect: Expectation) -> bool:
     """Return whether an expectation says something that past outputs can be held against."""
-    return expect.json_schema is not None or bool(expect.where or expect.errors)
+    if expect.json_schema is not None:
+        return True
+    return bool(expect.where or expect.errors)
 
 
 class _EndedCall(NamedTuple):
@@ -170,7 +174,9 @@ def _ended_calls(records: Iterable[Record]) -> Iterator[_EndedCall]:
         if tool is None and opened.open_ended:
             tool = task.name
         arguments = running.pop(body.attempt, None)
-        if not tool or arguments is None:
+        if not tool:
+            continue
+        if arguments is None:
             continue
         failure = ""
         kept = True
@@ -184,7 +190,7 @@ def _ended_calls(records: Iterable[Record]) -> Iterator[_EndedCall]:
 
 
 def _arguments(live: LivePlan, task: Task) -> JsonObject:
-    """Return the arguments that a task begins with, without those that cannot be known any more."""
+    """Return the arguments that a task begins with, as far as they can still be known."""
     arguments: JsonObject = {}
     for name, value in task.arguments.items():
         # One by one: an output that was not stored is missing only where it is referred to.

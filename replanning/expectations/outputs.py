@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from replanning.expectations.calls import ObservedCall
 from replanning.plan.expectations import says_error
@@ -36,6 +36,12 @@ Path = tuple[str | int, ...]
 
 _TEXT_FIELDS: Final = (frozenset({"exit_code", "stdout"}), frozenset({"status", "headers"}))
 """Fields of what a command or a request returns, beside `json`."""
+
+_SERVER_FIELDS: Final = frozenset({"text", "json", "content"})
+"""Fields of what a tool of a server returns."""
+
+_ReportKind = Literal["word", "object", "refusal"]
+"""What tells that an output reports an error: its first word, its first field, or its words."""
 
 
 class Sample(NamedTuple):
@@ -70,18 +76,23 @@ def count_runs(samples: Iterable[Sample | ObservedCall]) -> int:
 def base_of(samples: Sequence[Sample]) -> Path:
     """Return where the answer is in the outputs: in `json` of what commands and requests return."""
     for sample in samples:
-        output = sample.output
-        if not isinstance(output, dict) or not isinstance(output.get("json"), dict | list):
-            return ()
-        is_known = any(fields <= output.keys() for fields in _TEXT_FIELDS)
-        is_of_server = isinstance(output.get("text"), str) and output.keys() <= {
-            "text",
-            "json",
-            "content",
-        }
-        if not (is_known or is_of_server):
+        if not _has_answer_in_json(sample.output):
             return ()
     return ("json",)
+
+
+def _has_answer_in_json(output: JsonValue) -> bool:
+    """Return whether an output is that of a command, a request or a server, with JSON in it."""
+    if not isinstance(output, dict):
+        return False
+    if not isinstance(output.get("json"), dict | list):
+        return False
+    for fields in _TEXT_FIELDS:
+        if fields <= output.keys():
+            return True
+    if not isinstance(output.get("text"), str):
+        return False
+    return output.keys() <= _SERVER_FIELDS
 
 
 def at_base(sample: Sample, base: Path) -> JsonValue:
@@ -111,55 +122,80 @@ def error_texts(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
     called so while most outputs have other fields. A short text that refuses something is one if
     several begin alike. A text that would also describe other outputs is left out.
     """
-    patterns: dict[str, list[Sample]] = {}
-    refusals: dict[str, list[Sample]] = {}
-    objects: dict[str, list[Sample]] = {}
+    groups: dict[_ReportKind, dict[str, list[Sample]]] = {"word": {}, "object": {}, "refusal": {}}
     for sample in samples:
-        match = ERROR_WORD.match(sample.text)
-        report = ERROR_OBJECT.match(sample.text)
-        if match:
-            patterns.setdefault(match[1], []).append(sample)
-        elif report and isinstance(sample.output, dict):
-            if next(iter(sample.output.values())):
-                objects.setdefault(report[0].lstrip(), []).append(sample)
-        elif isinstance(sample.output, str):
-            if len(sample.text) <= _MAX_REFUSAL_CHARS and _REFUSAL.search(sample.text):
-                first = sample.text.split(None, 1)[0]
-                refusals.setdefault(first, []).append(sample)
-    for text, matching in objects.items():
+        report = _report_of(sample)
+        if report is not None:
+            kind, text = report
+            groups[kind].setdefault(text, []).append(sample)
+    patterns = dict(groups["word"])
+    for text, matching in groups["object"].items():
         # Where all answers have this field, it says nothing by being there.
         if len(matching) * 2 < len(samples):
             patterns[text] = matching
-    for first, matching in refusals.items():
+    for first, matching in groups["refusal"].items():
         template = _refusal_template([sample.text for sample in matching])
-        alike = [sample for sample in samples if sample.text.startswith(first)]
+        alike = 0
+        for sample in samples:
+            alike += sample.text.startswith(first)
         # Other answers that begin alike may be refused in the same words.
-        if "*" in template and len(alike) > len(matching):
+        if "*" in template and alike > len(matching):
             continue
         if template and len(matching) * 2 < len(samples):
             patterns[template] = matching
-    kept = {}
+    return _without_ambiguous(patterns, samples)
+
+
+def _report_of(sample: Sample) -> tuple[_ReportKind, str] | None:
+    """Return how an output reports an error, with its beginning; None if it reports none."""
+    word = ERROR_WORD.match(sample.text)
+    if word:
+        return "word", word[1]
+    field = ERROR_OBJECT.match(sample.text)
+    if field and isinstance(sample.output, dict):
+        value = next(iter(sample.output.values()))
+        return ("object", field[0].lstrip()) if value else None
+    if not isinstance(sample.output, str):
+        return None
+    if len(sample.text) > _MAX_REFUSAL_CHARS:
+        return None
+    if not _REFUSAL.search(sample.text):
+        return None
+    return "refusal", sample.text.split(None, 1)[0]
+
+
+def _without_ambiguous(
+    patterns: Mapping[str, list[Sample]], samples: Sequence[Sample]
+) -> dict[str, list[Sample]]:
+    """Return the texts of errors that describe no other outputs."""
+    known: set[int] = set()
+    for matching in patterns.values():
+        known.update(map(id, matching))
+    others = [sample for sample in samples if id(sample) not in known]
+    kept: dict[str, list[Sample]] = {}
     for pattern, matching in patterns.items():
-        described = [sample for sample in samples if says_error(sample.text, pattern)]
-        known = {id(sample) for each in patterns.values() for sample in each}
-        if all(id(sample) in known for sample in described):
+        if not any(says_error(sample.text, pattern) for sample in others):
             kept[pattern] = matching
     return kept
 
 
 def _refusal_template(texts: Sequence[str]) -> str:
-    """Return what refusals have in common, with `*` where they differ; empty if it is too little."""
-    if len(texts) < 2 or any("*" in text for text in texts):
+    """Return the words that refusals share, with `*` where they differ; empty if too few."""
+    if len(texts) < 2:
+        return ""
+    if "*" in "".join(texts):
         return ""
     if len(set(texts)) == 1:
         # The same answer to several questions, and not what one of them has twice.
         return texts[0] if len(texts) >= _MIN_SAME_REFUSALS else ""
-    start = _common_words([text.split(" ") for text in texts])
-    rest = [text.split(" ")[len(start) :][::-1] for text in texts]
+    lines = [text.split(" ") for text in texts]
+    start = _common_words(lines)
+    rest = [line[len(start) :][::-1] for line in lines]
     end = _common_words(rest)[::-1]
-    if not start or not _REFUSAL.search(" ".join([*start, "*", *end])):
+    if not start:
         return ""
-    return f"{' '.join(start)} *{''.join(f' {word}' for word in end)}"
+    template = " ".join([*start, "*", *end])
+    return template if _REFUSAL.search(template) else ""
 
 
 def _common_words(lines: Sequence[Sequence[str]]) -> list[str]:

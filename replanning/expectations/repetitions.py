@@ -35,12 +35,15 @@ _NEAR: Final = 0.9
 _ELEMENT: Final = 0
 """Step of a path to every item of an array. A condition looks at the first one."""
 
+_RESERVED: Final = frozenset((*keyword.kwlist, "matches"))
+"""Words that are no names of fields in conditions."""
+
 _Rank = tuple[bool, bool, int, bool, int, str]
 """How good a place is for a condition; the lowest is the best."""
 
 
 class _Place(NamedTuple):
-    """Where an output repeats an argument, and how: it equals it (`==`) or contains it (`in`)."""
+    """Place where an output equals an argument (`==`) or contains it (`in`)."""
 
     path: Path
     relation: Literal["==", "in"]
@@ -71,16 +74,14 @@ def repeated_arguments(samples: Sequence[Sample], base: Path) -> Iterator[Repeti
         samples: the outputs.
         base: where the answer is in them.
     """
-    names = dict.fromkeys(name for sample in samples for name in sample.arguments)
+    names: dict[str, None] = {}
+    for sample in samples:
+        names.update(dict.fromkeys(sample.arguments))
     for name in names:
         given = [sample for sample in samples if _is_telling(sample.arguments.get(name))]
-        counted: Counter[_Place] = Counter()
-        for sample in given:
-            value = sample.arguments[name]
-            counted.update(set(_places_of(value, at_base(sample, base), (), MAX_DEPTH)))
         always: list[tuple[_Rank, Repetition]] = []
         nearly: list[tuple[_Rank, Repetition]] = []
-        for place, _ in counted.most_common(_MAX_PATHS):
+        for place in _common_places(name, given, base):
             found = _repetition_at(place, name, given, samples, base)
             if found is None:
                 continue
@@ -92,27 +93,36 @@ def repeated_arguments(samples: Sequence[Sample], base: Path) -> Iterator[Repeti
                 len(place.path),
                 found.condition,
             )
-            if found.breaking:
-                nearly.append((rank, found))
-            else:
-                always.append((rank, found))
-        for _, found in sorted(always, key=itemgetter(0))[:1]:
-            yield found
+            group = nearly if found.breaking else always
+            group.append((rank, found))
+        if always:
+            yield min(always, key=itemgetter(0))[1]
         named: set[int] = set()
         for _, found in sorted(nearly, key=itemgetter(0)):
-            broken_by = {id(sample) for sample in found.breaking}
+            broken_by = set(map(id, found.breaking))
             if not broken_by <= named:
                 named |= broken_by
                 yield found
 
 
+def _common_places(name: str, given: Sequence[Sample], base: Path) -> list[_Place]:
+    """Return the places where most outputs repeat an argument, the most common ones first."""
+    counted: Counter[_Place] = Counter()
+    for sample in given:
+        answer = at_base(sample, base)
+        counted.update(set(_places_of(sample.arguments[name], answer, (), MAX_DEPTH)))
+    return [place for place, _ in counted.most_common(_MAX_PATHS)]
+
+
 def _is_telling(value: JsonValue) -> bool:
     """Return whether an output that repeats a value can hardly do so by chance."""
-    if value is None or isinstance(value, bool):
-        return False
-    if isinstance(value, int | float):
-        return True
-    return len(value) > 0
+    match value:
+        case None | bool():
+            return False
+        case int() | float():
+            return True
+        case _:
+            return len(value) > 0
 
 
 def _places_of(value: JsonValue, part: JsonValue, path: Path, depth: int) -> Iterator[_Place]:
@@ -141,7 +151,7 @@ def _repetition_at(
     place: _Place, name: str, given: Sequence[Sample], samples: Sequence[Sample], base: Path
 ) -> Repetition | None:
     """Return the condition for an argument at a place; None without enough support."""
-    holding = []
+    holding: list[Sample] = []
     present = 0
     for sample in given:
         holds = _holds_at(place, sample.arguments[name], at_base(sample, base), 0)
@@ -149,28 +159,42 @@ def _repetition_at(
             present += 1
         if holds:
             holding.append(sample)
-    different = {json.dumps(sample.arguments[name], sort_keys=True) for sample in holding}
-    if len(different) < MIN_VARIETY or present < len(given) * _MIN_SHARE:
+    if present < max(len(given) * _MIN_SHARE, _needed_outputs(place, name)):
         return None
-    values = [sample.arguments[name] for sample in holding]
-    # A number, or a value elsewhere than under its name, may be the same by chance.
-    is_called = _is_called(place, name)
-    if not is_called and any(isinstance(value, int | float) for value in values):
-        return None
-    needed = MIN_OUTPUTS
-    if not is_called or _ELEMENT in place.path:
-        needed = MIN_RULES
-    if present < needed or not _keeps_order(values):
+    if not _is_varied(place, name, [sample.arguments[name] for sample in holding]):
         return None
     condition = _condition_at(place, name, samples, base)
     if not condition:
         return None
     breaking = [sample for sample in samples if not _holds(condition, sample)]
     if breaking:
-        is_near = len(samples) - len(breaking) >= len(samples) * _NEAR
-        if place.relation != "==" or present < MIN_RULES or not is_near:
+        if place.relation != "==" or present < MIN_RULES:
+            return None
+        if len(samples) - len(breaking) < len(samples) * _NEAR:
             return None
     return Repetition(condition, holding, breaking)
+
+
+def _needed_outputs(place: _Place, name: str) -> int:
+    """Return how many outputs must have a place for an argument to be expected there."""
+    if _ELEMENT in place.path:
+        return MIN_RULES
+    return MIN_OUTPUTS if _is_called(place, name) else MIN_RULES
+
+
+def _is_varied(place: _Place, name: str, values: Sequence[JsonValue]) -> bool:
+    """Return whether an output can hardly have repeated these values by chance."""
+    different: set[str] = set()
+    has_numbers = False
+    for value in values:
+        different.add(json.dumps(value, sort_keys=True))
+        has_numbers |= isinstance(value, int | float)
+    if len(different) < MIN_VARIETY:
+        return False
+    # A number elsewhere than under its name may be the same by chance.
+    if has_numbers and not _is_called(place, name):
+        return False
+    return _keeps_order(values)
 
 
 def _keeps_order(values: Sequence[JsonValue]) -> bool:
@@ -183,15 +207,19 @@ def _keeps_order(values: Sequence[JsonValue]) -> bool:
 
 def _is_called(place: _Place, name: str) -> bool:
     """Return whether the last field of a place has a word in common with an argument."""
-    fields = [step for step in place.path if isinstance(step, str)]
-    if not fields:
-        return False
-    return not _words(fields[-1]).isdisjoint(_words(name))
+    for step in reversed(place.path):
+        if isinstance(step, str):
+            return not _words(step).isdisjoint(_words(name))
+    return False
 
 
 def _words(name: str) -> set[str]:
-    words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+", name)}
-    return words | {word.removesuffix("s") for word in words}
+    """Return the words of a name, also those in the plural without their ending."""
+    words: set[str] = set()
+    for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+", name):
+        words.add(word.lower())
+        words.add(word.lower().removesuffix("s"))
+    return words
 
 
 def _holds_at(place: _Place, value: JsonValue, part: JsonValue, step: int) -> bool | None:
@@ -203,17 +231,19 @@ def _holds_at(place: _Place, value: JsonValue, part: JsonValue, step: int) -> bo
             return part == value
         if isinstance(part, list):
             return value in part
-        return isinstance(part, str | dict) and isinstance(value, str) and value in part
+        if not isinstance(value, str):
+            return False
+        return isinstance(part, str | dict) and value in part
     key = place.path[step]
     if isinstance(key, str):
         if not isinstance(part, dict) or key not in part:
             return None
         return _holds_at(place, value, part[key], step + 1)
-    if not isinstance(part, list) or not part:
+    if not isinstance(part, list):
         return None
     items = [_holds_at(place, value, item, step + 1) for item in part]
     # A condition looks at the first item, so it must speak for all of them.
-    return all(items)
+    return all(items) if items else None
 
 
 def _condition_at(place: _Place, name: str, samples: Sequence[Sample], base: Path) -> str:
@@ -221,29 +251,22 @@ def _condition_at(place: _Place, name: str, samples: Sequence[Sample], base: Pat
 
     Empty if a name cannot be written in a condition.
     """
-    guards = []
     argument = _lookup("arguments", name)
-    if any(name not in sample.arguments for sample in samples):
-        guards.append(f"{json.dumps(name)} not in arguments")
-    elif any(sample.arguments[name] is None for sample in samples):
-        guards.append(f"{argument} == null")
+    guards = _argument_guards(name, samples)
     lookup = "output"
     for step in base:
         lookup = _lookup(lookup, step)
     parts = [at_base(sample, base) for sample in samples]
     for step in place.path:
-        if isinstance(step, str):
-            inner = [part for part in parts if isinstance(part, dict) and step in part]
-            if len(inner) < len(parts):
-                guards.append(f"{json.dumps(step)} not in {lookup}")
-            parts = [part[step] for part in inner]
-        else:
-            filled = [part for part in parts if isinstance(part, list) and part]
-            if len(filled) < len(parts):
-                guards.append(f"len({lookup}) == 0")
-            parts = [part[0] for part in filled]
+        inner = _members(parts, step)
+        if len(inner) < len(parts):
+            is_field = isinstance(step, str)
+            guards.append(
+                f"{json.dumps(step)} not in {lookup}" if is_field else f"len({lookup}) == 0"
+            )
+        parts = inner
         lookup = _lookup(lookup, step)
-    if any(part is None for part in parts):
+    if None in parts:
         guards.append(f"{lookup} == null")
     if lookup == "output" and all(isinstance(sample.output, str) for sample in samples):
         lookup = "text"
@@ -258,12 +281,33 @@ def _condition_at(place: _Place, name: str, samples: Sequence[Sample], base: Pat
     return condition
 
 
+def _argument_guards(name: str, samples: Sequence[Sample]) -> list[str]:
+    """Return what holds of the calls that lack an argument, or have null in its place."""
+    is_null = False
+    for sample in samples:
+        if name not in sample.arguments:
+            return [f"{json.dumps(name)} not in arguments"]
+        is_null |= sample.arguments[name] is None
+    return [f"{_lookup('arguments', name)} == null"] if is_null else []
+
+
+def _members(parts: Sequence[JsonValue], step: str | int) -> list[JsonValue]:
+    """Return the members of these parts with a key, or their first items, where they have them."""
+    members: list[JsonValue] = []
+    for part in parts:
+        if isinstance(step, int):
+            if isinstance(part, list):
+                members += part[:1]
+        elif isinstance(part, dict) and step in part:
+            members.append(part[step])
+    return members
+
+
 def _lookup(container: str, step: str | int) -> str:
     """Return the expression of a member of an object or an item of an array."""
     if isinstance(step, int):
         return f"{container}[{step}]"
-    is_word = step.isascii() and step.isidentifier() and step != "matches"
-    if is_word and not keyword.iskeyword(step):
+    if step not in _RESERVED and step.isascii() and step.isidentifier():
         return f"{container}.{step}"
     return f"{container}[{json.dumps(step, ensure_ascii=False)}]"
 

@@ -12,15 +12,13 @@ from typing import Final
 from replanning.plan.types import JsonObject, JsonValue
 
 MIN_OUTPUTS: Final = 5
-"""Outputs that say what the whole output is: its type, its fields, the arguments that it
-repeats.
-"""
+"""Outputs that show what a whole output is: its type, its fields, the arguments it repeats."""
 
 MIN_RULES: Final = 10
-"""Outputs for a rule that may hold by chance, as that a list is never empty."""
+"""Outputs for a rule that may hold by chance, such as that a list is never empty."""
 
 MIN_VALUES: Final = 20
-"""Outputs that say what the values in it are: a field may rarely be null, or be left out."""
+"""Outputs that show what the values in them are: a field may rarely be null, or be left out."""
 
 MIN_VARIETY: Final = 3
 """Different values without which a rule may be a coincidence."""
@@ -58,26 +56,25 @@ def schema_of(values: Sequence[JsonValue]) -> JsonObject:
 
 def optional_fields(schema: JsonObject) -> Iterator[str]:
     """Yield the fields that a schema describes and does not require."""
-    inner = [each for each in schema.get("anyOf") or () if isinstance(each, dict)]  # type: ignore[union-attr] # as it was made
-    for key in ("items", "additionalProperties"):
-        part = schema.get(key)
-        if isinstance(part, dict):
-            inner.append(part)
+    inner: list[JsonValue] = [schema.get("items"), schema.get("additionalProperties")]
+    alternatives = schema.get("anyOf")
+    if isinstance(alternatives, list):
+        inner += alternatives
     properties = schema.get("properties")
     if isinstance(properties, dict):
         required = schema.get("required")
         for name, part in properties.items():
             if isinstance(required, list) and name not in required:
                 yield name
-            if isinstance(part, dict):
-                inner.append(part)
+            inner.append(part)
     for part in inner:
-        yield from optional_fields(part)
+        if isinstance(part, dict):
+            yield from optional_fields(part)
 
 
 @dataclass(slots=True)
 class _Shape:
-    """What the values at one place of the outputs have in common. Only `add` changes it.
+    """Common shape of the values at one place of the outputs.
 
     Attributes:
         outputs: number of outputs that have a value there.
@@ -113,13 +110,15 @@ class _Shape:
         if isinstance(value, int | float) and not isinstance(value, bool):
             if self.least is None or value < self.least:
                 self.least = value
-        if depth > 0 and isinstance(value, dict):
+        if depth == 0:
+            return [self]
+        if isinstance(value, dict):
             for key in list(value)[:MAX_MEMBERS]:
                 self.present[key] += 1
                 member = self.fields.setdefault(key, _Shape())
                 for shape in member._add(value[key], depth - 1):
                     touched[id(shape)] = shape
-        if depth > 0 and isinstance(value, list):
+        if isinstance(value, list):
             if self.items is None:
                 self.items = _Shape()
             for item in value[:MAX_MEMBERS]:
@@ -138,14 +137,12 @@ class _Shape:
         keys = self.present
         if not keys:
             return False
-        ids = sum(1 for key in keys if not _FIELD_NAME.fullmatch(key))
-        if ids * 2 >= len(keys):
+        ids = [key for key in keys if not _FIELD_NAME.fullmatch(key)]
+        if len(ids) * 2 >= len(keys):
             return True
-        records = [shape.always for shape in self.fields.values() if shape.always]
         # Several records with the same fields are entries of a table.
-        if len(records) == len(keys) >= MIN_VARIETY and all(
-            set(each) == set(records[0]) for each in records
-        ):
+        kinds = {frozenset(shape.always) for shape in self.fields.values()}
+        if len(keys) >= MIN_VARIETY and len(kinds) == 1 and kinds != {frozenset()}:
             return True
         return len(keys) > 1 and not self.always
 
@@ -203,22 +200,25 @@ def _root_schema(shape: _Shape, values: Sequence[JsonValue], variety: int) -> Js
         alternatives = _separate_records(values)
         if alternatives:
             return {"anyOf": list(alternatives)}
-    kinds = [kind for kind in shape.kinds if kind != "null"]
+    kinds = shape.kinds.keys() - {"null"}
     schema: JsonObject = _types(shape)
     if not schema:
         return schema
     is_varied = variety >= MIN_VARIETY
-    is_full = shape.outputs >= MIN_RULES and len(kinds) == 1 and bool(shape.shortest)
-    if "object" in kinds and is_varied:
-        schema |= _object_schema(shape, "", depth=0, is_varied=True)
-    if "array" in kinds and is_varied:
-        schema |= _array_schema(shape, "", depth=0)
-    if kinds == ["object"] and is_full and "required" not in schema:
-        schema["minProperties"] = 1
-    if kinds == ["array"] and is_full and is_varied:
-        schema["minItems"] = 1
-    if kinds == ["string"] and shape.shortest:
+    if is_varied:
+        if "object" in kinds:
+            schema |= _object_schema(shape, "", depth=0, is_varied=True)
+        if "array" in kinds:
+            schema |= _array_schema(shape, "", depth=0)
+    if not shape.shortest:
+        return schema
+    if kinds == {"string"}:
         schema["minLength"] = 1
+    if shape.outputs >= MIN_RULES:
+        if kinds == {"object"} and "required" not in schema:
+            schema["minProperties"] = 1
+        if kinds == {"array"} and is_varied:
+            schema["minItems"] = 1
     return schema
 
 
@@ -230,7 +230,9 @@ def _separate_records(values: Sequence[JsonValue]) -> list[JsonObject]:
     """
     groups: list[tuple[set[str], list[JsonObject]]] = []
     for value in values:
-        if not isinstance(value, dict) or not value:
+        if not isinstance(value, dict):
+            return []
+        if not value:
             return []
         keys = set(value)
         members = [value]
@@ -242,14 +244,18 @@ def _separate_records(values: Sequence[JsonValue]) -> list[JsonObject]:
             else:
                 apart.append(group)
         groups = [*apart, (keys, members)]
-    if not 2 <= len(groups) <= MIN_VARIETY or len(groups) * MIN_OUTPUTS > len(values) * 2:
+    if not 2 <= len(groups) <= MIN_VARIETY:
         return []
-    schemas = []
+    if len(groups) * MIN_OUTPUTS > len(values) * 2:
+        return []
+    schemas: list[JsonObject] = []
     for _, members in sorted(groups, key=lambda group: -len(group[1])):
         shape = _Shape()
         for member in members:
             shape.add(member)
-        if shape.is_map or not shape.always:
+        if shape.is_map:
+            return []
+        if not shape.always:
             return []
         schema: JsonObject = {"type": "object", "required": list[JsonValue](shape.always)}
         if len(members) >= MIN_OUTPUTS:
@@ -270,14 +276,14 @@ def _types(shape: _Shape) -> JsonObject:
 
 def _value_schema(shape: _Shape, name: str, depth: int) -> JsonObject:
     """Return the schema of a value inside of outputs; empty if too little is known of it."""
-    kinds = [kind for kind in shape.kinds if kind != "null"]
+    kinds = shape.kinds.keys() - {"null"}
     # A field that is null so far may get any value, unless its name says that this is an error.
     if not kinds:
         if name.lower() in ("error", "errors") and shape.outputs >= MIN_RULES:
             return {"type": "null"}
         return {}
-    is_container = not set(kinds) - {"object", "array"}
-    if shape.outputs < (MIN_OUTPUTS if is_container else MIN_VALUES):
+    needed = MIN_OUTPUTS if kinds <= {"object", "array"} else MIN_VALUES
+    if shape.outputs < needed:
         return {}
     schema = _types(shape)
     if not schema:
@@ -287,10 +293,9 @@ def _value_schema(shape: _Shape, name: str, depth: int) -> JsonObject:
         schema |= _object_schema(shape, name, depth=depth, is_varied=is_varied)
     if "array" in kinds:
         schema |= _array_schema(shape, name, depth=depth)
-    if kinds == ["number"] and shape.least is not None and shape.least >= 0:
-        words = set(re.findall(r"[A-Z]?[a-z]+", name))
-        words = {word.lower() for word in words}
-        if words & _COUNT_WORDS and not words & _SIGNED_WORDS:
+    if kinds == {"number"} and shape.least is not None and shape.least >= 0:
+        words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+", name)}
+        if not words.isdisjoint(_COUNT_WORDS) and words.isdisjoint(_SIGNED_WORDS):
             schema["minimum"] = 0
     return schema
 
@@ -327,6 +332,7 @@ def _array_schema(shape: _Shape, name: str, *, depth: int) -> JsonObject:
         if inner:
             schema["items"] = inner
     # Deeper ones belong to single records, which differ more than a few outputs show.
-    if depth == 1 and shape.outputs >= MIN_VALUES and shape.shortest and len(shape.kinds) == 1:
-        schema["minItems"] = 1
+    if depth == 1 and shape.outputs >= MIN_VALUES:
+        if shape.shortest and len(shape.kinds) == 1:
+            schema["minItems"] = 1
     return schema

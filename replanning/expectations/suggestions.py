@@ -67,7 +67,7 @@ class Suggestion:
 
 @dataclass(frozen=True, slots=True)
 class ToolSuggestions:
-    """What is suggested for one tool.
+    """Suggestions for one tool.
 
     Attributes:
         tool: the name of the tool.
@@ -121,14 +121,16 @@ def suggest_expectations(calls: Iterable[ObservedCall]) -> dict[str, ToolSuggest
     by_tool: dict[str, list[ObservedCall]] = {}
     for call in calls:
         by_tool.setdefault(call.tool, []).append(call)
-    recordings = {tool: _Recording(tool, each) for tool, each in by_tool.items()}
+    recordings: list[_Recording] = []
     # What begins an error with one tool of a service begins it with the others as well.
     conventions: Counter[str] = Counter()
-    for recording in recordings.values():
+    for tool, made in by_tool.items():
+        recording = _Recording(tool, made)
+        recordings.append(recording)
         for pattern in recording.errors:
             if ERROR_WORD.fullmatch(pattern) or ERROR_OBJECT.fullmatch(pattern):
                 conventions[pattern] += 1
-    return {tool: each.suggestions(conventions) for tool, each in recordings.items()}
+    return {recording.tool: recording.suggestions(conventions) for recording in recordings}
 
 
 class _Recording:
@@ -164,14 +166,17 @@ class _Recording:
         self._runs = count_runs(self.samples)
         self.errors = error_texts(self.samples)
         self._failures = failure_texts(failures, self.errors, self.samples)
-        reported = {id(sample) for matching in self.errors.values() for sample in matching}
-        self.samples = [sample for sample in self.samples if id(sample) not in reported]
+        for matching in self.errors.values():
+            self._leave_out(matching)
         self._damaged = damaged_outputs(self.samples)
-        reported.update(map(id, self._damaged))
-        self.samples = [sample for sample in self.samples if id(sample) not in reported]
+        self._leave_out(self._damaged)
 
     def __repr__(self) -> str:
         return f"<_Recording of {self.tool!r}: {len(self.samples)} outputs>"
+
+    def _leave_out(self, others: Sequence[Sample]) -> None:
+        ids = set(map(id, others))
+        self.samples = [sample for sample in self.samples if id(sample) not in ids]
 
     def suggestions(self, conventions: Mapping[str, int]) -> ToolSuggestions:
         """Return what is suggested.
@@ -180,7 +185,7 @@ class _Recording:
             conventions: how many tools report errors with a text, by that text.
         """
         found: list[Suggestion] = []
-        notes = []
+        notes: list[str] = []
         count = len(self.samples)
         if count < MIN_OUTPUTS:
             least = f"at least {MIN_OUTPUTS} are needed"
@@ -250,8 +255,9 @@ class _Recording:
             note = "it begins the messages of calls that failed"
             yield Suggestion("errors", pattern, 0, count_runs(failures), note=note)
         for pattern, tools in conventions.items():
-            is_new = not any(pattern.startswith(each) for each in known)
-            if is_new and not any(says_error(sample.text, pattern) for sample in self.samples):
+            if pattern.startswith(tuple(known)):
+                continue
+            if not any(says_error(sample.text, pattern) for sample in self.samples):
                 note = f"it begins the errors of {tools} other tools"
                 if tools == 1:
                     note = "it begins the errors of another tool"
@@ -260,8 +266,11 @@ class _Recording:
 
 def _named(samples: Sequence[Sample]) -> str:
     """Return the first calls of these outputs, as a person finds them."""
-    calls = [sample.call for sample in samples[:_MAX_NAMED]]
-    return ", ".join(f"{call.task or call.tool} of run {call.run or '-'}" for call in calls)
+    calls: list[str] = []
+    for sample in samples[:_MAX_NAMED]:
+        call = sample.call
+        calls.append(f"{call.task or call.tool} of run {call.run or '-'}")
+    return ", ".join(calls)
 
 
 def _word_conditions(samples: Sequence[Sample]) -> Iterator[Suggestion]:
@@ -273,14 +282,19 @@ def _word_conditions(samples: Sequence[Sample]) -> Iterator[Suggestion]:
     if len(different) < MIN_VARIETY:
         return
     for sample in samples:
-        is_word = isinstance(sample.output, str) and not re.search(r"\s", sample.text)
-        if not is_word or not re.search(r"[0-9]", sample.text):
+        if not isinstance(sample.output, str):
+            return
+        if re.search(r"\s", sample.text):
+            return
+        if not re.search(r"[0-9]", sample.text):
             return
     runs = count_runs(samples)
     yield Suggestion("where", '" " not in text', len(samples), runs)
     signs = {tuple(re.findall(r"[^A-Za-z0-9]", text)) for text in different}
-    if len(signs) == 1 and len(samples) >= MIN_RULES:
+    if len(samples) < MIN_RULES:
+        return
+    if len(signs) == 1:
         (common,) = signs
-        pattern = f"*{'*'.join(common)}*"
-        if common and not {"*", '"', "\\"} & set(common):
+        if common and set(common).isdisjoint('*"\\'):
+            pattern = f"*{'*'.join(common)}*"
             yield Suggestion("where", f'text matches "{pattern}"', len(samples), runs)
