@@ -4,11 +4,14 @@ A plan is tested as a program is: run it with scripted work on a virtual clock, 
 result::
 
     async def test_the_release_survives_a_missing_tool():
+        script = {
+            "pypa-build": raises(FileNotFoundError("pypa-build")),
+            "pip-wheel": returns({"wheel": "a.whl"}),
+        }
         async with VirtualClock() as clock:
-            script = {"pypa-build": raises(FileNotFoundError("pypa-build")), "pip-wheel":
-            returns({"wheel": "a.whl"})} work = ScriptedExecutor(script, clock=clock) engine =
-            ReplanningEngine(environment=virtual_environment(clock=clock)) result = await
-            engine.execute(Plan.load("release.yaml"), work)
+            work = ScriptedExecutor(script, clock=clock)
+            engine = ReplanningEngine(environment=virtual_environment(clock=clock))
+            result = await engine.execute(Plan.load("release.yaml"), work)
         assert result.status == "succeeded"
 
 All fakes share one small language: a step `returns` a value, `raises` an error or `hangs`, after

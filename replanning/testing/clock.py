@@ -22,9 +22,7 @@ EPOCH: Final = 1_700_000_000.0
 """Default start of a virtual clock: November 2023, in seconds since the epoch."""
 
 IDLE_ROUNDS: Final = 12
-"""Rounds of the event loop without a look at the clock after which the program is considered
-idle.
-"""
+"""Rounds of the event loop without a look at the clock, after which a program counts as idle."""
 
 THREAD_POLL_SECONDS: Final = 0.001
 """Real seconds between checks whether a thread still works."""
@@ -38,7 +36,7 @@ class _Sleeper(NamedTuple):
 
 
 class VirtualClock:
-    """Clock that stands still while the program works, and jumps to the earliest sleeper when it is idle.
+    """Clock that stands still while the program works, and jumps to the next sleeper when idle.
 
     Pass it in an `Environment`, and let scripted work and providers sleep on it::
 
@@ -61,7 +59,8 @@ class VirtualClock:
     """
 
     def __init__(self, start: float = EPOCH) -> None:
-        self._start = self._now = start
+        self._start = start
+        self._now = start
         self._activity = 0
         self._sleep_count = 0
         self._sleepers: list[_Sleeper] = []
@@ -78,7 +77,7 @@ class VirtualClock:
         return self._now - self._start
 
     def now(self) -> float:
-        """The virtual time, in seconds since the epoch."""
+        """Return the virtual time, in seconds since the epoch."""
         self._note_activity()
         return self._now
 
@@ -87,7 +86,9 @@ class VirtualClock:
         await self.sleep_while(seconds, lambda: True)
 
     async def sleep_while(self, seconds: float, wanted: Callable[[], bool]) -> None:
-        """Sleep for some seconds of virtual time; time does not jump to the end of a sleep that is no longer wanted.
+        """Sleep for some seconds of virtual time.
+
+        Time does not jump to the end of a sleep that is no longer wanted.
 
         Args:
             seconds: the duration in virtual seconds.
@@ -119,9 +120,8 @@ class VirtualClock:
 
     async def __aenter__(self) -> Self:
         if self._group is not None:
-            raise RuntimeError(
-                "this clock is running already; enter it once, around everything that uses it"
-            )
+            problem = "this clock is running already"
+            raise RuntimeError(f"{problem}; enter it once, around everything that uses it")
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
         self._group.start_soon(self._advance_when_idle)
@@ -139,20 +139,20 @@ class VirtualClock:
         group.cancel_scope.cancel()
         if isinstance(error, anyio.get_cancelled_exc_class()):
             return await group.__aexit__(kind, error, trace)
-        await group.__aexit__(
-            None, None, None
-        )  # the error is raised without an exception group around it
+        # The error is raised without an exception group around it.
+        await group.__aexit__(None, None, None)
         return None
 
     async def _advance_when_idle(self) -> None:
         while True:
             await self._wait_until_idle()
-            if (due := self._next_due()) is not None:
+            due = self._next_due()
+            if due is not None:
                 self._wake(due)
-            else:
-                self._activity_event = anyio.Event()
-                await self._activity_event.wait()
-                self._activity_event = None
+                continue
+            self._activity_event = anyio.Event()
+            await self._activity_event.wait()
+            self._activity_event = None
 
     def _next_due(self) -> float | None:
         """Return the end of the first sleep that is still wanted."""

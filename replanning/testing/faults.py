@@ -1,4 +1,4 @@
-"""Faults of simulated runs: a schedule of probabilities, drawn anew for every run; and a store that fails."""
+"""Faults of simulated runs, drawn for each run from a schedule; and a store that fails."""
 
 from __future__ import annotations
 
@@ -45,12 +45,14 @@ def _flaky(operation: str) -> Any:
     def call(self: FlakyStore, *args: Any, **kwargs: Any) -> Any:
         self._calls[operation] += 1
         number = self._calls[operation]
-        if fails := self._fails(operation, number):
-            self.failures += 1
-            if fails == "after":
-                getattr(self._store, operation)(*args, **kwargs)
-            raise StoreError(f"call {number} of {operation!r} was scheduled to fail")
-        return getattr(self._store, operation)(*args, **kwargs)
+        carry_out = getattr(self._store, operation)
+        fails = self._fails(operation, number)
+        if not fails:
+            return carry_out(*args, **kwargs)
+        self.failures += 1
+        if fails == "after":
+            carry_out(*args, **kwargs)
+        raise StoreError(f"call {number} of {operation!r} was scheduled to fail")
 
     return call
 
@@ -60,8 +62,10 @@ class FlakyStore(RunStore):
 
     ::
 
-        store = FlakyStore(fails=lambda operation, number: operation == "append" and 10 <= number <
-        15)
+        def fails(operation: str, number: int) -> bool:
+            return operation == "append" and 10 <= number < 15
+
+        store = FlakyStore(fails=fails)
 
     Args:
         store: the other store; a `MemoryStore` by default.
@@ -87,7 +91,8 @@ class FlakyStore(RunStore):
         self._fails = fails
         self._calls: Counter[str] = Counter()
         self.failures = 0
-        self.durable = self._store.durable if durable is None else durable  # type: ignore[misc]  # as what stands behind it
+        # As the store behind it, where nothing else is said.
+        self.durable = self._store.durable if durable is None else durable  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f"<FlakyStore before {self._store!r} failures={self.failures}>"
@@ -176,12 +181,13 @@ class FaultSchedule:
         Raises:
             PlanError: it names tasks or tools that the plan lacks.
         """
-        known = {
-            ANY_TASK,
-            *(task.id for task in plan.tasks),
-            *(task.tool for task in plan.tasks if task.tool),
-        }
-        known |= {tool.name for tool in plan.tools}
+        known: set[str] = {ANY_TASK}
+        for task in plan.tasks:
+            known.add(task.id)
+            if task.tool:
+                known.add(task.tool)
+        for tool in plan.tools:
+            known.add(tool.name)
         suggest = NameSuggester()
         problems: list[Problem] = []
         for name in ("fail", "flaky", "hang", "durations", "outputs"):
@@ -232,9 +238,8 @@ class RunFaults:
         call.context.record_checked()  # the commands of `expect` succeed: they are not run either
         of_list = _list_of(task)
         keys = (task.id, of_list, task.tool, ANY_TASK)
-        after = self._sample(
-            _first_match(schedule.durations, keys, 1.0), "duration", task.id, call.number
-        )
+        duration = _first_match(schedule.durations, keys, 1.0)
+        after = self._sample(duration, "duration", task.id, call.number)
         if self.chance("fail", task.id) < _first_match(schedule.fail, keys, 0.0):
             return raises(RuntimeError(f"task {task.id!r} was made to fail"), after=after)
         if self.chance("hang", task.id, call.number) < _first_match(schedule.hang, keys, 0.0):
@@ -242,11 +247,9 @@ class RunFaults:
         if self.chance("flaky", task.id, call.number) < _first_match(schedule.flaky, keys, 0.0):
             return raises(TransientError(f"attempt {call.number} was made to fail"), after=after)
         root = self.root_of(task.id)
-        output = _first_match(
-            schedule.outputs,
-            (task.id, root, of_list, task.tool, ANY_TASK),
-            self.synthetic_outputs.get(root),
-        )
+        output_keys = (task.id, root, of_list, task.tool, ANY_TASK)
+        made_up = self.synthetic_outputs.get(root)
+        output = _first_match(schedule.outputs, output_keys, made_up)
         return returns(output, after=after)
 
     def wrap_provider(self, provider: AlternativeProvider) -> AlternativeProvider:
@@ -263,14 +266,10 @@ class RunFaults:
             nonlocal until
             if operation != "append" or number == 1:
                 return False
-            if (
-                self.clock.now() >= until
-                and self.chance("store", number) < self.schedule.store_fail
-            ):
-                until = self.clock.now() + self._sample(
-                    self.schedule.store_outage, "outage", number
-                )
-            return self.clock.now() < until
+            now = self.clock.now()
+            if now >= until and self.chance("store", number) < self.schedule.store_fail:
+                until = now + self._sample(self.schedule.store_outage, "outage", number)
+            return now < until
 
         return FlakyStore(store, fails)
 
@@ -281,10 +280,12 @@ class RunFaults:
 
     def _sample(self, duration: Duration, *what: object) -> float:
         least, most = _bounds(duration)
-        return least if least == most else round(least + (most - least) * self.chance(*what), 3)
+        if least == most:
+            return least
+        return round(least + (most - least) * self.chance(*what), 3)
 
     def chance(self, *what: object) -> float:
-        """Return a number from 0 to 1 that is seeded by its subject, so that one draw never shifts another."""
+        """Return a number from 0 to 1, seeded by its subject: one draw never shifts another."""
         return Random("/".join(map(str, (self.seed, *what)))).random()
 
 
@@ -315,7 +316,7 @@ class _FaultyProvider:
 
 
 def _list_of(task: Task) -> str | None:
-    """Return the task with `for_each` of which this does the work for one element; else None."""
+    """Return the task with `for_each` that this one does the work of one element for, if any."""
     if task.scope is None:
         return None
     element = f"[{task.scope.get('key')}]"
@@ -368,7 +369,10 @@ def _synthetic_elements(task: Task) -> list[JsonValue]:
 
 def _first_match(mapping: Mapping[str, T], keys: Sequence[str | None], default: T) -> T:
     """Return the value of the first key in the mapping, or the default."""
-    return next((mapping[key] for key in keys if key is not None and key in mapping), default)
+    for key in keys:
+        if key is not None and key in mapping:
+            return mapping[key]
+    return default
 
 
 def _bounds(duration: Duration) -> tuple[float, float]:

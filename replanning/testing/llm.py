@@ -19,15 +19,18 @@ from replanning.plan.types import JsonValue
 from replanning.testing.scripted import ScriptStep, perform_step
 
 LLMReply = ScriptStep | Completion | BaseModel | Exception | JsonValue
-"""Reply of a scripted model: text; JSON or a pydantic model, sent as text; a whole `Completion`; an error to raise; or a
-step that returns one of these."""
+"""Reply of a scripted model.
+
+It is text; JSON or a pydantic model, sent as text; a whole `Completion`; an error to raise; or a
+step that returns one of these.
+"""
 
 EMBEDDING_DIMENSIONS: Final = 64
 """Length of the made-up embedding vectors."""
 
 
 class RecordedLLMRequest(NamedTuple):
-    """Request to a `ScriptedLLM`: the prompt as it would have been sent, and the options with their defaults."""
+    """Request to a `ScriptedLLM`: the prompt as it would be sent, and the completed options."""
 
     prompt: str
     options: LLMOptions
@@ -38,9 +41,10 @@ class ScriptedLLM(LLMProvider):
 
     ::
 
-        model = ScriptedLLM(['{"sum": 5}', LLMUnavailable("busy"), returns("late", after=40),
-        hangs()]) model = ScriptedLLM(lambda prompt: {"sum": 5} if "2 + 3" in prompt else "I do not
-        know.")
+        model = ScriptedLLM(
+            ['{"sum": 5}', LLMUnavailable("busy"), returns("late", after=40), hangs()]
+        )
+        model = ScriptedLLM(lambda prompt: {"sum": 5} if "2 + 3" in prompt else "I do not know.")
 
     Args:
         script: the replies in order; or a function of the prompt.
@@ -87,7 +91,8 @@ class ScriptedLLM(LLMProvider):
             prices=prices,
             environment=environment,
         )
-        self.name = name  # type: ignore[misc]  # several of them in one test have names of their own
+        # Several of them in one test have names of their own.
+        self.name = name  # type: ignore[misc]
         self.requests: list[RecordedLLMRequest] = []
         self.embedded_texts: list[str] = []
         self.closed = False
@@ -111,24 +116,25 @@ class ScriptedLLM(LLMProvider):
         """Return the next reply of the script."""
         self.requests.append(RecordedLLMRequest(prompt, options))
         await anyio.lowlevel.checkpoint()
-        if callable(self._script):
-            reply = self._script(prompt)
-        elif (number := len(self.requests)) <= len(self._script):
-            reply = self._script[number - 1]
-        else:
-            raise LLMError(
-                f"the script has {len(self._script)} answers, and this is request {number}; add one, or give a function of the prompt",
-                provider=self.name,
-            )
+        reply = self._next_reply(prompt)
         if isinstance(reply, ScriptStep):
-            reply = await perform_step(reply, self.environment.clock)  # type: ignore[assignment]  # what a script returns is its own business
+            # What a script returns is its own business.
+            reply = await perform_step(reply, self.environment.clock)  # type: ignore[assignment]
         if isinstance(reply, Exception):
             raise reply
-        return (
-            reply
-            if isinstance(reply, Completion)
-            else self._completion(reply_text(reply), prompt, options)
-        )
+        if isinstance(reply, Completion):
+            return reply
+        return self._completion(reply_text(reply), prompt, options)
+
+    def _next_reply(self, prompt: str) -> LLMReply:
+        if callable(self._script):
+            return self._script(prompt)
+        number = len(self.requests)
+        if number <= len(self._script):
+            return self._script[number - 1]
+        problem = f"the script has {len(self._script)} answers, and this is request {number}"
+        advice = "add one, or give a function of the prompt"
+        raise LLMError(f"{problem}; {advice}", provider=self.name)
 
     async def request_embedding(
         self, text: str, options: LLMOptions
@@ -140,11 +146,13 @@ class ScriptedLLM(LLMProvider):
         """
         self.embedded_texts.append(text)
         await anyio.lowlevel.checkpoint()
-        if self._embeddings is not None and text not in self._embeddings:
-            raise LLMError(
-                f"the script has no vector for {text!r}; add it to `embeddings`", provider=self.name
-            )
-        vector = fake_embedding(text) if self._embeddings is None else list(self._embeddings[text])
+        if self._embeddings is None:
+            vector = fake_embedding(text)
+        elif text in self._embeddings:
+            vector = list(self._embeddings[text])
+        else:
+            problem = f"the script has no vector for {text!r}; add it to `embeddings`"
+            raise LLMError(problem, provider=self.name)
         return vector, self._completion("", text, options)
 
     async def aclose(self) -> None:
@@ -167,11 +175,9 @@ def reply_text(reply: object) -> str:
     """Return a reply as the text that a language model would write."""
     if isinstance(reply, str):
         return reply
-    return (
-        reply.model_dump_json()
-        if isinstance(reply, BaseModel)
-        else json.dumps(reply, ensure_ascii=False)
-    )
+    if isinstance(reply, BaseModel):
+        return reply.model_dump_json()
+    return json.dumps(reply, ensure_ascii=False)
 
 
 def estimate_tokens(text: str) -> int:
@@ -185,4 +191,6 @@ def fake_embedding(text: str) -> list[float]:
     for word in re.findall(r"\w+", text.lower()):
         vector[crc32(word.encode()) % EMBEDDING_DIMENSIONS] += 1.0
     length = sum(value * value for value in vector) ** 0.5
-    return [value / length for value in vector] if length else [1.0, *vector[1:]]
+    if not length:
+        return [1.0, *vector[1:]]
+    return [value / length for value in vector]

@@ -89,7 +89,9 @@ class ExecutorCall:
 
 
 class ScriptedExecutor:
-    """Work that executes tasks from a script and records its calls; pass it to an orchestrator or an engine.
+    """Work that executes tasks from a script and records its calls.
+
+    Pass it to an orchestrator or an engine.
 
     ::
 
@@ -132,15 +134,19 @@ class ScriptedExecutor:
         """Carry out the step for this attempt."""
         call = ExecutorCall(task, context, int(context.attempt_id.rpartition("#")[2]))
         self.calls.append(call)
-        step = self._default
+        return await perform_step(self._step_of(call), self._clock)
+
+    def _step_of(self, call: ExecutorCall) -> ScriptStep:
         if callable(self._script):
-            step = self._script(call)
-        elif key := next((key for key in (task.id, task.tool) if key in self._script), None):
+            return self._script(call)
+        for key in (call.task.id, call.task.tool):
+            if key is None or key not in self._script:
+                continue
             steps = self._script[key]
-            step = (
-                steps if isinstance(steps, ScriptStep) else steps[min(call.number, len(steps)) - 1]
-            )
-        return await perform_step(step, self._clock)
+            if isinstance(steps, ScriptStep):
+                return steps
+            return steps[min(call.number, len(steps)) - 1]
+        return self._default
 
     def calls_of(self, task_id: str) -> list[ExecutorCall]:
         """Return the calls for one task."""
@@ -204,9 +210,12 @@ class ScriptedProvider:
             proposal = self._script(request)
         elif number <= len(self._script):
             proposal = self._script[number - 1]
+        # What a script returns is its own business.
         if isinstance(proposal, ScriptStep):
-            proposal = await perform_step(proposal, self._clock)  # type: ignore[assignment]  # what a script returns is its own business
-        return [proposal] if isinstance(proposal, Alternative) else proposal  # type: ignore[return-value]  # likewise
+            proposal = await perform_step(proposal, self._clock)  # type: ignore[assignment]
+        if isinstance(proposal, Alternative):
+            return [proposal]
+        return proposal  # type: ignore[return-value]
 
 
 class ScriptedGate:
@@ -292,8 +301,10 @@ class RecordingExporter(Exporter):
 
     def bodies(self, *kinds: type[RecordBody], run: str | None = None) -> list[RecordBody]:
         """Return the bodies of the records in order, filtered by kinds and by run."""
-        return [
-            record.body
-            for run_id, record in self.records
-            if (run is None or run_id == run) and (not kinds or isinstance(record.body, kinds))
-        ]
+        bodies: list[RecordBody] = []
+        for run_id, record in self.records:
+            if run is not None and run_id != run:
+                continue
+            if not kinds or isinstance(record.body, kinds):
+                bodies.append(record.body)
+        return bodies

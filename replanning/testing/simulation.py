@@ -64,12 +64,9 @@ class Distribution:
         if not values:
             return None
         ordered = sorted(values)
-        return cls(
-            ordered[0],
-            ordered[len(ordered) // 2],
-            ordered[-1],
-            round(sum(ordered) / len(ordered), 6),
-        )
+        median = ordered[len(ordered) // 2]
+        mean = round(sum(ordered) / len(ordered), 6)
+        return cls(ordered[0], median, ordered[-1], mean)
 
 
 @dataclass(frozen=True, repr=False, slots=True)
@@ -85,11 +82,10 @@ class SimulationReport:
     runs: tuple[SimulatedRun, ...]
 
     def __repr__(self) -> str:
-        counts = (
-            ", ".join(f"{count} {status}" for status, count in self.statuses.items()) or "no runs"
-        )
-        makespan = f", {self.makespan.median:g} s" if self.makespan is not None else ""
-        return f"<SimulationReport of {self.plan!r}: {counts}{makespan}>"
+        parts = [f"{count} {status}" for status, count in self.statuses.items()]
+        if self.makespan is not None:
+            parts.append(f"{self.makespan.median:g} s")
+        return f"<SimulationReport of {self.plan!r}: {', '.join(parts) or 'no runs'}>"
 
     @property
     def statuses(self) -> Mapping[SimulatedStatus, int]:
@@ -99,11 +95,9 @@ class SimulationReport:
     @property
     def success_rate(self) -> float:
         """Share of runs that succeeded; 0 without runs."""
-        return (
-            sum(run.status == "succeeded" for run in self.runs) / len(self.runs)
-            if self.runs
-            else 0.0
-        )
+        if not self.runs:
+            return 0.0
+        return self.statuses.get("succeeded", 0) / len(self.runs)
 
     @property
     def makespan(self) -> Distribution | None:
@@ -123,30 +117,30 @@ class SimulationReport:
     @property
     def failures(self) -> Mapping[str, int]:
         """Number of runs in which an attempt at the task failed, per task, most frequent first."""
-        return dict(Counter(task for run in self.runs for task in run.failures).most_common())
+        counts: Counter[str] = Counter()
+        for run in self.runs:
+            counts.update(run.failures.keys())
+        return dict(counts.most_common())
 
     @property
     def reasons(self) -> Mapping[str, int]:
         """Number of runs without success per reason, most frequent first."""
-        return dict(
-            Counter(run.reason for run in self.runs if run.status != "succeeded").most_common()
-        )
+        counts: Counter[str] = Counter()
+        for run in self.runs:
+            if run.status != "succeeded":
+                counts[run.reason] += 1
+        return dict(counts.most_common())
 
     def document(self) -> JsonObject:
         """Return the report as JSON values."""
-        spreads = {
-            "makespan": self.makespan,
-            "revisions": self.revisions,
-            "questions": self.questions,
-        }
         return {
             "plan": self.plan,
             "count": len(self.runs),
             "statuses": {str(status): count for status, count in self.statuses.items()},
             "success_rate": self.success_rate,
-            **{
-                name: None if spread is None else asdict(spread) for name, spread in spreads.items()
-            },
+            "makespan": _distribution_json(self.makespan),
+            "revisions": _distribution_json(self.revisions),
+            "questions": _distribution_json(self.questions),
             "failures": dict(self.failures),
             "reasons": dict(self.reasons),
             "runs": [asdict(run) for run in self.runs],
@@ -157,8 +151,12 @@ class SimulationReport:
         return json.dumps(self.document(), ensure_ascii=False, indent=2) + "\n"
 
 
+def _distribution_json(distribution: Distribution | None) -> JsonObject | None:
+    return None if distribution is None else asdict(distribution)
+
+
 class EngineFactory(Protocol):
-    """Builds the engine of one simulated run; `ReplanningEngine` itself and a `partial` of it are two."""
+    """Builds the engine of one simulated run, such as `ReplanningEngine` or a `partial` of it."""
 
     def __call__(
         self, *, environment: Environment, store: journal.RunStore, gate: HumanGate | None
@@ -204,94 +202,110 @@ def simulate(
     schedule.check(plan)
 
     async def all_runs() -> list[SimulatedRun]:
-        return [
-            await _simulate_run(
-                plan, schedule, s, engine_factory, workers=max_concurrency, time_limit=time_limit
-            )
-            for s in range(seed, seed + runs)
-        ]
+        results: list[SimulatedRun] = []
+        for number in range(seed, seed + runs):
+            simulated = _SimulatedExecution(plan, schedule, number, time_limit)
+            results.append(await simulated.execute(engine_factory, max_concurrency))
+        return results
 
-    return SimulationReport(plan.name or plan.id or plan.goal.objective, tuple(anyio.run(all_runs)))
+    name = plan.name or plan.id or plan.goal.objective
+    return SimulationReport(name, tuple(anyio.run(all_runs)))
 
 
-async def _simulate_run(
-    plan: Plan,
-    schedule: FaultSchedule,
-    seed: int,
-    factory: EngineFactory,
-    *,
-    workers: int,
-    time_limit: float,
-) -> SimulatedRun:
-    clock = VirtualClock()
-    store = journal.MemoryStore()
-    current: PlanRun | None = None
-    abnormal_end: tuple[SimulatedStatus, str] | None = None
+class _SimulatedExecution:
+    """One simulated run under way: its plan runs, and it may come to an abnormal end.
 
-    def root_of(task_id: str) -> str:
-        return task_id if current is None else current.view.task(task_id).root
+    Args:
+        plan: the plan.
+        schedule: what goes wrong.
+        seed: of the run.
+        time_limit: virtual seconds after which the run is given up.
+    """
 
-    async def apply_event(
-        run: PlanRun, when: float, action: Callable[[PlanRun], object], scope: anyio.CancelScope
+    def __init__(self, plan: Plan, schedule: FaultSchedule, seed: int, time_limit: float) -> None:
+        self._plan = plan
+        self._schedule = schedule
+        self._seed = seed
+        self._time_limit = time_limit
+        self._clock = VirtualClock()
+        self._run: PlanRun | None = None
+        self._abnormal_end: tuple[SimulatedStatus, str] | None = None
+
+    async def execute(self, factory: EngineFactory, workers: int) -> SimulatedRun:
+        """Execute the run to its end."""
+        clock = self._clock
+        schedule = self._schedule
+        store = journal.MemoryStore()
+        faults = schedule.draw(self._plan, self._seed, clock, root_of=self._root_of)
+        async with clock:
+            environment = virtual_environment(self._seed, clock=clock)
+            flaky = faults.wrap_store(store)
+            engine = factory(environment=environment, store=flaky, gate=faults.gate())
+            if schedule.provider_fail or schedule.provider_hang:
+                paths = engine.generator.path_generator
+                paths.providers = tuple(map(faults.wrap_provider, paths.providers))
+            work = ScriptedExecutor(faults.attempt_step, clock=clock)
+            try:
+                async with engine.open(self._plan) as run, anyio.create_task_group() as around:
+                    self._run = run
+                    around.start_soon(self._enforce_time_limit, run, around.cancel_scope)
+                    for when, action in schedule.events:
+                        around.start_soon(self._apply_event, when, action, around.cancel_scope)
+                    await run_workers(run, work, workers)
+                    around.cancel_scope.cancel()
+            # A run that raises is a result of the simulation.
+            except Exception as error:  # noqa: BLE001
+                self._abnormal_end = ("crashed", f"{type(error).__name__}: {error}")
+            return self._result(list(store.read(store.runs()[0].run)))
+
+    def _root_of(self, task_id: str) -> str:
+        return task_id if self._run is None else self._run.view.task(task_id).root
+
+    async def _apply_event(
+        self, when: float, action: Callable[[PlanRun], object], scope: anyio.CancelScope
     ) -> None:
-        nonlocal abnormal_end
-        await clock.sleep(when)
+        assert self._run is not None
+        await self._clock.sleep(when)
         try:
-            action(run)
-        except Exception as error:  # noqa: BLE001 - an error of the user's function belongs in the report
-            abnormal_end = (
-                "crashed",
-                f"the event after {when:g} s raised {type(error).__name__}: {error}",
-            )
+            action(self._run)
+        # An error of the user's function belongs in the report.
+        except Exception as error:  # noqa: BLE001
+            problem = f"the event after {when:g} s raised {type(error).__name__}: {error}"
+            self._abnormal_end = ("crashed", problem)
             scope.cancel()
 
-    async def enforce_time_limit(run: PlanRun, scope: anyio.CancelScope) -> None:
-        nonlocal abnormal_end
-        await clock.sleep(time_limit)
-        abnormal_end = "stuck", f"it had not ended after {time_limit:g} s: {run!r}"
+    async def _enforce_time_limit(self, run: PlanRun, scope: anyio.CancelScope) -> None:
+        await self._clock.sleep(self._time_limit)
+        problem = f"it had not ended after {self._time_limit:g} s: {run!r}"
+        self._abnormal_end = ("stuck", problem)
         scope.cancel()
 
-    faults = schedule.draw(plan, seed, clock, root_of=root_of)
-    async with clock:
-        environment = virtual_environment(seed, clock=clock)
-        engine = factory(
-            environment=environment, store=faults.wrap_store(store), gate=faults.gate()
-        )
-        if schedule.provider_fail or schedule.provider_hang:
-            paths = engine.generator.path_generator
-            paths.providers = tuple(map(faults.wrap_provider, paths.providers))
-        try:
-            async with engine.open(plan) as current, anyio.create_task_group() as around:
-                around.start_soon(enforce_time_limit, current, around.cancel_scope)
-                for when, action in schedule.events:
-                    around.start_soon(apply_event, current, when, action, around.cancel_scope)
-                await run_workers(
-                    current, ScriptedExecutor(faults.attempt_step, clock=clock), workers
-                )
-                around.cancel_scope.cancel()
-        except Exception as error:  # noqa: BLE001 - a run that raises is a result of the simulation
-            abnormal_end = "crashed", f"{type(error).__name__}: {error}"
-        records = list(store.read(store.runs()[0].run))
-        kinds = Counter(type(record.body) for record in records)
-        expansions = 0
+    def _result(self, records: Sequence[journal.Record]) -> SimulatedRun:
+        """Return the result of the run, from its journal."""
+        revisions = 0
+        questions = 0
+        failed: Counter[str] = Counter()
         for record in records:
-            if isinstance(record.body, journal.PlanRevised) and record.body.by in FORESEEN:
-                expansions += 1
-        failed = Counter(
-            r.body.task
-            for r in records
-            if isinstance(r.body, journal.AttemptFailed | journal.AttemptTimedOut)
-        )
-        status, reason = abnormal_end or ("crashed", "the run was not opened")
-        if current is not None and abnormal_end is None:
-            status = current.result.status
-            reason = current.result.reason
+            match record.body:
+                case journal.PlanRevised(by=by):
+                    revisions += by not in FORESEEN
+                case journal.QuestionAsked():
+                    questions += 1
+                case journal.AttemptFailed(task=task) | journal.AttemptTimedOut(task=task):
+                    failed[task] += 1
+        status: SimulatedStatus = "crashed"
+        reason = "the run was not opened"
+        if self._abnormal_end is not None:
+            status, reason = self._abnormal_end
+        elif self._run is not None:
+            status = self._run.result.status
+            reason = self._run.result.reason
         return SimulatedRun(
-            seed=seed,
+            seed=self._seed,
             status=status,
             reason=reason,
-            makespan=round(clock.elapsed, 6),
-            revisions=kinds[journal.PlanRevised] - expansions,
-            questions=kinds[journal.QuestionAsked],
+            makespan=round(self._clock.elapsed, 6),
+            revisions=revisions,
+            questions=questions,
             failures=dict(failed.most_common()),
         )

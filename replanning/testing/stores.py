@@ -53,22 +53,18 @@ def check_new_run_is_empty(open_store: StoreFactory) -> None:
         _assert_equal(list(store.inbox(RUN)), [], "a new run has no messages")
         _assert_equal(list(store.runs()), [], "a run that has not begun is not listed")
         store.append(lease, Record(1, 11.0, journal.RunOpened(RUN, sample_plan())))
-        listed = [
-            (run.run, run.status, run.created, run.updated, run.records, run.owner)
-            for run in store.runs()
-        ]
-        _assert_equal(
-            listed, [(RUN, "running", 10.0, 11.0, 1, "me")], "a run that has begun is listed"
-        )
+        (run,) = store.runs()
+        listed = (run.run, run.status, run.created, run.updated, run.records, run.owner)
+        expected = (RUN, "running", 10.0, 11.0, 1, "me")
+        _assert_equal(listed, expected, "a run that has begun is listed")
 
 
 def check_run_is_created_once(open_store: StoreFactory) -> None:
     """Creating a run that exists is refused and takes nothing from its owner."""
     with closing(open_store()) as store:
         lease = store.create(RUN, "me", 0.0, 5.0)
-        _assert_raises(
-            StoreError, lambda: store.create(RUN, "you", 100.0, 5.0), "a run is created once"
-        )
+        again = partial(store.create, RUN, "you", 100.0, 5.0)
+        _assert_raises(StoreError, again, "a run is created once")
         store.append(lease, sample_record(1))
         _assert_equal(_read_records(store), [sample_record(1)], "the owner can still write")
 
@@ -102,14 +98,13 @@ def check_long_journals_come_back_whole(open_store: StoreFactory) -> None:
         reading = store.read(RUN)
         begun = [next(reading)]
         store.append(lease, sample_record(1001))
-        _assert_equal(
-            (begun + list(reading))[:1000], records, "the records that were there are read"
-        )
+        read = [*begun, *reading][:1000]
+        _assert_equal(read, records, "the records that were there are read")
         _assert_equal(len(_read_records(store)), 1001, "then the new one, too")
 
 
 def check_outputs_come_back_as_they_were(open_store: StoreFactory) -> None:
-    """Outputs with odd text, odd numbers and several megabytes are read back equal, or refused with nothing written."""
+    """Outputs with odd text or numbers, or of megabytes, come back equal, or are refused."""
     text = "".join(chr(code) for code in range(0x250)) + "\u2028\u2029\ufeff\uffff😀\U0010ffff"
     plain: tuple[JsonValue, ...] = (
         None,
@@ -143,11 +138,8 @@ def check_outputs_come_back_as_they_were(open_store: StoreFactory) -> None:
             try:
                 store.append(lease, new)
             except StoreError as error:
-                _assert_equal(
-                    number >= len(plain),
-                    True,
-                    f"a plain output is taken, here it was refused with {error}",
-                )
+                promise = f"a plain output is taken, here it was refused with {error}"
+                _assert_equal(number >= len(plain), True, promise)
             else:
                 kept.append(new)
         for new, come in zip(kept, store.read(RUN), strict=True):
@@ -156,7 +148,7 @@ def check_outputs_come_back_as_they_were(open_store: StoreFactory) -> None:
 
 
 def check_numbers_have_no_gaps(open_store: StoreFactory) -> None:
-    """A record that does not follow the last one is refused, nothing is written, and the right one is taken."""
+    """A record that does not follow the last one is not written, and the right one is taken."""
     with closing(open_store()) as store:
         lease = _create_run(store, [sample_record(1), sample_record(2)])
         for seq in (0, 1, 2, 4, 1000):
@@ -164,34 +156,29 @@ def check_numbers_have_no_gaps(open_store: StoreFactory) -> None:
             error = _assert_raises(StoreError, append, f"record {seq} after 2")
             _assert_equal(isinstance(error, LeaseLost), False, "a wrong number is no lost lease")
         store.append(lease, sample_record(3))
-        _assert_equal(
-            [record.seq for record in store.read(RUN)], [1, 2, 3], "only what follows was written"
-        )
+        _assert_equal(_numbers(store), [1, 2, 3], "only what follows was written")
 
 
 def check_runs_are_listed_newest_first(open_store: StoreFactory) -> None:
-    """The list of runs says name, objective, status, times, owner and number of records, the newest run first."""
+    """The list of runs tells names, times, owners and numbers of records, the newest run first."""
     with closing(open_store()) as store:
         first = store.create(RUN, "me", 10.0, 5.0)
         store.append(first, Record(1, 11.0, journal.RunOpened(RUN, sample_plan())))
         second = store.create(RunId("run-2"), "you", 20.0, 5.0)
         store.append(second, Record(1, 22.0, journal.RunResumed("you")))
-        rows = [
-            (run.run, run.name, run.objective, run.created, run.records, run.owner)
-            for run in store.runs()
-        ]
+        rows: list[tuple[object, ...]] = []
+        updated: list[float] = []
+        for run in store.runs():
+            rows.append((run.run, run.name, run.objective, run.created, run.records, run.owner))
+            updated.append(run.updated)
         newer = (RunId("run-2"), "", "", 20.0, 1, "you")
         older = (RUN, "Größe", "get there", 10.0, 1, "me")
         _assert_equal(rows, [newer, older], "the newest run comes first")
-        _assert_equal(
-            [run.updated for run in store.runs()],
-            [22.0, 11.0],
-            "updated when the last record was written",
-        )
+        _assert_equal(updated, [22.0, 11.0], "updated when the last record was written")
 
 
 def check_status_follows_the_records(open_store: StoreFactory) -> None:
-    """A run is running until it has ended, has the status with which it ended, and runs again when it is resumed."""
+    """A run is running until it ends, has the status of its end, and runs again when resumed."""
     ended = journal.RunEnded("paused", "asked to")
     turns: list[RecordBody] = [
         journal.RunOpened(RUN, sample_plan()),
@@ -203,48 +190,42 @@ def check_status_follows_the_records(open_store: StoreFactory) -> None:
     ]
     with closing(open_store()) as store:
         lease = store.create(RUN, "me", 0.0, 5.0)
-        seen = []
+        seen: list[str] = []
         for seq, body in enumerate(turns, 1):
             store.append(lease, Record(seq, 0.0, body))
-            seen += [(run.status, run.name) for run in store.runs()]
+            (listed,) = store.runs()
+            _assert_equal(listed.name, "Größe", "a run keeps its name")
+            seen.append(listed.status)
         late = partial(store.append, lease, Record(99, 0.0, journal.RunEnded("succeeded", "")))
         _assert_raises(StoreError, late, "a record that does not follow")
-        _assert_equal(
-            [run.status for run in store.runs()],
-            ["failed"],
-            "a record that is refused changes no status",
-        )
+        (listed,) = store.runs()
+        _assert_equal(listed.status, "failed", "a record that is refused changes no status")
     statuses = ["running", "running", "paused", "running", "running", "failed"]
-    _assert_equal(
-        seen, [(status, "Größe") for status in statuses], "the status follows the records"
-    )
+    _assert_equal(seen, statuses, "the status follows the records")
 
 
 def check_owned_run_is_not_given_away(open_store: StoreFactory) -> None:
-    """While a lease lasts, to its very end, nobody else gets the run, not even the same process again."""
+    """While a lease lasts, nobody else gets the run, not even the same process again."""
     with closing(open_store()) as store:
         lease = store.create(RUN, OTHER_OWNER, 0.0, 5.0)
         for owner in ("me", OTHER_OWNER):
-            error = _assert_raises(
-                RunOwned, partial(store.acquire, RUN, owner, 5.0, 5.0), "an owned run"
-            )
-            _assert_equal(
-                (error.run_id, error.owner), (RUN, OTHER_OWNER), "the error names run and owner"
-            )
+            acquire = partial(store.acquire, RUN, owner, 5.0, 5.0)
+            error = _assert_raises(RunOwned, acquire, "an owned run")
+            named = (error.run_id, error.owner)
+            _assert_equal(named, (RUN, OTHER_OWNER), "the error names run and owner")
         store.append(lease, sample_record(1))
 
 
 def check_ended_lease_is_taken_over(open_store: StoreFactory) -> None:
-    """A lease that has ended is good until somebody takes the run over; then it is worth nothing."""
+    """A lease that has ended is good until somebody takes the run over, and not afterwards."""
     with closing(open_store()) as store:
         old = store.create(RUN, OTHER_OWNER, 0.0, 5.0)
         store.append(old, sample_record(1))
         new = store.acquire(RUN, "me", 5.1, 5.0)
         _assert_fenced(store, old)
         store.append(new, sample_record(2))
-        _assert_equal([run.owner for run in store.runs()], ["me"], "the run has its new owner")
-        written = [record.seq for record in store.read(RUN)]
-        _assert_equal(written, [1, 2], "only the owners of the time have written")
+        _assert_equal(_owners(store), ["me"], "the run has its new owner")
+        _assert_equal(_numbers(store), [1, 2], "only the owners of the time have written")
 
 
 def check_renewed_lease_lasts_longer(open_store: StoreFactory) -> None:
@@ -257,18 +238,16 @@ def check_renewed_lease_lasts_longer(open_store: StoreFactory) -> None:
 
 
 def check_leases_are_renewed_together(open_store: StoreFactory) -> None:
-    """Of leases that are renewed together, those that were lost are named, and the others last longer."""
+    """Of leases that are renewed together, the lost ones are named, and the others last longer."""
     with closing(open_store()) as store:
-        first, second = (
-            store.create(RunId(run), OTHER_OWNER, 0.0, 5.0) for run in ("run-1", "run-2")
-        )
+        first = store.create(RUN, OTHER_OWNER, 0.0, 5.0)
+        second = store.create(RunId("run-2"), OTHER_OWNER, 0.0, 5.0)
         current = store.acquire(second.run, OTHER_OWNER, 6.0, 5.0)
         lost = store.renew_all([first, second, current], 7.0, 5.0)
         _assert_equal(list(lost), [second], "the leases that were lost")
         for run in (first.run, current.run):
-            _assert_raises(
-                RunOwned, partial(store.acquire, run, "me", 12.0, 5.0), "a renewed lease"
-            )
+            acquire = partial(store.acquire, run, "me", 12.0, 5.0)
+            _assert_raises(RunOwned, acquire, "a renewed lease")
 
 
 def check_released_run_is_free(open_store: StoreFactory) -> None:
@@ -277,18 +256,16 @@ def check_released_run_is_free(open_store: StoreFactory) -> None:
         old = store.create(RUN, OTHER_OWNER, 0.0, 5.0)
         store.append(old, sample_record(1))
         store.release(old)
-        _assert_equal([run.owner for run in store.runs()], [None], "a released run has no owner")
+        _assert_equal(_owners(store), [None], "a released run has no owner")
         _assert_fenced(store, old)
         new = store.acquire(RUN, "me", 1.0, 5.0)
         _assert_fenced(store, old)
         store.append(new, sample_record(2))
-        _assert_equal(
-            _read_records(store), [sample_record(1), sample_record(2)], "the new owner writes"
-        )
+        _assert_equal(_numbers(store), [1, 2], "the new owner writes")
 
 
 def check_run_of_a_dead_process_is_free(open_store: StoreFactory) -> None:
-    """The run of a process of this machine that is gone can be taken at once; that of a living one cannot."""
+    """The run of a dead process of this machine can be taken at once, that of a living one not."""
     program = "from replanning.environment import owner_id; print(owner_id(), end='')"
     dead = subprocess.run(  # noqa: S603
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
@@ -296,14 +273,13 @@ def check_run_of_a_dead_process_is_free(open_store: StoreFactory) -> None:
     with closing(open_store()) as store:
         store.create(RUN, dead, 0.0, 1000.0)
         alive = store.acquire(RUN, owner_id(), 1.0, 1000.0)
-        _assert_raises(
-            RunOwned, lambda: store.acquire(RUN, "me", 2.0, 5.0), "the run of a living process"
-        )
+        acquire = partial(store.acquire, RUN, "me", 2.0, 5.0)
+        _assert_raises(RunOwned, acquire, "the run of a living process")
         store.append(alive, sample_record(1))
 
 
 def check_runs_are_owned_one_by_one(open_store: StoreFactory) -> None:
-    """The lease of one run is worth nothing for another, and taking over one leaves the other alone."""
+    """The lease of one run is worth nothing for another, and taking over one frees no other."""
     other = RunId("run-2")
     with closing(open_store()) as store:
         first = store.create(RUN, "me", 0.0, 5.0)
@@ -319,8 +295,8 @@ def check_runs_are_owned_one_by_one(open_store: StoreFactory) -> None:
         ):
             _assert_raises(LeaseLost, call, "the lease of a run that does not exist")
         store.release(nowhere)
-        written = [_read_records(store, run) for run in (RUN, other)]
-        _assert_equal(written, [[], [sample_record(1)]], "each run has its own records")
+        written = (_read_records(store, RUN), _read_records(store, other))
+        _assert_equal(written, ([], [sample_record(1)]), "each run has its own records")
 
 
 def check_messages_wait_in_order(open_store: StoreFactory) -> None:
@@ -328,11 +304,12 @@ def check_messages_wait_in_order(open_store: StoreFactory) -> None:
     with closing(open_store()) as store:
         lease = store.create(RUN, "me", 0.0, 5.0)
         store.create(RunId("run-2"), "me", 0.0, 5.0)
-        for text in ("a", "b", "c"):
-            store.post(RUN, sample_message(text))
+        posted = [sample_message(text) for text in ("a", "b", "c")]
+        for message in posted:
+            store.post(RUN, message)
         a, b, c = store.inbox(RUN)
         kept = [replace(given, id=0) for given in (a, b, c)]
-        _assert_equal(kept, [sample_message(text) for text in ("a", "b", "c")], "messages are kept")
+        _assert_equal(kept, posted, "messages are kept")
         store.discard(lease, [a.id, c.id, 12345])
         _assert_equal(list(store.inbox(RUN)), [b], "what was discarded is gone")
         store.discard(lease, [b.id])
@@ -350,16 +327,15 @@ def check_messages_wait_for_the_next_owner(open_store: StoreFactory) -> None:
         store.post(RUN, sample_message("a"))
         lease = store.acquire(RUN, "me", 6.0, 5.0)
         (given,) = store.inbox(RUN)
-        _assert_raises(
-            LeaseLost, lambda: store.discard(old, [given.id]), "discarding under a lost lease"
-        )
+        discard = partial(store.discard, old, [given.id])
+        _assert_raises(LeaseLost, discard, "discarding under a lost lease")
         _assert_equal(list(store.inbox(RUN)), [given], "the message is still there")
         store.discard(lease, [given.id])
         _assert_equal(list(store.inbox(RUN)), [], "the owner has discarded it")
 
 
 def check_outcomes_come_newest_first(open_store: StoreFactory) -> None:
-    """Outcomes come newest first, of one tool, one capability or all, and not more than asked for."""
+    """Outcomes come newest first, of one tool, one capability or all, up to the limit."""
     rows = [
         ("pip", "build", True),
         ("uv", "build", False),
@@ -384,14 +360,12 @@ def check_threads_can_share_a_store(open_store: StoreFactory) -> None:
     """Several threads use one store at once: each run has all of its records."""
     with closing(open_store()) as store:
         runs = [RunId(f"run-{number}") for number in range(4)]
+        records = [sample_record(number) for number in range(1, 51)]
         with ThreadPoolExecutor(len(runs)) as threads:
             for run in runs:
-                threads.submit(_create_run, store, [sample_record(n) for n in range(1, 51)], run)
-        _assert_equal(
-            [len(_read_records(store, run)) for run in runs],
-            [50] * 4,
-            "records of runs written by threads",
-        )
+                threads.submit(_create_run, store, records, run)
+        for run in runs:
+            _assert_equal(_read_records(store, run), records, "records of a run of a thread")
 
 
 def check_everything_outlives_the_store(open_store: StoreFactory) -> None:
@@ -408,15 +382,14 @@ def check_everything_outlives_the_store(open_store: StoreFactory) -> None:
         messages = list(store.inbox(RUN))
     with closing(open_store()) as store:
         _assert_equal(_read_records(store), records, "records")
-        _assert_equal(
-            (list(store.runs()), list(store.inbox(RUN))), (listed, messages), "runs and messages"
-        )
+        _assert_equal(list(store.runs()), listed, "runs")
+        _assert_equal(list(store.inbox(RUN)), messages, "messages")
         _assert_equal(list(store.outcomes()), [outcome], "outcomes")
         store.append(lease, sample_record(len(records) + 1))
 
 
 def check_two_stores_share_one_history(open_store: StoreFactory) -> None:
-    """Two openings of a durable store see what the other writes, and who is taken over there is fenced here."""
+    """Two openings of a durable store see each other's writes, and share who owns a run."""
     with closing(open_store()) as here:
         if not here.durable:
             return
@@ -424,20 +397,15 @@ def check_two_stores_share_one_history(open_store: StoreFactory) -> None:
             old = here.create(RUN, OTHER_OWNER, 0.0, 5.0)
             here.append(old, sample_record(1))
             there.post(RUN, sample_message("a"))
-            _assert_equal(
-                (len(_read_records(there)), len(here.inbox(RUN))),
-                (1, 1),
-                "each sees what the other wrote",
-            )
+            seen = (len(_read_records(there)), len(here.inbox(RUN)))
+            _assert_equal(seen, (1, 1), "each sees what the other wrote")
             acquire = partial(there.acquire, RUN, "me", 1.0, 5.0)
             _assert_raises(RunOwned, acquire, "a run that is owned through another opening")
             new = there.acquire(RUN, "me", 6.0, 5.0)
             there.append(new, sample_record(2))
             _assert_fenced(here, old)
             there.append(new, sample_record(3))
-            _assert_equal(
-                [record.seq for record in here.read(RUN)], [1, 2, 3], "the journal has no gap"
-            )
+            _assert_equal(_numbers(here), [1, 2, 3], "the journal has no gap")
 
 
 STORE_CHECKS: Final[Sequence[StoreCheck]] = tuple(
@@ -447,36 +415,39 @@ STORE_CHECKS: Final[Sequence[StoreCheck]] = tuple(
 
 
 def sample_bodies() -> tuple[RecordBody, ...]:
-    """One body of every kind, from `records.jsonl`."""
+    """Return one body of every kind, from `records.jsonl`."""
     text = (resources.files("replanning.testing") / "records.jsonl").read_text(encoding="utf-8")
-    rows = map(json.loads, text.splitlines())
-    return tuple(journal.load_body(row["kind"], json.dumps(row["data"])) for row in rows)
+    bodies: list[RecordBody] = []
+    for line in text.splitlines():
+        row = json.loads(line)
+        bodies.append(journal.load_body(row["kind"], json.dumps(row["data"])))
+    return tuple(bodies)
 
 
 def sample_plan() -> Plan:
-    """A small plan with a name that is not ASCII."""
+    """Return a small plan with a name that is not ASCII."""
     opened = sample_bodies()[0]
     assert isinstance(opened, journal.RunOpened)
     return opened.plan
 
 
 def attempt_started() -> journal.AttemptStarted:
-    """The start of an attempt, the most frequent kind of body."""
+    """Return the start of an attempt, the most frequent kind of body."""
     return journal.AttemptStarted(_ATTEMPT, _TASK, 1, 1700000060.5)
 
 
 def attempt_succeeded(output: JsonValue = None) -> journal.AttemptSucceeded:
-    """The success of an attempt with this output."""
+    """Return the success of an attempt with this output."""
     return journal.AttemptSucceeded(_ATTEMPT, _TASK, output)
 
 
 def sample_record(seq: int) -> Record:
-    """A small record with this number."""
+    """Return a small record with this number."""
     return Record(seq, seq + 0.25, attempt_started())
 
 
 def sample_message(text: str) -> InboxMessage:
-    """A message with this text in its payload."""
+    """Return a message with this text in its payload."""
     return InboxMessage("request", 1.5, "eve ☎", {"reason": text, "deep": [{"n": None}]})
 
 
@@ -486,7 +457,7 @@ _REPR.maxstring = _REPR.maxother = 500
 
 
 def _create_run(store: RunStore, records: Sequence[Record], run: RunId = RUN) -> Lease:
-    """A new run with these records, and its lease."""
+    """Create a run with these records, and return its lease."""
     lease = store.create(run, "me", 0.0, 5.0)
     for written in records:
         store.append(lease, written)
@@ -497,38 +468,44 @@ def _read_records(store: RunStore, run: RunId = RUN) -> list[Record]:
     return list(store.read(run))
 
 
+def _numbers(store: RunStore) -> list[int]:
+    return [record.seq for record in store.read(RUN)]
+
+
+def _owners(store: RunStore) -> list[str | None]:
+    return [run.owner for run in store.runs()]
+
+
 def _assert_fenced(store: RunStore, lease: Lease) -> None:
-    """A lease is worth nothing: its owner can write no record, however numbered, nor renew, discard or release."""
-    before = _read_records(store, lease.run), list(store.inbox(lease.run)), list(store.runs())
-    for seq in (len(before[0]), len(before[0]) + 1):
-        _assert_raises(
-            LeaseLost,
-            partial(store.append, lease, sample_record(seq)),
-            "appending under a lost lease",
-        )
+    """Assert that a lease is worth nothing: its owner can change nothing by it."""
+    records = _read_records(store, lease.run)
+    messages = list(store.inbox(lease.run))
+    runs = list(store.runs())
+    for seq in (len(records), len(records) + 1):
+        append = partial(store.append, lease, sample_record(seq))
+        _assert_raises(LeaseLost, append, "appending under a lost lease")
     _assert_raises(LeaseLost, partial(store.renew, lease, 1.0, 1000.0), "renewing a lost lease")
-    discard = partial(store.discard, lease, [given.id for given in before[1]])
+    discard = partial(store.discard, lease, [given.id for given in messages])
     _assert_raises(LeaseLost, discard, "discarding under a lost lease")
     store.release(lease)
-    after = _read_records(store, lease.run), list(store.inbox(lease.run)), list(store.runs())
-    _assert_equal(after, before, "a former owner changes nothing")
+    _assert_equal(_read_records(store, lease.run), records, "a former owner writes nothing")
+    _assert_equal(list(store.inbox(lease.run)), messages, "a former owner discards nothing")
+    _assert_equal(list(store.runs()), runs, "a former owner releases nothing")
 
 
 def _assert_equal(actual: object, expected: object, promise: str) -> None:
     if actual != expected:
-        raise AssertionError(
-            f"{promise}: expected {_REPR.repr(expected)}, got {_REPR.repr(actual)}"
-        )
+        difference = f"expected {_REPR.repr(expected)}, got {_REPR.repr(actual)}"
+        raise AssertionError(f"{promise}: {difference}")
 
 
 def _assert_raises(error: type[_Error], call: Callable[[], object], promise: str) -> _Error:
-    """The error of this type that the call must raise."""
+    """Return the error of this type that the call must raise."""
     try:
         call()
     except error as raised:
         return raised
     except Exception as other:  # whatever a store raises instead is what its author must hear of
-        raise AssertionError(
-            f"{promise}: expected {error.__name__}, and {other!r} was raised"
-        ) from other
+        problem = f"expected {error.__name__}, and {other!r} was raised"
+        raise AssertionError(f"{promise}: {problem}") from other
     raise AssertionError(f"{promise}: expected {error.__name__}, and nothing was raised")
