@@ -1,4 +1,4 @@
-"""One issue of a forge: how it is named, its request, its comments, and who may steer a run there."""
+"""One issue of a forge: its name, its request, its comments, and who may steer a run there."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class IssueClient(ABC):
 
     @abstractmethod
     async def describe_change(self, entry: JsonObject) -> JsonObject:
-        """Return the branches and files that a pull or merge request changes; empty for an issue."""
+        """Return the branches and files of a pull or merge request; empty for an issue."""
 
     @abstractmethod
     def is_bot(self, entry: JsonObject, author: str) -> bool:
@@ -427,7 +427,7 @@ class ForgeIssue:
 
 
 def _find_api_url(site: ForgeSite, base_url: str | None, variables: Mapping[str, str]) -> str:
-    """Return the URL of the API: the one that is passed, that of the environment, or the public one.
+    """Return the URL of the API: as passed, else of the environment, else of the public forge.
 
     Raises:
         SettingsError: it is not a URL.

@@ -320,7 +320,7 @@ _LINE_MAKERS: Final[Mapping[type, Callable[[Narrator, Any], Line | None]]] = Map
         PlanEvaluation: Narrator._plan_evaluation,
     }
 )
-"""Method for each kind of event that has a line, but for triggers, of which there are many kinds."""
+"""Method for each kind of event that has a line, except for triggers, which are of many kinds."""
 
 
 def _consequence(event: journal.AttemptFailed | journal.AttemptTimedOut) -> str:

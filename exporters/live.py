@@ -354,7 +354,7 @@ def _counts_in_words(live: LivePlan) -> list[str]:
     waiting = 0
     for state in WAITING:
         waiting += counts[state]
-    # The tasks of a list have not failed.
+    # Lists that were expanded have the state of replaced tasks.
     lists = len(list(live.expanded_tasks()))
     numbers = {
         "running": counts[TaskState.RUNNING],

@@ -1,4 +1,4 @@
-"""The journal of a run: what happened, why replanning was considered, what was decided; and the stores that keep it."""
+"""The journal of a run: what happened, why, and what was decided; and the stores that keep it."""
 
 from __future__ import annotations
 

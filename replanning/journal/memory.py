@@ -82,11 +82,12 @@ class _StoredRun:
 
 
 class MemoryStore(RunStore):
-    """Store in memory: fast, and lost when the process ends. It keeps bodies as objects, without encoding them.
+    """Store in memory: fast, and lost when the process ends.
 
-    Of the runs that have ended it keeps the last one, and those before it up to 100,000 records in
-    all, so that a process may work for months. Runs that are open or can be resumed stay; the
-    earlier records of a session are packed, which takes a tenth of the memory.
+    It keeps bodies as objects, without encoding them. Of the runs that have ended it keeps the last
+    one, and those before it up to 100,000 records in all, so that a process may work for months.
+    Runs that are open or can be resumed stay; the earlier records of a session are packed, which
+    takes a tenth of the memory.
     """
 
     durable: ClassVar[bool] = False
@@ -241,4 +242,5 @@ class MemoryStore(RunStore):
 def _unpacked(packed: Iterable[bytes]) -> Iterator[tuple[float, RecordBody]]:
     """Yield times and bodies of packed records; a pack is unpacked when it is reached."""
     for pack in packed:
-        yield from zip(*pickle.loads(zlib.decompress(pack)), strict=True)  # noqa: S301 - of this process
+        times, bodies = pickle.loads(zlib.decompress(pack))  # noqa: S301 - of this process
+        yield from zip(times, bodies, strict=True)

@@ -1,4 +1,7 @@
-"""Store in a PostgreSQL database, which several hosts share: `replanning.ReplanningEngine(store="postgresql://…")`."""
+"""Store in a PostgreSQL database, which several hosts share.
+
+`replanning.ReplanningEngine(store="postgresql://…")` opens one.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,8 @@ try:
     from psycopg_pool import ConnectionPool
 except ImportError as error:
     raise ImportError(
-        f'the PostgreSQL store needs psycopg 3 with its pool: pip install "replanning[postgres]" ({error})'
+        "the PostgreSQL store needs psycopg 3 with its pool: "
+        f'pip install "replanning[postgres]" ({error})'
     ) from error
 
 _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
@@ -110,11 +114,13 @@ _LIMITS: Final = {
 # transaction of its own.
 _APPEND_SQL: Final = """
     WITH run AS (
-        UPDATE replanning_runs SET records = %(seq)s, updated = %(at)s, status = coalesce(%(status)s, status),
+        UPDATE replanning_runs SET records = %(seq)s, updated = %(at)s,
+            status = coalesce(%(status)s, status),
             name = coalesce(%(name)s, name), objective = coalesce(%(objective)s, objective)
         WHERE id = %(run)s AND epoch = %(epoch)s AND records = %(seq)s - 1 RETURNING number
     )
-    INSERT INTO replanning_records SELECT number, %(seq)s, %(at)s, %(kind)s, %(data)s, %(crc)s FROM run
+    INSERT INTO replanning_records
+    SELECT number, %(seq)s, %(at)s, %(kind)s, %(data)s, %(crc)s FROM run
 """
 
 _UNDO_SQL: Final = """
@@ -126,12 +132,14 @@ _UNDO_SQL: Final = """
 """
 
 _LAST_STATUS_SQL: Final = """
-    SELECT records.kind, records.data FROM replanning_records AS records JOIN replanning_runs ON run = number
+    SELECT records.kind, records.data
+    FROM replanning_records AS records JOIN replanning_runs ON run = number
     WHERE id = %(run)s AND seq < %(seq)s AND kind = ANY(%(kinds)s) ORDER BY seq DESC LIMIT 1
 """
 
 _RENEW_SQL: Final = """
-    UPDATE replanning_runs AS runs SET until = %s FROM unnest(%s::text[], %s::bigint[]) AS held (run, epoch)
+    UPDATE replanning_runs AS runs SET until = %s
+    FROM unnest(%s::text[], %s::bigint[]) AS held (run, epoch)
     WHERE runs.id = held.run AND runs.epoch = held.epoch RETURNING runs.id, runs.epoch
 """
 
@@ -143,6 +151,8 @@ class PostgresStore(SqlStore):
     the search path. Leases are compared by the clock of the server. Once a record is appended, it
     is as durable as the server's commits. Where a connection is lost during an append, the store
     withdraws the record, if the server has it, before it takes the next.
+
+    It has many attributes because half of them are the statements in which SQL databases differ.
 
     Args:
         place: the address, as in `postgresql://user@host/database`, or `key=value` pairs as libpq
@@ -176,19 +186,13 @@ class PostgresStore(SqlStore):
 
     def __init__(self, place: str = "", *, timeout: float = 5.0) -> None:
         address = f"postgresql:{place}" if place.startswith("//") else place
+        limit = str(max(2, round(timeout)))
         try:
-            self._address = make_conninfo(
-                address, **_LIMITS, connect_timeout=str(max(2, round(timeout)))
-            )
+            self._address = make_conninfo(address, **_LIMITS, connect_timeout=limit)
         except psycopg.Error as error:
-            raise StoreError(
-                f"this is no address of a PostgreSQL database: {_first_line(error)}"
-            ) from None
-        known = conninfo_to_dict(address)
-        self._name = (
-            "/".join(str(known[key]) for key in ("host", "service", "dbname") if known.get(key))
-            or "the database"
-        )
+            problem = "this is no address of a PostgreSQL database"
+            raise StoreError(f"{problem}: {_first_line(error)}") from None
+        self._name = _database_name(address)
         self._timeout = timeout
         self._threads = _Workers(_MAX_CONNECTIONS)
         self._doubtful: dict[RunId, tuple[dict[str, object], Future[None]]] = {}
@@ -255,7 +259,9 @@ class PostgresStore(SqlStore):
             "objective": None,
         }
         if isinstance(body, RunOpened):
-            row["name"], row["objective"] = (text.replace("\0", "�") for text in run_title(body))
+            name, objective = run_title(body)
+            row["name"] = name.replace("\0", "�")
+            row["objective"] = objective.replace("\0", "�")
 
         doubtful, doubted = self._doubtful.get(lease.run, (None, None))
         doing = f"take record {seq} of run {lease.run!r}"
@@ -283,7 +289,10 @@ class PostgresStore(SqlStore):
         self._doubtful.pop(lease.run, None)
 
     def inbox(self, run: RunId) -> Sequence[InboxMessage]:
-        """Return the waiting messages with their ids; the server is asked only if it has notified of one."""
+        """Return the waiting messages with their ids.
+
+        The server is asked only if it has notified of one.
+        """
         if self._listener.is_known_empty(run):
             return ()
         notified = self._listener.notified
@@ -379,13 +388,12 @@ class PostgresStore(SqlStore):
             return future.result(self._timeout)
         except FutureTimeout:
             future.cancel()
-            text = f"{self._name} cannot {doing}: the server has not answered within {self._timeout:g} s"
-            raise _Unanswered(text) from None
+            problem = f"the server has not answered within {self._timeout:g} s"
+            raise _Unanswered(f"{self._name} cannot {doing}: {problem}") from None
         except psycopg.Error as error:
             lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-            raise (_Unanswered if lost else StoreError)(
-                f"{self._name} cannot {doing}: {_first_line(error)}"
-            ) from None
+            kind = _Unanswered if lost else StoreError
+            raise kind(f"{self._name} cannot {doing}: {_first_line(error)}") from None
 
     def _open(self) -> None:
         """Migrate the tables to the current version, all or nothing, and open the pool."""
@@ -393,9 +401,8 @@ class PostgresStore(SqlStore):
             database.execute("SELECT pg_advisory_xact_lock(%s, 0)", (_LOCK_KEY,))
             encoding = database.info.parameter_status("server_encoding")
             if encoding != "UTF8":
-                raise StoreError(
-                    f"{self._name} cannot be used: its encoding is {encoding}; create it with ENCODING 'UTF8'"
-                )
+                problem = f"its encoding is {encoding}; create it with ENCODING 'UTF8'"
+                raise StoreError(f"{self._name} cannot be used: {problem}")
             database.execute(
                 "CREATE TABLE IF NOT EXISTS replanning_schema (version INTEGER NOT NULL)"
             )
@@ -403,11 +410,13 @@ class PostgresStore(SqlStore):
             version = found[0] if found else 0
             if version > SCHEMA_VERSION:
                 raise StoreError(
-                    f"{self._name} has version {version} of the schema, and this library knows versions up to "
-                    f"{SCHEMA_VERSION}: it was written by a newer version of replanning; upgrade the library"
+                    f"{self._name} has version {version} of the schema, and this library knows"
+                    f" versions up to {SCHEMA_VERSION}: it was written by a newer version of"
+                    " replanning; upgrade the library"
                 )
-            for statement in (each for statements in _MIGRATIONS[version:] for each in statements):
-                database.execute(statement)
+            for statements in _MIGRATIONS[version:]:
+                for statement in statements:
+                    database.execute(statement)
             if not found:
                 database.execute("INSERT INTO replanning_schema VALUES (%s)", (SCHEMA_VERSION,))
             elif version != SCHEMA_VERSION:
@@ -420,7 +429,7 @@ class _Unanswered(StoreError):
 
 
 class _Listener(threading.Thread):
-    """Thread that listens to notifications of new messages, so that inboxes need not be read again and again.
+    """Thread that listens to notifications of new messages, which spares reading empty inboxes.
 
     Attributes:
         notified: the number of notifications, lost connections included.
@@ -499,6 +508,13 @@ class _Workers:
                     future.set_result(request())
                 except BaseException as error:  # noqa: BLE001 - raised where the result is wanted
                     future.set_exception(error)
+
+
+def _database_name(address: str) -> str:
+    """Return the host, service and database of an address, as far as it names them."""
+    known = conninfo_to_dict(address)
+    parts = [str(known[key]) for key in ("host", "service", "dbname") if known.get(key)]
+    return "/".join(parts) or "the database"
 
 
 def _first_line(error: psycopg.Error) -> str:

@@ -60,9 +60,10 @@ from replanning.plan.types import (
 from replanning.plugins import installed_plugins, load_plugin
 
 JOURNAL_FORMAT: Final = 2
-"""Version of the JSON form of records, written into the first record of every journal; raise it when a kind or a field
-of a record is renamed or changes its meaning. A new kind, or a new field with a default, leaves it
-as it is.
+"""Version of the JSON form of records, written into the first record of every journal.
+
+Raise it when a kind or a field of a record is renamed or changes its meaning. A new kind, or a new
+field with a default, leaves it as it is.
 """
 
 RunStatus = Literal["succeeded", "failed", "aborted", "paused", "needs_human"]
@@ -213,11 +214,12 @@ class AttemptStarted(_Body):
 
 @_record_body
 class AttemptSucceeded(_Body):
-    """An attempt succeeded. `recoverable` is false when its output, or a part of it, could not be stored.
+    """An attempt succeeded.
 
-    `output` is the stored form, see `replanning.journal.values`. `unstored` is the reason why a
-    resumed run lacks the output; what was masked in it is `[redacted]` here. `reads` are the keys
-    of the context that its work read, each with the number of changes to the context before.
+    `recoverable` is false when its output, or a part of it, could not be stored. `output` is the
+    stored form, see `replanning.journal.values`. `unstored` is the reason why a resumed run lacks
+    the output; what was masked in it is `[redacted]` here. `reads` are the keys of the context that
+    its work read, each with the number of changes to the context before.
     """
 
     kind: ClassVar = "attempt-succeeded"
@@ -332,7 +334,7 @@ class UsageCharged(_Body):
 
 @_record_body
 class ConditionEvaluated(_Body):
-    """The `when` of a task was evaluated when it was about to be claimed; `value` is None if that failed.
+    """The `when` of a task was evaluated before its claim; `value` is None if that failed.
 
     Where it does not hold, and `leaves_out_branch` is true, what depends on the task alone is left
     out with it. In runs that an earlier version has written, it runs.
@@ -348,7 +350,7 @@ class ConditionEvaluated(_Body):
 
 @_record_body
 class DependenciesEnded(_Body):
-    """A task with `run_if: always` may start: all that it depends on has ended, and not all of it well."""
+    """A task with `run_if: always` may start: its dependencies have ended, not all of them well."""
 
     kind: ClassVar = "dependencies-ended"
     task: TaskId
@@ -367,10 +369,10 @@ class ContextUpdated(_Body):
 
 @_record_body
 class ResultsStale(_Body):
-    """All finished tasks whose results are stale now, each with its causes; earlier records of this kind are outdated.
+    """All finished tasks whose results are stale now, each with its causes.
 
-    A cause is `context.KEY`, which the task read and which has changed since, or the id of a task
-    on which it depends.
+    Earlier records of this kind are outdated. A cause is `context.KEY`, which the task read and
+    which has changed since, or the id of a task on which it depends.
     """
 
     kind: ClassVar = "results-stale"
@@ -422,7 +424,7 @@ class GoalChanged(_Body):
 
 @_record_body
 class ReplanRequested(_Body):
-    """A person or program asked for replanning; `message` is the inbox message that did so, if any."""
+    """A person or program asked for replanning, by the inbox message `message` if there is one."""
 
     kind: ClassVar = "person-asked"
     texts: ClassVar = ("reason", "by")
@@ -656,7 +658,7 @@ class TaskTimedOut(TriggerEvent):
 
 
 class ContextChanged(TriggerEvent):
-    """The context or the facts changed in a way that remaining tasks depend on, or the `goal` changed.
+    """The context or the facts that remaining tasks depend on have changed, or the `goal` has.
 
     `facts` are needed facts that ceased, or facts that the changed goal lacks. `stale` are the
     finished tasks that are to be done again, because what they have read has changed.
@@ -717,7 +719,10 @@ class ResourceChanged(TriggerEvent):
 
 
 class BetterPathFound(TriggerEvent):
-    """A cheaper way to the goal exists with `tool`; without a tool, it may exist since the facts or tools have changed."""
+    """A cheaper way to the goal exists with `tool`.
+
+    Without a tool, it may exist, since the facts or tools have changed.
+    """
 
     kind: Literal["better-path-found"] = "better-path-found"
     gain: float = 0.0
@@ -779,7 +784,7 @@ OwnTrigger = (
 
 
 def trigger_types() -> dict[str, type[TriggerEvent]]:
-    """Return the classes of triggers by kind: those of this project, and those of plugins that have been imported."""
+    """Return the classes of triggers by kind: those of this project and of imported plugins."""
     classes: list[type[TriggerEvent]] = [TriggerEvent]
     for each in classes:
         classes += each.__subclasses__()
@@ -797,7 +802,10 @@ def _trigger_tag(trigger: TriggerEvent | JsonObject) -> str:
 def _read_other_trigger(
     value: JsonObject, read_plain: ValidatorFunctionWrapHandler
 ) -> TriggerEvent:
-    """Return a trigger of a plugin in its own class, or a plain one if the class is gone or refuses the fields."""
+    """Return a trigger of a plugin in its own class.
+
+    It is a plain one if the class is gone or refuses the fields.
+    """
     kind = str(value.get("kind"))
     if kind not in trigger_types() and kind in installed_plugins("triggers"):
         with suppress(PluginError):
@@ -822,7 +830,7 @@ _VOLATILE_PARTS = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8,}|\d+")
 
 
 def normalised_cause(*parts: JsonValue) -> str:
-    """Join the parts of a cause to one short text, with numbers and addresses masked because they vary."""
+    """Join the parts of a cause to one short text; numbers and addresses vary, and are masked."""
     cause = ":".join([str(part) for part in parts if part])
     return _VOLATILE_PARTS.sub("#", cause)[:200]
 
@@ -899,7 +907,10 @@ class DecisionMade(_Body):
 
 @_record_body
 class CallMade(_Body):
-    """An agent has called a tool, which cannot start at once: the call is a task that was added, without a revision."""
+    """An agent has called a tool, which cannot start at once.
+
+    The call is a task that was added without a revision.
+    """
 
     kind: ClassVar = "call-made"
     texts: ClassVar = ("call",)
@@ -1010,10 +1021,10 @@ class AnswerRefused(_Body):
 # The run itself
 @_record_body
 class RunOpened(_Body):
-    """First record of a run: the original plan and the settings; `open_ended` if an agent adds the calls that it makes.
+    """First record of a run: the original plan and the settings.
 
-    `directory` is the absolute path of the folder in which the tools work, as in `RunResumed`;
-    empty if it is not known.
+    `open_ended` says that an agent adds the calls that it makes. `directory` is the absolute path
+    of the folder in which the tools work, as in `RunResumed`; empty if it is not known.
     """
 
     kind: ClassVar = "run-opened"
@@ -1106,10 +1117,10 @@ class RunProblem:
 
 @_record_body
 class NoteAdded(_Body):
-    """A note of the program that executes the run: its own events, such as a model's decision and its result.
+    """A note of the program that executes the run, about an event of its own.
 
-    The live plan ignores it; such a program folds its state from these records. The kind is named
-    after the first program that had notes.
+    An example is a model's decision with its result. The live plan ignores it; such a program folds
+    its state from these records. The kind is named after the first program that had notes.
     """
 
     kind: ClassVar = "planning-noted"
@@ -1143,7 +1154,7 @@ RecordBody = (
 
 
 class Record(NamedTuple):
-    """Entry of a journal: its number (from 1, without gaps), its time (seconds since the epoch) and its body."""
+    """Entry of a journal: a number (from 1, without gaps), a time (since the epoch) and a body."""
 
     seq: int
     at: float
@@ -1202,8 +1213,9 @@ def load_body(kind: str, data: str | bytes) -> RecordBody:
             version = document.get("format", 1) if isinstance(document, dict) else JOURNAL_FORMAT
             if version != JOURNAL_FORMAT:
                 raise JournalCorrupt(
-                    f"the journal of run {document.get('run')!r} has format {version}, and this version of replanning "
-                    f"reads format {JOURNAL_FORMAT}; use the version of replanning that wrote it, or start a new run"
+                    f"the journal of run {document.get('run')!r} has format {version}, and this"
+                    f" version of replanning reads format {JOURNAL_FORMAT}; use the version of"
+                    " replanning that wrote it, or start a new run"
                 )
     # Through the validator and not the adapter, because this is called for every record.
     body: RecordBody = _type_adapter(kind).validator.validate_json(data)

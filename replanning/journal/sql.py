@@ -131,7 +131,7 @@ class SqlStore(RunStore):
     def _write(
         self, doing: str, request: Callable[[Database], ResultT], *, retried: bool = False
     ) -> ResultT:
-        """Return the result of statements that are one transaction; it is rolled back if they raise.
+        """Return the result of statements that are one transaction, which their errors roll back.
 
         Args:
             doing: what could not be done if they fail.
@@ -335,7 +335,7 @@ class SqlStore(RunStore):
         return RunRow(*row)
 
     def _refuse(self, database: Database, lease: Lease, record: Record) -> StoreError:
-        """Return the error for a record that was not inserted: LeaseLost, or one about its number."""
+        """Return the error for a record that was not inserted: a lost lease, or its number."""
         row = self._owned_row(database, lease)
         return record_out_of_order(lease, record, row.last)
 
@@ -356,10 +356,9 @@ class SqlStore(RunStore):
                 try:
                     record = _decode(found.get(seq))
                 except ValueError as error:
-                    raise JournalCorrupt(
-                        f"{self._place}: record {seq} of run {run!r} cannot be read: {error}; restore "
-                        "it from a copy, or fork the run from a revision before this record"
-                    ) from error
+                    problem = f"record {seq} of run {run!r} cannot be read: {error}"
+                    advice = "restore it from a copy, or fork the run from a revision before it"
+                    raise JournalCorrupt(f"{self._place}: {problem}; {advice}") from error
                 yield record
 
 

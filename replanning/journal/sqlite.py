@@ -1,4 +1,4 @@
-"""Store in one SQLite file: several processes read while one writes, and a killed process loses nothing."""
+"""Store in one SQLite file: many processes read while one writes; a killed one loses nothing."""
 
 from __future__ import annotations
 
@@ -105,7 +105,9 @@ _OLDEST_READABLE_VERSION: Final = 3
 
 _SQLITE_ADVICE: Final = {
     "SQLITE_FULL": "make room on the disk and resume the run",
-    "SQLITE_READONLY": "the file may not be written; check the permissions of the file and of its folder",
+    "SQLITE_READONLY": (
+        "the file may not be written; check the permissions of the file and of its folder"
+    ),
     "SQLITE_PERM": "the file may not be opened; check its permissions",
     "SQLITE_CANTOPEN": "check that the path names a file, not a folder, and that it may be opened",
     "SQLITE_BUSY": "another process kept the file locked; try again",
@@ -113,7 +115,10 @@ _SQLITE_ADVICE: Final = {
     "SQLITE_CORRUPT": (
         "the file is damaged; restore it from a copy, or move it away and begin a new history"
     ),
-    "SQLITE_IOERR": "the disk failed, or the file may not grow; check space, quotas and limits on the size of files",
+    "SQLITE_IOERR": (
+        "the disk failed, or the file may not grow; check space, quotas and limits on the size of"
+        " files"
+    ),
 }
 
 _DAMAGE: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR", "SQLITE_IOERR_SHORT_READ")
@@ -296,7 +301,7 @@ class SqliteStore(SqlStore):
         *,
         transaction: bool = False,
     ) -> ResultT:
-        """Return the result of an action, which is tried again while another process holds the lock of the file."""
+        """Return the result of an action, repeated while another process holds the file's lock."""
         end: float | None = None
         while True:
             with self._lock:
@@ -432,7 +437,7 @@ class SqliteStore(SqlStore):
 
 
 def _read_only_options(path: Path) -> str:
-    """Return the options with which SQLite opens a file that may be read and not written; none for any other."""
+    """Return the options with which SQLite opens a file that may only be read; none for others."""
     log = path.with_name(path.name + "-wal")
     effective = os.access in os.supports_effective_ids
     may_write_file = os.access(path, os.W_OK, effective_ids=effective)
@@ -508,8 +513,9 @@ def _migrate(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> 
             )
         if version > SCHEMA_VERSION:
             raise StoreError(
-                f"{path} has version {version} of the schema, and this library knows versions up to {SCHEMA_VERSION}: "
-                "it was written by a newer version of replanning; upgrade the library, or name another file"
+                f"{path} has version {version} of the schema, and this library knows versions up to"
+                f" {SCHEMA_VERSION}: it was written by a newer version of replanning; upgrade the"
+                " library, or name another file"
             )
         for statements in _MIGRATIONS[version:]:
             for statement in statements:

@@ -67,7 +67,7 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class InboxMessage:
-    """Message to the owner of a run: an answer, a corrected plan, or a request to replan, to pause or to undo."""
+    """Message to the owner of a run: an answer, a corrected plan, or a request such as to pause."""
 
     kind: Literal["answer", "request", "pause", "adopt", "undo"]
     at: float
@@ -104,9 +104,10 @@ def mean_durations(store: RunStore) -> dict[str, float]:
 
 
 class RunStore(ABC):
-    """Store of journals. All methods are synchronous; `append` is one step with the state change it records.
+    """Store of journals, with synchronous methods.
 
-    Several threads may use a store at once: leases are renewed by a thread of their own.
+    `append` is one step with the change of state that it records. Several threads may use a store
+    at once: leases are renewed by a thread of their own.
 
     Attributes:
         durable: True if appended records outlive the process.
@@ -142,7 +143,7 @@ class RunStore(ABC):
     def renew_all(
         self, leases: Sequence[Lease], at: float, ttl: float
     ) -> Mapping[Lease, LeaseLost]:
-        """Extend several leases, each as `renew` does, and return the errors of those that are lost.
+        """Extend several leases, each as `renew` does, and return the errors of the lost ones.
 
         Leases that could not be renewed for another reason are left as they are.
         """
@@ -214,7 +215,7 @@ class RunStore(ABC):
     def outcomes(
         self, *, tool: str | None = None, capability: str | None = None, limit: int = 50
     ) -> Sequence[ToolOutcome]:
-        """Return the last outcomes of a tool, of a capability, or of all, across runs, newest first."""
+        """Return the last outcomes of a tool, a capability, or all, across runs, newest first."""
 
     def close(self) -> None:
         """Close files and connections."""
@@ -320,7 +321,7 @@ the tries.
 
 
 def lock_timeout() -> float:
-    """Return how many seconds this thread may wait for a lock: those of one try if it runs an event loop."""
+    """Return the seconds that this thread may wait for a lock: fewer if it runs an event loop."""
     try:
         current_token()
     except RuntimeError:
@@ -369,7 +370,7 @@ def encode_body(record: Record) -> str:
 
 
 def checksum(data: bytes, seq: int, at: float, kind: str) -> int:
-    """Return the CRC-32 of the JSON text of a record and of the values that are stored beside it."""
+    """Return the CRC-32 of the JSON text of a record and the values that are stored beside it."""
     return zlib.crc32(f"({seq}, {at!r}, {kind!a})".encode() + data)
 
 
@@ -460,9 +461,8 @@ def check_run_id(run: RunId) -> None:
         reason = f"it is longer than {MAX_RUN_ID_BYTES} bytes"
     else:
         return
-    raise StoreError(
-        f"{brief_repr(run)} cannot be the id of a run: {reason}; use letters, digits, '-', '_' and '.'"
-    )
+    advice = "use letters, digits, '-', '_' and '.'"
+    raise StoreError(f"{brief_repr(run)} cannot be the id of a run: {reason}; {advice}")
 
 
 def is_valid_run_id(run: RunId) -> bool:
@@ -499,6 +499,5 @@ def run_is_gone(run: RunId, cause: str) -> LeaseLost:
 
 def record_out_of_order(lease: Lease, record: Record, last: int) -> StoreError:
     """Return the error for a record that does not follow the last one."""
-    return StoreError(
-        f"record {record.seq} of run {lease.run!r} does not follow record {last}, the last one; nothing was written"
-    )
+    problem = f"record {record.seq} of run {lease.run!r} does not follow record {last}"
+    return StoreError(f"{problem}, the last one; nothing was written")

@@ -1,4 +1,4 @@
-"""Form in which an output is stored: JSON, with tags for the values of the standard library that JSON lacks.
+"""Stored form of an output: JSON, with tags for values of the standard library that JSON lacks.
 
 A tagged value is an object such as `{"$replanning": "date", "value": "2026-01-31"}`. The table of
 tags is closed: what is read from a store never names a class. An output with any other value cannot
@@ -106,7 +106,7 @@ def encode(value: object, redactor: Redactor | None) -> StoredOutput:
 
 
 def encode_annotated(document: JsonValue, redactor: Redactor) -> StoredOutput:
-    """Return the stored form of an output that the annotation of its function turned into a JSON document."""
+    """Return the stored form of a JSON document made of an output by its function's annotation."""
     encoded = encode(document, redactor)
     stored = {TAG: "annotated", "value": encoded.value}
     return StoredOutput(stored, encoded.size, False, encoded.is_masked)
@@ -118,9 +118,10 @@ def measure(value: JsonValue) -> int:
 
 
 def decode(stored: JsonValue) -> Any:
-    """Return the value that `encode` stored; an `AnnotatedJson` where the annotation of its function is needed.
+    """Return the value that `encode` stored.
 
-    JSON of an unknown tag is returned as it is: a journal of an older version has no tags.
+    It is an `AnnotatedJson` where the annotation of its function is needed. JSON of an unknown tag
+    is returned as it is: a journal of an older version has no tags.
     """
     if type(stored) is list:
         return [decode(item) for item in stored]
@@ -146,10 +147,11 @@ def storage_problem(value: object) -> str:
     """Return why a value of this kind is not stored, with what would help."""
     name = type(value).__name__
     if isinstance(value, (BaseModel, Enum)) or is_dataclass(value):
-        return (
-            f"it holds a {name}, which comes back only if the return annotation of the tool's function "
-            "names it and reads its JSON form as an equal value"
+        condition = (
+            "the return annotation of the tool's function names it and reads its JSON form as an"
+            " equal value"
         )
+        return f"it holds a {name}, which comes back only if {condition}"
     return f"it holds a {name}, which has no stored form"
 
 
@@ -239,7 +241,7 @@ class _Encoder:
         return masked
 
     def pairs(self, mapping: dict[Any, Any], depth: int) -> JsonObject:
-        """Encode a mapping whose keys are not all texts, or one that would look like a tagged value."""
+        """Encode a mapping with other keys than texts, or one that looks like a tagged value."""
         pairs = []
         for key, item in mapping.items():
             pairs.append([self.encode(key, depth - 2), self.encode(item, depth - 2)])
@@ -286,7 +288,7 @@ class _Encoder:
         return self.tagged(tag, self.text(str(value)))
 
     def other(self, value: Any, depth: int) -> JsonValue:
-        """Encode a value of a subclass of a JSON type, which comes back as that type, or of a path of this system."""
+        """Encode a value of a subclass of a JSON type, which comes back as that type, or a path."""
         if isinstance(value, PurePath):
             return self.path(value, depth)
         if isinstance(value, Enum):
@@ -315,7 +317,7 @@ def _without_surrogates(text: str) -> str:
 
 
 def _base_value(base: type, value: Any) -> Any:
-    """Return a value of a subclass as one of its JSON type, without calling methods that the subclass overrides."""
+    """Return a value of a subclass as one of its JSON type, without calling overridden methods."""
     if base is str:
         return str.__str__(value)
     if base is int:
