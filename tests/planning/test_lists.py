@@ -6,6 +6,7 @@ import pytest
 
 from replanning.journal import MemoryStore
 from replanning.planning import PlanningState
+from replanning.planning.state import PlanningProgress
 from replanning.testing import VirtualClock
 from tests.support.invariants import replay_differences
 from tests.support.planning import (
@@ -103,6 +104,18 @@ async def test_a_wrong_list_is_replanned():
     assert "`for_each` needs a list or a mapping, and got a string" in model.told("revision")[0]
     assert tools.used == [("write", "write"), ("v2.post", "post")]
     assert planning.state.task_counts() == {"tasks_completed": 2, "tasks_failed": 0}
+
+
+async def test_a_wrong_list_with_a_fallback():
+    """The fallback of an action that has no list has none either; then the model decides."""
+    replies = lists(fallback_strategy="shout") | {
+        "decision:execution": replan("partial_replan"),
+        "revision": revision(action("post", "post")),
+    }
+    planning, model, tools = await run(replies, desk("no list"))
+    assert planning.result.status == "succeeded"
+    assert model.asked.count("decision:execution") == 1
+    assert tools.used == [("write", "write"), ("v2.post", "post")]
 
 
 async def test_the_ids_of_subtasks_and_elements():
@@ -348,6 +361,23 @@ async def test_a_short_plan_of_many_elements():
     model = Model(lists(SHOUT))
     _, model, _ = await run(model, desk(FORTY))
     assert len(model.told("reflection")) == 1
+
+
+async def test_the_checklist_has_one_line_for_a_list():
+    """The checklist and the notice of the end have one line for a list, with the number of elements in each state."""
+    store = MemoryStore()
+    tools = desk(["a", "b", "c"], post=["A", MISSING, "C"])
+    planning, *_ = await run(lists(on_item_failure="skip"), tools, store=store)
+    progress = PlanningProgress()
+    for record in store.read(planning.result.run):
+        progress.fold(record)
+    (plan,) = progress.plans
+    counts = "×3: 2 done, 1 failed and left out"
+    assert [(step.name, step.text, step.done) for step in plan.steps] == [
+        ("write", "write", True),
+        ("post", f"post ({counts})", True),
+    ]
+    assert progress.finished_actions() == ["write: write", f"post: post ({counts})"]
 
 
 # Resuming
