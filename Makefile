@@ -113,8 +113,9 @@ docs: .venv-docs/.docs ## build the documentation site into build/site; a warnin
 reference: $(VENV)/.dev ## write anew the pages and pictures of docs/ that follow from the code
 	@$(BIN)/python scripts/build_docs.py --reference
 
-docs-look: docs ## look at every page of the site in a browser: what is cut off, and a picture of each in build/pictures
+docs-look: docs ## look at every page of the site in a browser: what is cut off, and a picture of each, and of each command, in build/pictures
 	@.venv-docs/bin/python scripts/look_at_docs.py --pictures $(ARGS)
+	@.venv-docs/bin/python scripts/look_at_commands.py
 
 jaeger: ## build Jaeger, once: minutes; the tests of tracing in `make test-slow` use it
 	@scripts/jaeger
