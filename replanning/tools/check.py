@@ -6,15 +6,17 @@ import builtins
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from importlib.util import find_spec
 from itertools import chain
-from typing import Final
+from typing import Final, NamedTuple
 
 import httpx
 
 from replanning.errors import ExpressionError, Problem
 from replanning.plan.commands import (
+    LeadingHoles,
     command_problems,
     command_programs,
     env_references,
@@ -26,7 +28,13 @@ from replanning.plan.document import Plan
 from replanning.plan.elements import has_condition_of_its_own
 from replanning.plan.inclusion import declared_parameters, used_tools
 from replanning.plan.json_values import iter_strings
-from replanning.plan.messages import brief_repr, did_you_mean, first_problems, format_path
+from replanning.plan.messages import (
+    brief_repr,
+    did_you_mean,
+    first_problems,
+    format_path,
+    join_parts,
+)
 from replanning.plan.references import (
     IDEMPOTENCY_KEY,
     find_references,
@@ -38,6 +46,7 @@ from replanning.plan.tasks import (
     ERROR_STATUSES,
     EXIT_CODES,
     TIMEOUT,
+    McpServer,
     Retry,
     SubPlan,
     Task,
@@ -54,6 +63,7 @@ from replanning.tools.conditions import (
     condition_problems,
     confirmation_problems,
     expectation_problems,
+    expected_schemas,
     tool_knowledge,
     undo_problems,
     undo_task_problems,
@@ -81,13 +91,13 @@ _DEFINITION_CHECKS: Final[Mapping[str, Callable[[ToolSpec], list[str]]]] = {
 }
 
 TOOL_KINDS: Final = frozenset(_DEFINITION_CHECKS)
-"""Kinds of tools that can be executed without a program."""
+"""Kinds of tools that the executor runs by itself."""
 
 _ERRORS_BY_KIND: Final[Mapping[str, tuple[type[Exception], ...]]] = {
     "shell": (CommandFailed, TransientCommandFailed),
     "http": (TransientHttpStatusFailed, HttpUnreachable, HttpConnectionLost),
 }
-"""Errors of the kinds of tools of which all errors are known, beside those of every tool."""
+"""Errors of the kinds of tools whose errors are all known, besides those of every tool."""
 
 _ERRORS_OF_EVERY_TOOL: Final = (ToolTimedOut, ToolUnavailable, ToolOutputTooLarge)
 
@@ -96,24 +106,41 @@ _NUMBERS_BY_KIND: Final[Mapping[str, tuple[range, str]]] = {
     "http": (ERROR_STATUSES, "a server refuses with an HTTP status from 400 to 599"),
     "mcp": (range(0), "a tool of an MCP server fails without a number"),
 }
-"""Numbers that failures of a kind of tool have, and what to say where another one is stated."""
+"""Numbers of the failures of a kind of tool, with an explanation for other numbers."""
 
 _MAX_LOOKUPS: Final = 2_000
-"""Most programs that are looked for on the PATH."""
+"""Maximum number of programs that are searched for on the PATH."""
 
 _MAX_JUDGED_CHARS: Final = 1_000_000
-"""Most characters of commands whose uses are judged, each as often as it is used."""
+"""Maximum number of characters of judged commands, each counted as often as it is used."""
 
 _TEMPLATE_KINDS: Final = ("shell", "http")
 """Kinds of tools that use only the arguments in their templates."""
 
 
+class _Command(NamedTuple):
+    """Command under `expect`: its number, text, problems, and the arguments that it needs."""
+
+    number: int
+    text: str
+    problems: Sequence[str]
+    needed: Sequence[str]
+
+
+class _Commands(NamedTuple):
+    """Commands under `expect`, whether any has problems, and the arguments that they need."""
+
+    entries: Sequence[_Command]
+    is_wrong: bool
+    needed: frozenset[str]
+
+
 def check_tools(plan: Plan, *, kinds: frozenset[str] = frozenset()) -> list[Problem]:
-    """Return everything about the tools of a plan that is bound to fail.
+    """Return the problems of the tools of a plan that are bound to make it fail.
 
     Args:
         plan: the plan.
-        kinds: kinds of tools that are known besides `shell`, `http`, `python` and `mcp`.
+        kinds: known kinds of tools besides `shell`, `http`, `python` and `mcp`.
 
     Returns:
         The problems in the order of the plan, each with its place; none if the tools can be run.
@@ -126,15 +153,15 @@ def check_tools(plan: Plan, *, kinds: frozenset[str] = frozenset()) -> list[Prob
 def _included_problems(
     plan: Plan, check: Callable[[Plan], Sequence[Problem]], *, name_file: bool = True
 ) -> Iterator[Problem]:
-    """Yield what a check finds about the tasks of the plans that tasks include.
+    """Yield the problems of the tasks of included plans.
 
-    The check is that of a whole plan, and so it looks into what these include in turn. One that is
-    included by several tasks is looked at once.
+    The check is that of a whole plan, so it covers the plans that an included plan includes. A plan
+    that several tasks include is checked once.
 
     Args:
         plan: the plan.
         check: the check.
-        name_file: whether the messages begin with the file, for notes that are told without a place.
+        name_file: whether messages begin with the file, for notes that are shown without a place.
     """
     seen: set[str] = set()
     for index, task in enumerate(plan.tasks):
@@ -157,109 +184,111 @@ def _included_problems(
 
 
 def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
+    """Yield the problems of the tools of a plan, and those of their uses by tasks."""
     used = used_tools(plan.tasks)
     for index, tool in enumerate(plan.tools):
-        at = f"tools[{index}]"
-        name = f"tool {tool.name!r}"
-        if tool.kind is None or tool.kind not in known:
-            hint = did_you_mean(tool.kind or "", known) if tool.name in used else ""
-            message = (
-                f"nothing executes kind {tool.kind!r} of {name}"
-                if tool.kind
-                else f"{name} states no `kind`"
-            )
-            if tool.name in used:
-                yield Problem(at, "; ".join(filter(None, [message, f"known are {known}", hint])))
-            continue
-        if tool.kind in _DEFINITION_CHECKS:
-            yield from (
-                Problem(at, f"{name}: {problem}") for problem in _DEFINITION_CHECKS[tool.kind](tool)
-            )
-        if tool.retry is not None:
-            yield from _retry_problems(tool.retry, tool, ("tools", index), name)
-        for key in sorted(OUTPUTS_BY_KIND.get(tool.kind, {}).keys() & set(tool.produces)):
-            yield Problem(
-                f"{at}.produces", f"{name}: {key!r} is a part of every output; name it otherwise"
-            )
+        if tool.kind is not None and tool.kind in known:
+            yield from _definition_problems(tool, index)
+        elif tool.name in used:
+            yield Problem(f"tools[{index}]", _unknown_kind(tool, known))
     # Many tasks may use one long tool, and many fallbacks inherit the same checks: each of these is
     # read once.
-    tools = {tool.name: tool for tool in plan.tools}
-    needed_by_body = {
-        tool.name: missing_arguments(iter_strings(tool.body), {IDEMPOTENCY_KEY: ""})
-        for tool in plan.tools
-        if tool.body is not None
-    }
-    holes = {
-        tool.name: leading_holes(tool.command)
-        for tool in plan.tools
-        if tool.kind == "shell" and tool.command
-    }
-    commands: dict[int, tuple[list[_Command], bool, set[str]]] = {}
+    tools: dict[str, ToolSpec] = {}
+    needed_by_body: dict[str, list[str]] = {}
+    holes: dict[str, list[LeadingHoles]] = {}
+    for tool in plan.tools:
+        tools[tool.name] = tool
+        if tool.body is not None:
+            texts = iter_strings(tool.body)
+            needed_by_body[tool.name] = missing_arguments(texts, {IDEMPOTENCY_KEY: ""})
+        if tool.kind == "shell" and tool.command:
+            holes[tool.name] = leading_holes(tool.command)
+    commands: dict[int, _Commands] = {}
     for index, task in enumerate(plan.tasks):
         for path, body, checks in _task_bodies(("tasks", index), task):
             described = tools.get(body.tool or "")
             if described is not None:
                 if body.retry is not None:
                     yield from _retry_problems(body.retry, described, path, f"task {task.id!r}")
-                needed_names = needed_by_body.get(described.name, ())
-                if lacking := [name for name in needed_names if name not in body.arguments]:
-                    message = f"task {task.id!r}: the body of tool {body.tool!r} needs the arguments {brief_repr(lacking)}"
-                    where = format_path((*path, "arguments"))
-                    yield Problem(where, f"{message}, given are {brief_repr(list(body.arguments))}")
-                if described.name in holes:
-                    for problem in leading_problems(
-                        holes[described.name], body.arguments, described.parameters
-                    ):
-                        where = format_path((*path, "arguments"))
-                        yield Problem(where, f"task {task.id!r}: tool {body.tool!r}: {problem}")
+                needed = needed_by_body.get(described.name, ())
+                leading = holes.get(described.name, ())
+                for problem in _argument_problems(body, described, needed, leading):
+                    place = format_path((*path, "arguments"))
+                    yield Problem(place, f"task {task.id!r}: {problem}")
             if not checks:
                 continue
             if id(checks) not in commands:
                 commands[id(checks)] = _read_commands(checks)
-            entries, is_wrong, needed = commands[id(checks)]
-            for number, text, found, names in (
-                entries if is_wrong or not needed <= body.arguments.keys() else ()
-            ):
-                why = list(found)
-                if missing := [name for name in names if name not in body.arguments]:
-                    given = f"given are {brief_repr(list(body.arguments))}"
-                    why.append(f"it needs the arguments {brief_repr(missing)}, {given}")
-                at = format_path((*path, "expect", "commands", number) if body.commands else path)
-                yield from (
-                    Problem(at, f"task {task.id!r}: the command {text!r}: {problem}")
-                    for problem in why
-                )
+            for command, problem in _command_problems(commands[id(checks)], body.arguments):
+                # Checks that a fallback inherits have no place in it.
+                place = format_path(path)
+                if body.commands:
+                    place = format_path((*path, "expect", "commands", command.number))
+                message = f"the command {command.text!r}: {problem}"
+                yield Problem(place, f"task {task.id!r}: {message}")
+
+
+def _definition_problems(tool: ToolSpec, index: int) -> Iterator[Problem]:
+    """Yield the problems of the description of a tool of a known kind."""
+    place = f"tools[{index}]"
+    name = f"tool {tool.name!r}"
+    kind = tool.kind or ""
+    if kind in _DEFINITION_CHECKS:
+        for problem in _DEFINITION_CHECKS[kind](tool):
+            yield Problem(place, f"{name}: {problem}")
+    if tool.retry is not None:
+        yield from _retry_problems(tool.retry, tool, ("tools", index), name)
+    for key in sorted(OUTPUTS_BY_KIND.get(kind, {}).keys() & set(tool.produces)):
+        message = f"{name}: {key!r} is a part of every output; name it otherwise"
+        yield Problem(f"{place}.produces", message)
+
+
+def _unknown_kind(tool: ToolSpec, known: Sequence[str]) -> str:
+    if not tool.kind:
+        return join_parts(f"tool {tool.name!r} states no `kind`", f"known are {known}")
+    message = f"nothing executes kind {tool.kind!r} of tool {tool.name!r}"
+    return join_parts(message, f"known are {known}", did_you_mean(tool.kind, known))
+
+
+def _argument_problems(
+    body: TaskBody, tool: ToolSpec, needed: Sequence[str], leading: Sequence[LeadingHoles]
+) -> Iterator[str]:
+    """Yield the problems of the arguments of a task.
+
+    Args:
+        body: the task.
+        tool: its tool.
+        needed: the arguments that the body of the tool needs.
+        leading: the holes in the command of the tool whose values must not look like options.
+    """
+    lacking = [name for name in needed if name not in body.arguments]
+    if lacking:
+        message = f"the body of tool {tool.name!r} needs the arguments {brief_repr(lacking)}"
+        yield f"{message}, given are {brief_repr(list(body.arguments))}"
+    for problem in leading_problems(leading, body.arguments, tool.parameters):
+        yield f"tool {tool.name!r}: {problem}"
+
+
+def _command_problems(
+    commands: _Commands, arguments: Mapping[str, JsonValue]
+) -> Iterator[tuple[_Command, str]]:
+    """Yield the problems of commands under `expect`, which use the arguments of the task."""
+    # The common case, for tasks whose fallbacks inherit many commands.
+    if not commands.is_wrong and commands.needed <= arguments.keys():
+        return
+    for command in commands.entries:
+        for problem in command.problems:
+            yield command, problem
+        missing = [name for name in command.needed if name not in arguments]
+        if missing:
+            given = f"given are {brief_repr(list(arguments))}"
+            yield command, f"it needs the arguments {brief_repr(missing)}, {given}"
 
 
 def _condition_problems(plan: Plan) -> Iterator[Problem]:
-    """Yield the names and comparisons in conditions that can never be meant.
-
-    Where tools of other kinds may take the place of one, nobody knows the fields of the output.
-    """
-    kinds: dict[str, set[str | None]] = {}
-    for tool in plan.tools:
-        if tool.capability is not None:
-            kinds.setdefault(tool.capability, set()).add(tool.kind)
-    # Without tasks, this is a file of tools, which may be of an MCP proxy.
-    is_plan = bool(plan.tasks)
-    # Once for each tool, since many tasks may use one with many parameters.
-    own: dict[str, ToolKnowledge] = {}
-    known: dict[str, ToolKnowledge] = {}
-    for tool in plan.tools:
-        own[tool.name] = tool_knowledge(tool, is_plan=is_plan)
-        known[tool.name] = own[tool.name]
-        if len(kinds.get(tool.capability or "", ())) > 1:
-            described = tool.model_copy(update={"kind": None})
-            known[tool.name] = tool_knowledge(described, is_plan=is_plan)
-    results: dict[TaskId, Sequence[JsonObject]] = {}
-    for task in plan.tasks:
-        if task.tool in known and not task.fallbacks:
-            results[task.id] = known[task.tool].output
-            if task.expect is not None and task.expect.json_schema is not None:
-                results[task.id] = [*results[task.id], task.expect.json_schema]
-            if task.for_each is not None:
-                # Its result is the list of those of its elements, of which any may be missing.
-                results[task.id] = [{"type": "array"}]
+    """Yield the names and comparisons in conditions that can never be meant."""
+    own, known = _knowledge_by_tool(plan)
+    results = _result_schemas(plan, known)
     for index, tool in enumerate(plan.tools):
         found = _stated_problems(tool, tool.name, None, known=known, own=own, results=results)
         if tool.undo is not None:
@@ -272,23 +301,68 @@ def _condition_problems(plan: Plan) -> Iterator[Problem]:
         stated = (task.when, task.expect, task.confirm, task.undo)
         if not task.fallbacks and all(part is None for part in stated):
             continue
-        subject = f"task {task.id!r}"
         for path, body, _ in _task_bodies(("tasks", index), task):
-            if body.when is not None:
-                try:
-                    condition = Condition.parse(body.when)
-                except ExpressionError:
-                    continue  # the check of the plan says so
-                checked = Checked((), None, None, results)
-                for message in condition_problems(condition, checked):
-                    yield Problem(format_path((*path, "when")), f"{subject}: {message}")
-            found = _stated_problems(
-                body, body.tool, body.arguments, known=known, own=own, results=results
+            found = chain(
+                _when_problems(body, results),
+                _stated_problems(
+                    body, body.tool, body.arguments, known=known, own=own, results=results
+                ),
             )
             if body.undo is not None:
                 found = chain(found, undo_task_problems(body.undo, ids, results))
             for inner, message in found:
-                yield Problem(format_path((*path, *inner)), f"{subject}: {message}")
+                yield Problem(format_path((*path, *inner)), f"task {task.id!r}: {message}")
+
+
+def _knowledge_by_tool(plan: Plan) -> tuple[dict[str, ToolKnowledge], dict[str, ToolKnowledge]]:
+    """Return what is known of the calls of tools: of themselves, and whichever tool is called.
+
+    If a tool of another kind may replace one, the fields of the output are unknown.
+    """
+    kinds: dict[str, set[str | None]] = {}
+    for tool in plan.tools:
+        if tool.capability is not None:
+            kinds.setdefault(tool.capability, set()).add(tool.kind)
+    # A file of tools without tasks may be that of an MCP proxy.
+    is_plan = bool(plan.tasks)
+    # Once for each tool, since many tasks may use one with many parameters.
+    own: dict[str, ToolKnowledge] = {}
+    known: dict[str, ToolKnowledge] = {}
+    for tool in plan.tools:
+        own[tool.name] = tool_knowledge(tool, is_plan=is_plan)
+        known[tool.name] = own[tool.name]
+        if len(kinds.get(tool.capability or "", ())) > 1:
+            described = tool.model_copy(update={"kind": None})
+            known[tool.name] = tool_knowledge(described, is_plan=is_plan)
+    return own, known
+
+
+def _result_schemas(
+    plan: Plan, known: Mapping[str, ToolKnowledge]
+) -> dict[TaskId, Sequence[JsonObject]]:
+    """Return the schemas of the outputs of tasks, as far as they are known."""
+    results: dict[TaskId, Sequence[JsonObject]] = {}
+    for task in plan.tasks:
+        tool = known.get(task.tool or "")
+        if tool is None or task.fallbacks:
+            continue
+        results[task.id] = [*tool.output, *expected_schemas(task.expect)]
+        # The result is the list of those of its elements, of which any may be missing.
+        if task.for_each is not None:
+            results[task.id] = [{"type": "array"}]
+    return results
+
+
+def _when_problems(
+    body: TaskBody, results: Mapping[TaskId, Sequence[JsonObject]]
+) -> Iterator[tuple[JsonPath, str]]:
+    if body.when is None:
+        return
+    # The check of the plan reports a condition that cannot be read.
+    with suppress(ExpressionError):
+        condition = Condition.parse(body.when)
+        for message in condition_problems(condition, Checked((), None, None, results)):
+            yield ("when",), message
 
 
 def _stated_problems(
@@ -300,13 +374,13 @@ def _stated_problems(
     own: Mapping[str, ToolKnowledge],
     results: Mapping[TaskId, Sequence[JsonObject]],
 ) -> Iterator[tuple[JsonPath, str]]:
-    """Yield what is wrong with what a tool or a task states under `expect` and `confirm`.
+    """Yield the problems of `expect` and `confirm` of a tool or a task.
 
     Args:
         part: the tool or the task.
-        tool: the name of the tool whose calls that is about, if any is named.
+        tool: the name of the tool whose calls they are about, if any is named.
         given: the arguments of the task; None for a tool.
-        known: what is known of the calls of tools, whichever tool may take their places.
+        known: what is known of the calls of tools, whichever tool replaces them.
         own: what is known of the calls of the tools themselves.
         results: schemas of the outputs of tasks.
     """
@@ -322,9 +396,6 @@ def _stated_problems(
         asked = own.get(part.confirm.tool, ToolKnowledge())
         for path, message in confirmation_problems(part.confirm, called, asked, given, results):
             yield ("confirm", *path), message
-
-
-_Command = tuple[int, str, list[str], tuple[str, ...]]
 
 
 def _retry_problems(
@@ -346,18 +417,17 @@ def _retry_problems(
             name = entry.rpartition(".")[2]
             if not known or name in known:
                 continue
-            hint = did_you_mean(name, known)
             message = f"no failure of tool {tool.name!r} is of a class {entry!r}"
-            message = "; ".join(filter(None, [message, hint]))
+            message = join_parts(message, did_you_mean(name, known))
         yield Problem(format_path((*path, "retry", "on", number)), f"{subject}: {message}")
 
 
 @cache
 def _error_names(kind: str) -> frozenset[str]:
-    """Return the names that a failure of a kind of tool may have in `on`; none where it may be any.
+    """Return the names that a failure of a kind of tool may have in `on`; none if it may be any.
 
-    Those of Python and of the client for HTTP are known as well: they are what the errors of tools
-    are derived from, or raised from.
+    They include the errors of Python and of the HTTP client, from which errors of tools are derived
+    or raised.
     """
     if kind not in _ERRORS_BY_KIND:
         return frozenset()
@@ -374,21 +444,22 @@ def _error_names(kind: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def _read_commands(checks: Sequence[str]) -> tuple[list[_Command], bool, set[str]]:
-    """Return commands (number, text, problems, arguments), whether any is wrong, and all arguments."""
+def _read_commands(checks: Sequence[str]) -> _Commands:
     commands: list[_Command] = []
+    is_wrong = False
+    needed_by_any: set[str] = set()
     for number, command in enumerate(checks):
-        needed = tuple(missing_arguments([command], {IDEMPOTENCY_KEY: ""}))
-        commands.append((number, command, command_problems(command), needed))
-    return (
-        commands,
-        any(found for _, _, found, _ in commands),
-        {name for *_, names in commands for name in names},
-    )
+        needed = missing_arguments([command], {IDEMPOTENCY_KEY: ""})
+        problems = command_problems(command)
+        commands.append(_Command(number, command, problems, needed))
+        needed_by_any.update(needed)
+        if problems:
+            is_wrong = True
+    return _Commands(commands, is_wrong, frozenset(needed_by_any))
 
 
 def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[Problem]:
-    """Return the programs, modules and variables that the tools of a plan need and this machine lacks.
+    """Return the programs, modules and variables that tools need and this machine lacks.
 
     None of this keeps a plan from running: replanning handles a tool that fails for it.
 
@@ -396,62 +467,88 @@ def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[
         plan: the plan.
         environ: the environment of the tools; by default that of the program.
     """
-    environ = os.environ if environ is None else environ
+    if environ is None:
+        environ = os.environ
+    own_path = environ.get("PATH", os.defpath)
     lookups: dict[tuple[str, str], bool] = {}
     notes: list[Problem] = []
-
-    def needs_of(programs: Sequence[str], path: str, variables: Sequence[str]) -> list[str]:
-        for program in programs:
-            if (program, path) not in lookups and len(lookups) < _MAX_LOOKUPS:
-                lookups[program, path] = shutil.which(program, path=path) is None
-        lacking = [program for program in programs if lookups.get((program, path))]
-        needs = [f"the program {program!r}, which is not on the PATH" for program in lacking]
-        return needs + (
-            [f"the environment variables {', '.join(variables)}, which are not set"]
-            if variables
-            else []
-        )
-
-    unconfined: dict[str, int] = {}
-    is_confined = shutil.which(SANDBOX_PROGRAM, path=environ.get("PATH", os.defpath)) is not None
     if plan.mcp and find_spec("mcp") is None:
         notes.append(Problem("mcp", str(McpNotInstalled(plan.mcp))))
     for name, server in plan.mcp.items():
-        program = server.command[0] if server.command else ""
-        programs = [program] if program and "/" not in program else []
-        path = server.env.get("PATH", environ.get("PATH", os.defpath))
-        needs = needs_of(programs, path, unset_variables(server, environ))
-        notes += [
-            Problem(f"mcp.{name}", f"MCP server {name!r} needs {missing}") for missing in needs
-        ]
+        programs: list[str] = []
+        if server.command and "/" not in server.command[0]:
+            programs.append(server.command[0])
+        path = server.env.get("PATH", own_path)
+        needs = _lacking_programs(programs, path, lookups) + _lacking_variables(server, environ)
+        for missing in needs:
+            notes.append(Problem(f"mcp.{name}", f"MCP server {name!r} needs {missing}"))
     for index, tool in enumerate(plan.tools):
-        programs = command_programs(tool.command) if tool.kind == "shell" and tool.command else []
-        needs = needs_of(programs, environ.get("PATH", os.defpath), unset_variables(tool, environ))
-        if tool.kind == "python" and tool.callable and not callable_problems(tool.callable):
-            package = tool.callable.partition(":")[0].partition(".")[0]
-            if find_spec(package) is None:
-                advice = "install it, or put its folder on PYTHONPATH"
-                needs.insert(0, f"the module {package!r}, which is not found; {advice}")
-        notes += [
-            Problem(f"tools[{index}]", f"tool {tool.name!r} needs {missing}") for missing in needs
-        ]
-        if tool.kind == "shell" and tool.workspace is not None and not is_confined:
+        programs = []
+        if tool.kind == "shell" and tool.command:
+            programs = command_programs(tool.command)
+        needs = _lacking_module(tool)
+        needs += _lacking_programs(programs, own_path, lookups)
+        needs += _lacking_variables(tool, environ)
+        for missing in needs:
+            notes.append(Problem(f"tools[{index}]", f"tool {tool.name!r} needs {missing}"))
+    return [*notes, *_unconfined_tools(plan, own_path)]
+
+
+def _lacking_programs(
+    programs: Sequence[str], path: str, lookups: dict[tuple[str, str], bool]
+) -> list[str]:
+    """Return the programs that are not on a path.
+
+    Args:
+        programs: the programs.
+        path: the path.
+        lookups: whether each program that was searched for before is lacking.
+    """
+    needs: list[str] = []
+    for program in programs:
+        if (program, path) not in lookups and len(lookups) < _MAX_LOOKUPS:
+            lookups[program, path] = shutil.which(program, path=path) is None
+        if lookups.get((program, path)):
+            needs.append(f"the program {program!r}, which is not on the PATH")
+    return needs
+
+
+def _lacking_variables(described: ToolSpec | McpServer, environ: Mapping[str, str]) -> list[str]:
+    unset = unset_variables(described, environ)
+    if not unset:
+        return []
+    return [f"the environment variables {', '.join(unset)}, which are not set"]
+
+
+def _lacking_module(tool: ToolSpec) -> list[str]:
+    if tool.kind != "python" or not tool.callable or callable_problems(tool.callable):
+        return []
+    package = tool.callable.partition(":")[0].partition(".")[0]
+    if find_spec(package) is not None:
+        return []
+    advice = "install it, or put its folder on PYTHONPATH"
+    return [f"the module {package!r}, which is not found; {advice}"]
+
+
+def _unconfined_tools(plan: Plan, path: str) -> list[Problem]:
+    """Return a note about the commands with a workspace, if no sandbox can confine them to it."""
+    unconfined: dict[str, int] = {}
+    for index, tool in enumerate(plan.tools):
+        if tool.kind == "shell" and tool.workspace is not None:
             unconfined[tool.name] = index
-    if unconfined:
-        one = len(unconfined) == 1
-        names = ", ".join(map(repr, unconfined))
-        which = (
-            f"tool {names} is not confined to its"
-            if one
-            else f"tools {names} are not confined to their"
-        )
-        lacking = f"{SANDBOX_PROGRAM!r} (bubblewrap) is not on the PATH; only arguments of type path are checked"
-        notes.append(Problem(f"tools[{min(unconfined.values())}]", f"{which} workspace: {lacking}"))
-    return notes
+    if not unconfined or shutil.which(SANDBOX_PROGRAM, path=path) is not None:
+        return []
+    names = ", ".join(map(repr, unconfined))
+    which = f"tools {names} are not confined to their workspace"
+    if len(unconfined) == 1:
+        which = f"tool {names} is not confined to its workspace"
+    lacking = f"{SANDBOX_PROGRAM!r} (bubblewrap) is not on the PATH"
+    text = f"{which}: {lacking}; only arguments of type path are checked"
+    return [Problem(f"tools[{min(unconfined.values())}]", text)]
 
 
 def check_danger(plan: Plan) -> list[Problem]:
-    """Return the uses of tools whose commands look dangerous, where a tool does not state whether it is.
+    """Return the uses of tools whose commands look dangerous although the tool does not say so.
 
     Args:
         plan: the plan.
@@ -466,17 +563,16 @@ def _dangerous_uses(plan: Plan) -> Iterator[Problem]:
             tool = plan.tool(body.tool)
             if tool is None or tool.dangerous:
                 continue
-            if (judged := judged + len(tool.command or "")) > _MAX_JUDGED_CHARS:
-                yield Problem(
-                    format_path(path),
-                    "from here on, no use is judged: the commands are too long in all",
-                )
+            judged += len(tool.command or "")
+            if judged > _MAX_JUDGED_CHARS:
+                end = "from here on, no use is judged: the commands are too long in all"
+                yield Problem(format_path(path), end)
                 return
-            if harm := command_risk(tool, body.arguments):
+            harm = command_risk(tool, body.arguments)
+            if harm:
                 message = f"task {task.id!r}: tool {body.tool!r} may do harm: {harm}"
-                yield Problem(
-                    format_path(path), f"{message}; state whether the tool is `dangerous`"
-                )
+                advice = "state whether the tool is `dangerous`"
+                yield Problem(format_path(path), f"{message}; {advice}")
 
 
 def check_missing_outputs(plan: Plan) -> list[Problem]:
@@ -484,16 +580,16 @@ def check_missing_outputs(plan: Plan) -> list[Problem]:
 
     It needs one where the parameter has a type, and where its command or its address contains it.
 
-    They refer to a task that a condition may leave out while the task that reads it runs, or that
-    may fail before a task with `run_if: always`.
+    They refer to a task that a condition may leave out although the task that reads it runs, or
+    that may fail before a task with `run_if: always`.
     """
     branches = _Branches(plan)
-    found = []
+    found: list[Problem] = []
     for index, task in enumerate(plan.tasks):
         tool = plan.tool(task.tool)
         if tool is None or not (branches.conditional or task.run_if):
             continue
-        filled_in = {*placeholders(tool.command or ""), *placeholders(tool.url or "")}
+        filled_in = _placeholders_in([text for text in (tool.command, tool.url) if text])
         for path, value, kind in _typed_texts(tool, task.arguments):
             if not has_references(value):
                 continue
@@ -505,10 +601,10 @@ def check_missing_outputs(plan: Plan) -> list[Problem]:
                 continue
             references = find_references(value, branches.tasks)
             # Inside a longer text, null is a text like any other.
-            if len(references) != 1 or str(references[0]) != value or references[0].task is None:
+            if list(map(str, references)) != [value]:
                 continue
             source = references[0].task
-            if not branches.may_miss(task, source):
+            if source is None or not branches.may_miss(task, source):
                 continue
             why = f"is null where {source!r} is left out"
             if task.run_if == "always":
@@ -522,7 +618,7 @@ def check_missing_outputs(plan: Plan) -> list[Problem]:
 
 
 def _typed_texts(tool: ToolSpec, arguments: JsonObject) -> Iterator[tuple[JsonPath, str, str]]:
-    """Yield the texts in arguments: where each is, and the type of the value that belongs there.
+    """Yield the texts in arguments, each with its place and the type that the tool expects there.
 
     Parts of objects and arrays have a type where the JSON Schema of the tool states one.
     """
@@ -551,26 +647,30 @@ def _part_of_schema(schema: object, step: str | int) -> object:
     if isinstance(step, int):
         return schema.get("items")
     properties = schema.get("properties")
-    return properties.get(step) if isinstance(properties, dict) else None
+    if not isinstance(properties, dict):
+        return None
+    return properties.get(step)
 
 
 def _type_in_schema(schema: object) -> str:
     """Return the one type that a schema states, or else `any`."""
-    kind = schema.get("type") if isinstance(schema, dict) else None
-    return kind if isinstance(kind, str) and kind != "null" else "any"
+    match schema:
+        case {"type": str(kind)} if kind != "null":
+            return kind
+    return "any"
 
 
 class _Branches:
-    """The branches of a plan that conditions may leave out.
+    """Branches of a plan that conditions may leave out.
 
-    In a sequential plan, no task is left out but those whose own conditions do not hold.
+    In a sequential plan, a task is left out only if its own condition does not hold.
 
     Args:
         plan: the plan.
 
     Attributes:
         tasks: the tasks by id.
-        conditional: whether any has a condition.
+        conditional: whether any task has a condition.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -586,7 +686,8 @@ class _Branches:
         """Return whether a task may run without the output of one that it depends on."""
         if reader.run_if == "always":
             return True
-        if source not in self.tasks:  # an element of a list
+        # An element of a list is no task of the plan.
+        if source not in self.tasks:
             return False
         skipped = self._least_skipped(source)
         return bool(skipped) and reader.id not in self._left_out(skipped)
@@ -598,7 +699,7 @@ class _Branches:
         stack = [self.tasks[task_id]]
         while stack:
             task = stack.pop()
-            # One about the element leaves out elements, and never the list.
+            # A condition about the element leaves out elements, and never the list.
             if task.when is not None and not has_condition_of_its_own(task):
                 skipped.add(task.id)
                 continue
@@ -618,8 +719,9 @@ class _Branches:
         stack = list(left_out)
         while stack:
             for task in self._dependents.get(stack.pop(), ()):
-                is_behind = left_out.issuperset(task.depends_on) and task.run_if != "always"
-                if is_behind and task.id not in left_out:
+                if task.run_if == "always" or task.id in left_out:
+                    continue
+                if left_out.issuperset(task.depends_on):
                     left_out.add(task.id)
                     stack.append(task.id)
         return left_out
@@ -633,79 +735,88 @@ def check_unused_arguments(plan: Plan) -> list[Problem]:
     Args:
         plan: the plan.
     """
-    same: dict[str, set[str]] = {}  # what may take the place of a tool is given the same
-    for tool in plan.tools:
-        same.setdefault(tool.capability or "", set()).update(
-            _accepted_arguments(tool) if tool.capability is not None else ()
-        )
-    accepted = {
-        tool.name: (_accepted_arguments(tool), same[tool.capability or ""])
-        for tool in plan.tools
-        if tool.kind in _TEMPLATE_KINDS
-        and not tool.produces  # what they make is looked for where arguments say
-    }
-    checked_names: dict[int, set[str]] = {}  # many fallbacks may inherit the same checks
-
-    def unused_arguments() -> Iterator[Problem]:
-        for index, task in enumerate(plan.tasks):
-            for path, body, checks in _task_bodies(("tasks", index), task):
-                own, others = accepted.get(body.tool or "", ((), ()))
-                for name in body.arguments if body.tool in accepted else ():
-                    if id(checks) not in checked_names:
-                        checked_names[id(checks)] = {
-                            name for text in checks for name in placeholders(text)
-                        }
-                    if not (name in own or name in others or name in checked_names[id(checks)]):
-                        where = format_path((*path, "arguments", name))
-                        yield Problem(
-                            where, f"task {task.id!r}: tool {body.tool!r} makes no use of {name!r}"
-                        )
-
     included = _included_problems(plan, check_unused_arguments)
-    return first_problems(chain(unused_arguments(), included))
+    return first_problems(chain(_unused_arguments(plan), included))
+
+
+def _unused_arguments(plan: Plan) -> Iterator[Problem]:
+    # A tool that may replace another one is given the same arguments.
+    by_capability: dict[str, set[str]] = {}
+    for tool in plan.tools:
+        if tool.capability is not None:
+            accepted = by_capability.setdefault(tool.capability, set())
+            accepted |= _accepted_arguments(tool)
+    by_tool: dict[str, set[str]] = {}
+    for tool in plan.tools:
+        # The arguments of a tool that produces files say where these are.
+        if tool.kind not in _TEMPLATE_KINDS or tool.produces:
+            continue
+        if tool.capability is None:
+            by_tool[tool.name] = _accepted_arguments(tool)
+        else:
+            by_tool[tool.name] = by_capability[tool.capability]
+    # Many fallbacks may inherit the same checks.
+    in_checks: dict[int, set[str]] = {}
+    for index, task in enumerate(plan.tasks):
+        for path, body, checks in _task_bodies(("tasks", index), task):
+            if body.tool not in by_tool or not body.arguments:
+                continue
+            if id(checks) not in in_checks:
+                in_checks[id(checks)] = _placeholders_in(checks)
+            for name in body.arguments:
+                if name in by_tool[body.tool] or name in in_checks[id(checks)]:
+                    continue
+                where = format_path((*path, "arguments", name))
+                message = f"tool {body.tool!r} makes no use of {name!r}"
+                yield Problem(where, f"task {task.id!r}: {message}")
 
 
 def check_env_arguments(plan: Plan) -> list[Problem]:
-    """Return the arguments with `{env:NAME}`, which is filled in for tools alone.
+    """Return the arguments with `{env:NAME}`, which is filled in only for tools.
 
     They are no errors, since a tool may want this text.
 
     Args:
         plan: the plan.
     """
-
-    def plain_references() -> Iterator[Problem]:
-        for index, task in enumerate(plan.tasks):
-            for path, body, _ in _task_bodies(("tasks", index), task):
-                for name, value in body.arguments.items():
-                    for text in iter_strings(value):
-                        for variable in env_references(text):
-                            yield Problem(
-                                format_path((*path, "arguments", name)),
-                                f"task {task.id!r}: {{env:{variable}}} is plain text in the "
-                                f"argument {name!r}; it is filled in where a tool states `env`, "
-                                "`headers`, `url` or `body`",
-                            )
-
     included = _included_problems(plan, check_env_arguments)
-    return first_problems(chain(plain_references(), included))
+    return first_problems(chain(_env_arguments(plan), included))
+
+
+def _env_arguments(plan: Plan) -> Iterator[Problem]:
+    for index, task in enumerate(plan.tasks):
+        for path, body, _ in _task_bodies(("tasks", index), task):
+            for name, value in body.arguments.items():
+                texts = iter_strings(value)
+                for variable in chain.from_iterable(map(env_references, texts)):
+                    yield Problem(
+                        format_path((*path, "arguments", name)),
+                        f"task {task.id!r}: {{env:{variable}}} is plain text in the "
+                        f"argument {name!r}; it is filled in where a tool states `env`, "
+                        "`headers`, `url` or `body`",
+                    )
 
 
 def _accepted_arguments(tool: ToolSpec) -> set[str]:
-    return {
-        *tool.parameters,
-        *(
-            name
-            for text in (*tool_templates(tool), *tool.fact_patterns)
-            for name in placeholders(text)
-        ),
-    }
+    in_templates = _placeholders_in([*tool_templates(tool), *tool.fact_patterns])
+    return in_templates.union(tool.parameters)
+
+
+def _placeholders_in(texts: Iterable[str]) -> set[str]:
+    names: set[str] = set()
+    for text in texts:
+        names.update(placeholders(text))
+    return names
 
 
 def _task_bodies(path: JsonPath, task: TaskBody) -> list[tuple[JsonPath, TaskBody, Sequence[str]]]:
-    """Return a task with its fallbacks and undo tasks at all levels: path, body, commands of `expect`."""
+    """Return a task with its fallbacks and undo tasks at all levels.
+
+    Each has its path, its body, and the commands under `expect`, which a fallback may inherit.
+    """
     bodies: list[tuple[JsonPath, TaskBody, Sequence[str]]] = [(path, task, task.commands)]
-    for where, body, held in bodies:  # grows while it is iterated
+    # The list grows while it is iterated.
+    for where, body, held in bodies:
         for index, fallback in enumerate(body.fallbacks):
             inherited = held if fallback.expect is None else fallback.commands
             bodies.append(((*where, "fallbacks", index), fallback, inherited))

@@ -106,6 +106,13 @@ def tool_knowledge(tool: ToolSpec, *, is_plan: bool) -> ToolKnowledge:
     return ToolKnowledge(_output_schemas(tool, is_plan=is_plan), _parameters(tool))
 
 
+def expected_schemas(expect: Expectation | None) -> list[JsonObject]:
+    """Return the JSON Schema that an expectation states for an output, if any."""
+    if expect is None or expect.json_schema is None:
+        return []
+    return [expect.json_schema]
+
+
 def expectation_problems(
     expect: Expectation,
     tool: ToolKnowledge,
@@ -121,8 +128,8 @@ def expectation_problems(
         results: schemas of the outputs of tasks.
     """
     output = tool.output
-    if given is not None and expect.json_schema is not None:
-        output = [*output, expect.json_schema]
+    if given is not None:
+        output = [*output, *expected_schemas(expect)]
     checked = Checked(output, tool.arguments, given, results)
     for number, text in enumerate(expect.where):
         condition = Condition.parse(text, OUTPUT_ROOTS)
@@ -144,9 +151,8 @@ def agreement_problems(
     if agreement is None:
         return
     outputs: dict[str, Sequence[JsonObject]] = {}
-    outputs[""] = known.get(tool or "", ToolKnowledge()).output
-    if expect.json_schema is not None:
-        outputs[""] = [*outputs[""], expect.json_schema]
+    first = known.get(tool or "", ToolKnowledge())
+    outputs[""] = [*first.output, *expected_schemas(expect)]
     second = known.get(agreement.tool, ToolKnowledge())
     outputs[f" in the output of {agreement.tool!r}"] = second.output
     for number, path in enumerate(agreement.fields or ()):
@@ -236,9 +242,7 @@ def _output_schemas(tool: ToolSpec, *, is_plan: bool) -> list[JsonObject]:
             schema["properties"] = {**fields, **produced}
             schema["additionalProperties"] = False
         schemas.append(schema)
-    if tool.expect is not None and tool.expect.json_schema is not None:
-        schemas.append(tool.expect.json_schema)
-    return schemas
+    return [*schemas, *expected_schemas(tool.expect)]
 
 
 def _parameters(tool: ToolSpec) -> dict[str, JsonObject] | None:

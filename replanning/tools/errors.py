@@ -62,11 +62,12 @@ class UnknownTool(ToolError):
         self.task = task
         self.tool = tool
         self.known_tools = tuple(known)
+        hint = ""
         if tool is None:
             what = f"task {task!r} names no tool"
         else:
+            hint = did_you_mean(tool, self.known_tools)
             what = f"task {task!r} names the tool {tool!r}, which the plan does not describe"
-        hint = did_you_mean(tool or "", self.known_tools)
         super().__init__(join_parts(what, f"described are {list(self.known_tools)}", hint))
 
 
@@ -239,8 +240,8 @@ class ToolTimedOut(ToolError):
         self.tool = tool
         self.timeout = limit
         super().__init__(
-            f"tool {tool!r} was stopped after {format_duration(limit)}, the limit where nothing else is stated; "
-            "give the task or the tool a `timeout` if it needs longer"
+            f"tool {tool!r} was stopped after {format_duration(limit)}, the limit where nothing else"
+            " is stated; give the task or the tool a `timeout` if it needs longer"
         )
 
 

@@ -72,7 +72,7 @@ class Request:
 
 def request_problems(tool: ToolSpec) -> list[str]:
     """Return the problems of the description of an HTTP tool."""
-    method = (tool.method or "GET").upper()
+    method = _method_of(tool)
     problems: list[str] = []
     if not _METHOD.fullmatch(method):
         problems.append(f"its method {tool.method!r} is not one of HTTP, such as GET or POST")
@@ -101,6 +101,10 @@ def request_problems(tool: ToolSpec) -> list[str]:
         advice = "give it another `method`, such as POST"
         problems.append(f"it has a body, which {method} does not send; {advice}")
     return problems
+
+
+def _method_of(tool: ToolSpec) -> str:
+    return (tool.method or "GET").upper()
 
 
 def _url_problem(tool: ToolSpec) -> str:
@@ -145,7 +149,7 @@ def build_request(
     Raises:
         ValueError: an argument does not fit its place; the message has the reason.
     """
-    method = (tool.method or "GET").upper()
+    method = _method_of(tool)
     headers: dict[str, str] = {}
     content = None
 

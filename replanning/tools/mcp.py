@@ -255,7 +255,7 @@ class McpToolRunner:
             redacted = [call.secrets.redact(problem) for problem in problems]
             raise InvalidArguments(tool.name, redacted)
         try:
-            result = await session.call(tool.tool or tool.name, call.arguments, named=tool.name)
+            result = await session.call(_name_on_server(tool), call.arguments, named=tool.name)
         except ToolError:
             raise
         except Exception as error:
