@@ -30,8 +30,9 @@ def main() -> None:
         logging.getLogger("replanning").addHandler(
             logging.lastResort
         )  # warnings, on standard error
-    for name in ("replanning.run", "replanning.planning"):
-        in_runs = logging.getLogger(name)  # the display tells what happens in a run
+    # The display tells what happens in a run, also that the connections of its store are lost.
+    for name in ("replanning.run", "replanning.planning", "psycopg.pool"):
+        in_runs = logging.getLogger(name)
         in_runs.addHandler(logging.NullHandler())
         in_runs.propagate = False
     try:
