@@ -414,9 +414,9 @@ def describe(name: str, command: Any) -> Iterator[str]:
         (command.epilog or "")
         .partition("[bold]Examples[/bold]")[2]
         .partition("[bold]")[0]
-        .split("\n\n")
+        .split("\n")
     )
-    lines = [line for line in examples if line.startswith("replanning ")]
+    lines = [line.strip() for line in examples if line.strip().startswith("replanning ")]
     if lines:
         shown = "\n".join(example(line) for line in lines)
         yield f"```console\n{shown}\n```"

@@ -221,10 +221,14 @@ DEFAULT_CONCURRENCY: Final = 8
 """Tasks that run at the same time where the command line does not say otherwise."""
 
 RUN_EXIT_CODES_HELP: Final = (
-    "0 succeeded · 1 failed or aborted · 2 wrong usage, plan, settings or store: nothing was run · 3 paused ·"
-    " 4 needs a person's answer · 130 stopped at once by a second Ctrl-C. After 3, 4 and 130 it can be resumed."
+    "0 succeeded · 1 failed or aborted · 2 wrong usage, plan, settings or store; nothing ran · 3 paused ·"
+    " 4 needs a person's answer · 130 stopped by a second Ctrl-C. Resume it after 3, 4 and 130."
 )
 
+
+_WHERE_PANEL: Final = "Where it runs"
+_REPAIR_PANEL: Final = "Repairs and questions"
+_OUTPUT_PANEL: Final = "Output"
 
 StoreOption = Annotated[
     str,
@@ -233,14 +237,19 @@ StoreOption = Annotated[
         "--on",
         metavar="PLACE",
         envvar="REPLANNING_STORE",
-        help="The store that keeps runs: a SQLite file; memory to keep nothing; postgresql://…;"
-        " or PLUGIN:PLACE. Or the server that carries them out: temporal=HOST:PORT, with /QUEUE for"
-        " another task queue than replanning.",
+        show_default=False,
+        show_envvar=False,
+        rich_help_panel=_WHERE_PANEL,
+        help="Keeps the runs: a SQLite file (.replanning/history.db), memory, postgresql://… or"
+        " temporal=HOST:PORT/QUEUE. Also $REPLANNING_STORE.",
     ),
 ]
 
 JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")
+    bool,
+    typer.Option(
+        "--json", rich_help_panel=_OUTPUT_PANEL, help="Print only JSON on standard output."
+    ),
 ]
 
 NewestRunArgument = Annotated[
@@ -264,7 +273,8 @@ SettingsOption = Annotated[
     typer.Option(
         "--settings",
         metavar="FILE",
-        help="The settings file; by default replanning.yaml or .replanning.yaml, if there is one.",
+        rich_help_panel=_WHERE_PANEL,
+        help="The settings; by default replanning.yaml or .replanning.yaml.",
     ),
 ]
 
@@ -273,15 +283,16 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Give a parameter of the plan a value, read by its type; context.KEY=VALUE sets a value of the context."
-        " Repeat for several.",
+        help="A parameter, or context.KEY=VALUE; repeatable.",
     ),
 ]
 
 PlanArgument = Annotated[
     Path,
     typer.Argument(
-        metavar="PLAN", help="The plan file: YAML, or JSON where its name ends in .json."
+        metavar="PLAN",
+        show_default=False,
+        help="The plan file, in YAML or JSON.",
     ),
 ]
 
@@ -299,7 +310,8 @@ class RunOptions:
         bool | None,
         typer.Option(
             "--replan/--no-replan",
-            help="Repair the plan when something goes wrong, or leave it as it is.",
+            rich_help_panel=_REPAIR_PANEL,
+            help="Repair the plan, or leave it.",
         ),
     ] = None
     providers: Annotated[
@@ -307,9 +319,8 @@ class RunOptions:
         typer.Option(
             "--replan-provider",
             metavar="NAME",
-            help="The provider of alternatives: repair, or a language model (openai, anthropic, github-copilot, ollama,"
-            " local; NAME:MODEL for one of its models; NAME,NAME to fall back to the second); repeat for several."
-            " auto is repair and the models whose keys are in the environment, the next one where one fails.",
+            rich_help_panel=_REPAIR_PANEL,
+            help="repair, auto, or a model such as openai or ollama:MODEL; repeatable.",
         ),
     ] = None
     store: StoreOption = DEFAULT_STORE
@@ -318,33 +329,41 @@ class RunOptions:
         typer.Option(
             "--directory",
             metavar="FOLDER",
-            help="The folder in which tools work; by default the current one, and for a run that is resumed the one in which"
-            " it worked before.",
+            rich_help_panel=_WHERE_PANEL,
+            help="The folder that the tools work in.",
         ),
     ] = None
-    sequential: Annotated[bool, typer.Option("--sequential", help="Run one task at a time.")] = (
-        False
-    )
+    sequential: Annotated[
+        bool,
+        typer.Option("--sequential", rich_help_panel=_WHERE_PANEL, help="Run one task at a time."),
+    ] = False
     max_concurrency: Annotated[
         int | None,
         typer.Option(
             "--max-concurrency",
             metavar="N",
             min=1,
-            help="Run at most this many tasks at the same time (8).",
+            rich_help_panel=_WHERE_PANEL,
+            help="Run at most so many tasks at a time (8).",
         ),
     ] = None
     context: SetOption = None
     settings: SettingsOption = None
     observe: Annotated[
-        bool, typer.Option("--observe", help="Record the changes that would be made; make none.")
+        bool,
+        typer.Option(
+            "--observe",
+            rich_help_panel=_REPAIR_PANEL,
+            help="Only record what would change.",
+        ),
     ] = False
     trace: Annotated[
         str | None,
         typer.Option(
             "--trace",
             metavar="WHERE",
-            help="Send spans: console, or otlp=ADDRESS, such as otlp=http://localhost:4318.",
+            rich_help_panel=_OUTPUT_PANEL,
+            help="Send spans: console, or otlp=http://localhost:4318.",
         ),
     ] = None
     notify: Annotated[
@@ -352,30 +371,37 @@ class RunOptions:
         typer.Option(
             "--notify",
             metavar="TARGET",
-            help="Write notices and the plan as a checklist to a Markdown file, or to a folder with a file for each run;"
-            " github=owner/repo#12 or gitlab=group/project!7 for comments there; console for lines on standard error;"
-            " repeat for several.",
+            rich_help_panel=_OUTPUT_PANEL,
+            help="Write notices and a checklist: a Markdown file or folder, github=owner/repo#12,"
+            " gitlab=group/project!7 or console; repeatable.",
         ),
     ] = None
     ask: Annotated[
         Literal["console", "store", "never"] | None,
         typer.Option(
             "--ask",
-            help="Ask a person at the console (the default on a terminal), or through the store, where replanning approve"
-            " answers; never ends the run with code 4 when a decision is needed.",
+            metavar="WHERE",
+            rich_help_panel=_REPAIR_PANEL,
+            help="Ask a person: console, store, or never (end with code 4).",
         ),
     ] = None
-    no_ask: Annotated[bool, typer.Option("--no-ask", help="The same as --ask never.")] = False
+    no_ask: Annotated[
+        bool, typer.Option("--no-ask", rich_help_panel=_REPAIR_PANEL, help="Same as --ask never.")
+    ] = False
     stop_timeout: Annotated[
         float,
         typer.Option(
             "--stop-timeout",
             metavar="SECONDS",
-            help="After SIGTERM or SIGHUP, how long running tasks may go on before they are cut off.",
+            show_default=False,
+            rich_help_panel=_WHERE_PANEL,
+            help="Time left to running tasks after SIGTERM or SIGHUP (5).",
         ),
     ] = DEFAULT_STOP_TIMEOUT
     json: JsonOption = False
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", rich_help_panel=_OUTPUT_PANEL, help="Show no progress.")
+    ] = False
 
     concurrency: int = field(init=False)
 
@@ -445,10 +471,13 @@ def decode_argument(text: str, option: str) -> str:
 
 
 def epilog(*examples: str, title: str = "Examples", codes: str = "") -> str:
-    """Return the text below the help of a command: examples, and what its exit codes mean; each line a paragraph."""
-    return "\n\n".join(
-        [f"[bold]{title}[/bold]", *examples, *(["[bold]Exit codes[/bold]", codes] if codes else ())]
-    )
+    """Return the text below the help of a command: examples, a line for each, and what its exit codes mean."""
+    lines = [f"[bold]{title}[/bold]"]
+    lines += [f"  {example}" for example in examples]
+    text = "\n".join(lines)
+    if codes:
+        text += f"\n\n[bold]Exit codes[/bold]\n{codes}"
+    return text
 
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])

@@ -107,10 +107,15 @@ class ConsoleGate:
     async def _read_answer(self, question: Question) -> Answer | None:
         """Read one answer; return None where it is not valid."""
         count = len(question.candidates)
-        numbers = {0: "", 1: "1 approves, "}.get(count, f"1-{count} approves, ")
-        ways = f"{numbers}r rejects, m makes changes of your own; words after {'1 or ' * bool(count)}r are kept"
         takes_words = self.takes_words(question)
-        ways = "your answer in words, or r to reject" if takes_words else ways
+        if takes_words:
+            ways = "your answer in words, or r to reject"
+        elif count == 0:
+            ways = "n rejects, m makes changes of your own; you may add a comment after n"
+        elif count == 1:
+            ways = "y approves, n rejects, m makes changes of your own; you may add a comment"
+        else:
+            ways = f"1-{count} approves one, n rejects, m makes changes of your own; you may add a comment"
         self._console.print(f"\n{ways}: ", end="", style="bold")
         line = (await _read_line()).strip()
         word, comment = line.partition(" ")[0].lower(), line.partition(" ")[2].strip()
@@ -118,6 +123,10 @@ class ConsoleGate:
             return Answer("reject", self._by, comment=comment)
         if takes_words and line:
             return Answer("approve", self._by, choice=0, comment=line)
+        if word in ("n", "no"):
+            return Answer("reject", self._by, comment=comment)
+        if word in ("y", "yes") and count:
+            return Answer("approve", self._by, choice=0, comment=comment)
         if word in ("m", "modify"):
             first: Sequence[PlanChange] = (
                 question.candidates[0].alternative.changes if question.candidates else ()

@@ -51,7 +51,12 @@ from replanning.history import (
 )
 from replanning.history.events import calibrate_sources
 from replanning.history.export import edit_json, effect_json, event_json, history_json, summary_json
-from replanning.history.reports import calibration_lines, revision_diffs
+from replanning.history.reports import (
+    attempt_lines,
+    calibration_lines,
+    decision_text,
+    revision_diffs,
+)
 from replanning.history.wording import (
     effect_line,
     effects_line,
@@ -115,7 +120,7 @@ def history(
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the replans of a run, each with cause, decision, changes and outcome, and the edits by hand.
+    """Show the replans, edits by hand and attempts of a run: causes, decisions, changes and outcomes.
 
     As JSON and without a filter it is an export, which replanning.history.import_history reads.
     """
@@ -150,10 +155,12 @@ def history(
         )
         if form == "json":
             print_json(history_json(found) if only is None else summary_json(found, only))
+        elif form == "markdown":
+            _print_report(markdown_report(found, only))
         else:
-            _print_report(
-                markdown_report(found, only) if form == "markdown" else text_report(found, only)
-            )
+            _print_report(text_report(found, only))
+            if only is None:
+                _print_report("\n".join(["", *attempt_lines(opened.read(found.run))]))
 
 
 def _check_kind(option: str, kind: str | None, known: Collection[str]) -> None:
@@ -195,7 +202,7 @@ def _print_calibration(
     epilog=_epilog(
         "replanning why    the last replan of the newest run",
         "replanning why 20250131 2    the reasons for revision 2",
-        "replanning why r3",
+        "replanning why replan 3    also where the plan was kept; short: r3",
     )
 )
 def why(
@@ -204,7 +211,7 @@ def why(
         typer.Argument(
             metavar="RUN REVISION",
             show_default=False,
-            help="The run, by default the newest; and a revision such as 2, or a replan such as r2, by default the last.",
+            help="The run, by default the newest; and a revision, such as 2, or a replan, such as r2; by default the last.",
         ),
     ] = None,
     *,
@@ -297,18 +304,28 @@ def _parse_revision(history: ReplanHistory, word: str) -> int:
 def decisions(
     run: RunArgument = "latest", *, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False
 ) -> None:
-    """Show what the language model decided in a run of planning mode, whether that was followed, and what was assumed.
+    """Show the decisions of a run: those of its replans, or in planning mode those of the language model.
 
-    The last line counts the decisions; with --json the statistics also have success rate, mean confidence and time.
+    In planning mode it also shows whether they were followed, and what was assumed; the last line counts them, and with
+    --json the statistics also have success rate, mean confidence and time.
     """
     with existing_store(store) as opened:
-        state = PlanningState.from_records(opened.read(find_run(opened, run).run))
+        loaded = _load_history(opened, run)
+        state = PlanningState.from_records(opened.read(loaded.run))
+    replans = [event for event in loaded.events if event.decision is not None]
     assumed = [[*one.assumptions] for one in state.clarified if one.assumptions]
     records = [record.model_dump(mode="json") for record in state.records]
     statistics = ReplanStatistics.from_records(state.records)
     if as_json:
         figures = statistics.model_dump(mode="json")
-        print_json({"decisions": records, "assumptions": assumed, "statistics": figures})
+        print_json(
+            {
+                "decisions": records,
+                "replans": list(map(event_json, replans)),
+                "assumptions": assumed,
+                "statistics": figures,
+            }
+        )
         return
     out = console()
     for number, (record, written) in enumerate(zip(state.records, records, strict=True), 1):
@@ -323,7 +340,7 @@ def decisions(
     for assumptions in assumed:
         out.print(f"assumed: {escape_control('; '.join(assumptions))}", markup=False)
     if not records:
-        out.print("no decisions: the run is not one of planning mode, or no phase is done")
+        _print_report("\n".join(map(decision_text, replans)) or "nothing had to be decided yet")
         return
     overridden = [f"{count} by {reason}" for reason, count in statistics.overridden.items()]
     told = [

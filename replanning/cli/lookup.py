@@ -76,6 +76,9 @@ NO_RUNS: Final = "the store has no runs yet; run a plan first, or name another s
 
 _REVISION_PATTERN: Final = re.compile(r"r?[0-9]{1,6}")
 
+_MIN_ID_DIGITS: Final = 4
+"""Digits from which a number may be the beginning of a run id, such as its year, rather than a revision."""
+
 _QUESTION_PATTERN: Final = re.compile(r"(?:(.+)\.q|q?)([0-9]{1,6})")
 """The id of a question, or its number in its run."""
 
@@ -170,12 +173,29 @@ def find_run(store: RunStore, name: str | None) -> RunInfo:
 
 
 def split_run(words: Sequence[str], store: RunStore) -> tuple[str | None, list[str]]:
-    """Split arguments into the run, which may be left out, and the revisions."""
-    if not words or (
-        _REVISION_PATTERN.fullmatch(words[0]) and all(info.run != words[0] for info in store.runs())
-    ):
-        return None, list(words)
-    return words[0], list(words[1:])
+    """Split arguments into the run, which may be left out, and the revisions.
+
+    A revision may be written as it is shown: `revision 2`, or `replan 2` for `r2`.
+    """
+    rest: list[str] = []
+    for word in words:
+        if rest and rest[-1] in ("replan", "revision"):
+            prefix = {"replan": "r", "revision": ""}[rest.pop()]
+            rest.append(prefix + word)
+        else:
+            rest.append(word)
+    if not rest or (_REVISION_PATTERN.fullmatch(rest[0]) and not names_run(rest[0], store)):
+        return None, rest
+    return rest[0], rest[1:]
+
+
+def names_run(digits: str, store: RunStore) -> bool:
+    """Return whether digits are a run id, or enough of its beginning, and not the number of something in a run."""
+    for info in store.runs():
+        begins = len(digits) >= _MIN_ID_DIGITS and info.run.startswith(digits)
+        if begins or info.run == digits:
+            return True
+    return False
 
 
 def split_question(words: Sequence[str], store: RunStore) -> tuple[str | None, str]:
@@ -185,7 +205,7 @@ def split_question(words: Sequence[str], store: RunStore) -> tuple[str | None, s
         fail(
             f"expected a run and the number of a question, as pending shows them, got: {' '.join(words)}"
         )
-    if match is None or (len(words) == 1 and any(info.run == words[0] for info in store.runs())):
+    if match is None or (len(words) == 1 and names_run(words[0], store)):
         return next(iter(words), None), ""
     return words[0] if len(words) == 2 else match[1], f".q{match[2]}"
 

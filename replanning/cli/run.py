@@ -85,14 +85,10 @@ The plan is repaired each time, while everything else goes on. The plan can be c
 @commands.command(
     epilog=epilog(
         "replanning run plan.yaml",
-        "replanning run plan.yaml --set region=eu --set context.announce=false --max-concurrency 4",
-        "replanning run plan.yaml --observe --trace otlp=http://localhost:4318",
-        "replanning run plan.yaml --replan-provider openai --replan-provider repair",
-        "replanning run plan.yaml --ask store    then elsewhere: replanning approve RUN NUMBER",
+        "replanning run plan.yaml --set region=eu --set context.announce=false",
+        "replanning run plan.yaml --replan-provider openai --observe",
+        "replanning run plan.yaml --ask store    then: replanning approve",
         "replanning run plan.yaml --no-replan --json > result.json",
-        "replanning run plan.yaml --on temporal=localhost:7233    after: replanning worker plan.yaml --on …",
-        "Ctrl-C pauses: running tasks are finished first. A second Ctrl-C stops them at once. On Temporal it ends the display.",
-        "SIGTERM and SIGHUP pause as well, and cut off what still runs after --stop-timeout.",
         codes=RUN_EXIT_CODES_HELP,
     ),
     without=["notify"],
@@ -101,14 +97,13 @@ def run(
     plan: PlanArgument,
     *,
     run_id: Annotated[
-        str | None, typer.Option("--run-id", metavar="ID", help="The id of the run.")
+        str | None, typer.Option("--run-id", metavar="ID", help="The id of the new run.")
     ] = None,
     options: RunOptions,
 ) -> None:
     """Run a plan, and repair it while it runs.
 
-    Commands run in the current directory, or in that of --directory, also when the run is resumed. A command changes the context by appending lines key=value to the file
-    that the variable REPLANNING_CONTEXT names.
+    Ctrl-C, SIGTERM and SIGHUP pause the run once its running tasks have finished; a second Ctrl-C stops them at once.
     """
     path = str(plan)
     settings: Settings | None = None

@@ -121,7 +121,7 @@ def show(
 @config_commands.command(
     epilog=epilog(
         "replanning config check",
-        "replanning config check ci.yaml --json",
+        "replanning config check --settings ci.yaml --json",
         codes="0 the settings are valid · 2 they are not",
     )
 )
@@ -135,12 +135,16 @@ def check(
         ),
     ] = None,
     *,
+    settings: SettingsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check the settings in the file and in variables; list every problem with its place and the expected value.
 
     Variables that look like misspelt settings are problems, too. A server that provides a user's settings is asked.
     """
+    if file is not None and settings is not None:
+        fail("FILE and --settings both name the settings file; give one of them")
+    file = file or settings
     problems, warnings, given = list(misspelt(os.environ)), [], 0
     name = file
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from typing import Final
 
@@ -38,8 +38,19 @@ from replanning.history.wording import (
     trigger_kinds_text,
     trigger_line,
 )
-from replanning.journal.records import Candidate, PlanRevised, Score
+from replanning.journal.records import (
+    AttemptFailed,
+    AttemptInterrupted,
+    AttemptStarted,
+    AttemptSucceeded,
+    AttemptTimedOut,
+    Candidate,
+    PlanRevised,
+    Record,
+    Score,
+)
 from replanning.plan.messages import format_duration, spoken_id
+from replanning.plan.types import AttemptId
 
 _MAX_ITEMS: Final = 8
 """Largest number of items of one kind in a report."""
@@ -246,18 +257,20 @@ def _why_sections(event: ReplanEvent) -> list[tuple[str, list[str]]]:
 def _metrics_line(metrics: ReplanMetrics) -> str:
     """Return metrics as one line."""
     known = metrics.succeeded + metrics.failed
-    rate = "no outcome known yet"
+    rate = ""
     if known:
-        rate = f"{metrics.success_rate:.0%} of {known} with a known outcome worked out"
-    parts = [f"{metrics.replans}, of which {metrics.executed} applied ({rate})"]
+        rate = f", {metrics.succeeded} of {known} worked"
+    parts = [f"{metrics.replans}, {metrics.executed} applied{rate}"]
+    if not metrics.replans:
+        parts = ["none"]
     # Most runs have none of these, and their zeros would hide what there is.
     if metrics.edits:
         parts.append(pluralise(metrics.edits, "edit"))
     if metrics.dropped:
         dropped = pluralise(metrics.dropped, "trigger")
         parts.append(f"{dropped} dropped")
-    deciding = format_duration(metrics.deciding)
-    parts.append(f"deciding took {deciding}")
+    if metrics.replans:
+        parts.append(f"deciding took {format_duration(metrics.deciding)}")
     if metrics.waiting:
         waiting = format_duration(metrics.waiting)
         parts.append(f"people took {waiting}")
@@ -296,6 +309,50 @@ def _decision_line(event: ReplanEvent) -> str:
     reason = printable_line(event.reason)
     took = format_duration(event.duration)
     return f"{event.decision}{by}{rule}: {reason} ({took})"
+
+
+def attempt_lines(records: Iterable[Record]) -> Iterator[str]:
+    """Yield a title and a line for each attempt of a run: when it ended, how, and how long it took."""
+    started: dict[AttemptId, AttemptStarted] = {}
+    times: dict[AttemptId, float] = {}
+    title = "attempts:"
+    for record in records:
+        body = record.body
+        match body:
+            case AttemptStarted():
+                started[body.attempt] = body
+                times[body.attempt] = record.at
+                continue
+            case AttemptSucceeded():
+                outcome = "done"
+            case AttemptFailed():
+                outcome = f"failed: {printable_line(str(body.failure))}"
+            case AttemptTimedOut():
+                outcome = "timed out"
+            case AttemptInterrupted():
+                outcome = f"cut off: {printable_line(body.reason)}"
+            case _:
+                continue
+        begun = started.get(body.attempt)
+        if begun is None:
+            continue
+        if title:
+            yield title
+            title = ""
+        took = format_duration(max(0.0, record.at - times[body.attempt]))
+        name = printable_line(begun.task)
+        if begun.number > 1:
+            name += f", attempt {begun.number}"
+        yield f"  {format_time(times[body.attempt])} {name}: {outcome} ({took})"
+
+
+def decision_text(event: ReplanEvent) -> str:
+    """Return what was decided in a replan, and the revision that it made, as one line."""
+    made = "plan kept"
+    if event.after is not None:
+        made = f"revision {event.after}"
+    replan = printable_line(spoken_id(event.replan))
+    return f"{replan} · {format_time(event.at)} · {made} · {_decision_line(event)}"
 
 
 def _question_lines(asked: QuestionEntry | None) -> list[str]:

@@ -268,3 +268,13 @@ def test_own_patterns(tmp_path, words, source):
         "[redacted]" in done.stdout + done.stderr
         or "--run-id: what looks like a secret" in done.stderr
     )
+
+
+def test_check_takes_the_option_of_run(tmp_path):
+    """`config check --settings FILE` checks the file that `run --settings FILE` would read; two files are refused."""
+    (tmp_path / "own.yaml").write_text("replanning: {enabled: maybe}")
+    by_option = cli(tmp_path, "config", "check", "--settings", "own.yaml", code=2).stderr
+    assert "own.yaml" in by_option
+    assert by_option == cli(tmp_path, "config", "check", "own.yaml", code=2).stderr
+    both = cli(tmp_path, "config", "check", "own.yaml", "--settings", "own.yaml", code=2).stderr
+    assert "give one of them" in both

@@ -115,10 +115,10 @@ def test_ask_through_the_store(asking):
 def test_approve_on_the_terminal(asking):
     """On a terminal the question is shown with candidates and diff, and the number of one approves it."""
     with Terminal(asking, *RUN) as terminal:
-        terminal.until("1 approves, r rejects")
+        terminal.until("y approves, n rejects")
         terminal.type("what?")
-        terminal.until("1 approves, r rejects")
-        terminal.type("1")
+        terminal.until("y approves, n rejects")
+        terminal.type("y it is time")
         terminal.end()
 
     for text in ("needs a person's agreement", "self-assessment 0.90", "+ work~2: tool: risky"):
@@ -130,8 +130,8 @@ def test_reject_on_the_terminal(asking):
     """A candidate that is rejected is not applied, also not later."""
     write_settings(asking, approval={"always_for": []})
     with Terminal(asking, *RUN) as terminal:
-        terminal.until("r rejects")
-        terminal.type("r\nr\nr")  # also for the questions that follow
+        terminal.until("n rejects")
+        terminal.type("n\nr\nno, not today")  # also for the questions that follow
         terminal.end(1)
     assert not (asking / "done.txt").exists()
 
@@ -167,19 +167,19 @@ def test_no_answer_in_time(asking):
     """A question that nobody answers in time is decided by the settings, and the terminal is given back."""
     write_settings(asking, approval={"timeout": 0.3, "on_timeout": "skip"})
     with Terminal(asking, *RUN) as terminal:
-        terminal.until("r rejects")
+        terminal.until("n rejects")
         assert "skip (by timeout)" in terminal.end()
 
 
 def test_ctrl_c_while_asked(asking):
     """Ctrl-C at a question pauses the run, and on resume the same question is asked again."""
     with Terminal(asking, *RUN) as terminal:
-        terminal.until("r rejects")
+        terminal.until("n rejects")
         terminal.process.send_signal(signal.SIGINT)
         terminal.end(3)
     with Terminal(asking, "resume", "r") as terminal:
         terminal.until("Question 1")
-        terminal.until("1 approves")
+        terminal.until("y approves")
         terminal.type("1")
         terminal.end()
     assert lines(asking / "done.txt") == ["done"]

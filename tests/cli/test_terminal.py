@@ -83,3 +83,37 @@ def test_nothing_is_said_about_what_was_not_used(tmp_path):
     told = done.stdout + done.stderr + cli(tmp_path, "status", "latest").stdout
     for word in ("trace", "token", "money", "strained", " calls"):
         assert word not in told
+
+
+def test_history_tells_attempts(asking):
+    """`history` has a line for each attempt besides the replans: which task, how it ended, and how long it took."""
+    text = cli(asking, "history", REPLANNING_STORE=STORE).stdout
+    attempts = text.partition("\nattempts:\n")[2].splitlines()
+    assert len(attempts) == 4
+    assert "publish-the-package-of-the-day: failed: CommandFailed: " in attempts[0] + attempts[-1]
+    assert sum(": done (" in line for line in attempts) == 3
+
+
+def test_why_takes_what_show_prints(asking):
+    """`why replan 1` explains the replan that `show` calls so, also where no revision has its number."""
+    shown = cli(asking, "show", REPLANNING_STORE=STORE).stdout
+    assert "\nreplan 1\n" in shown
+    explained = cli(asking, "why", "replan", "1", REPLANNING_STORE=STORE).stdout
+    assert explained == cli(asking, "why", "r1", REPLANNING_STORE=STORE).stdout
+    assert "replan 1 · " in explained
+
+
+def test_digits_alone_begin_a_run_id(tmp_path):
+    """The first digits of a run id name the run; a short number names a revision or a question of the newest run."""
+    write_plan(tmp_path, {"good": "echo fine"}, "id: a, tool: good")
+    cli(tmp_path, "run", "plan.yaml", "--run-id", "20260102-a")
+    assert "20260102-a" in cli(tmp_path, "why", "2026", code=1).stderr
+    assert "has no revision 1" in cli(tmp_path, "why", "1", code=1).stderr
+    assert "20260102-a" in cli(tmp_path, "approve", "2026", code=1).stderr
+
+
+def test_decisions_of_every_run(asking):
+    """`decisions` has a line for each decision of a run, whatever made it."""
+    text = cli(asking, "decisions", REPLANNING_STORE=STORE).stdout
+    assert text.startswith("replan 1 · ")
+    assert "plan kept · ask by policy, rule dangerous-tool" in text

@@ -58,7 +58,7 @@ async def test_history_as_text():
         "  goal:     test\n"
         "  started:  2023-11-14 22:13:20Z\n"
         "  progress: 3 of 3 tasks done (100%)\n"
-        "  replans:  1, of which 1 applied (100% of 1 with a known outcome worked out); deciding took 0 s\n"
+        "  replans:  1, 1 applied, 1 of 1 worked; deciding took 0 s\n"
         "\n"
         "replan 1 · 2023-11-14 22:13:20Z · task-failed → execute · revision 0 → 1 · success\n"
         "    cause:    task 'b' failed: ValueError: b is broken\n"

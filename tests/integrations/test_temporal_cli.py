@@ -119,9 +119,9 @@ def test_a_person_at_the_terminal(tmp_path, on):
         )
         assert json.loads(asked.stdout)["questions"] == [f"{run}.q1"]
         with Terminal(tmp_path, "resume", run, on) as here:
-            here.until("1 approves")
+            here.until("y approves")
             here.type("1 it is mine")
-            here.until("1 approves")
+            here.until("y approves")
             assert "the plan was changed" in cli(tmp_path, "approve", run, on).stdout
             assert "✓ succeeded" in here.end()
         assert "it is mine" in cli(tmp_path, "why", run, "1", on).stdout
