@@ -153,9 +153,8 @@ class RunSummary:
             # That a list was expanded is no change of the plan that somebody decided.
             if repair.revision is not None and repair.by not in FORESEEN:
                 self._repairs.append(repair)
-        asking = replayed.ledger.questions.open.values()
-        held = {task_id for question in asking for task_id in question.holds}
-        self._lists = list(elements_reports(self.live, held))
+        asking = replayed.ledger.awaited_questions
+        self._lists = list(elements_reports(self.live, asking))
 
     def report(self, *, json: bool) -> int:
         """Print the summary on standard output and return the exit code."""

@@ -438,6 +438,21 @@ class Ledger:
             undecided.update(asked.holds)
         return undecided
 
+    @property
+    def awaited_questions(self) -> dict[TaskId, QuestionId]:
+        """The tasks that wait for a person, each with the question.
+
+        They are those that the question holds, and those of triggers that wait for its answer, too.
+        """
+        awaited: dict[TaskId, QuestionId] = {}
+        for question, triggers in self.questions.triggers.items():
+            for trigger_id in filter(self.open_triggers.__contains__, triggers):
+                tasks = self.open_triggers[trigger_id].tasks
+                awaited.update(dict.fromkeys(tasks, question))
+        for asked in self.questions.open.values():
+            awaited.update(dict.fromkeys(asked.holds, asked.question))
+        return awaited
+
     def fold(self, record: Record) -> None:
         """Apply a journal record; records that do not concern replanning are ignored.
 

@@ -101,7 +101,7 @@ def elements_reports(live: LivePlan, asking: Collection[TaskId]) -> Iterator[Ele
 
     Args:
         live: the plan.
-        asking: the tasks that questions to people hold.
+        asking: the tasks that wait for a person.
     """
     for template in live.expanded_tasks():
         yield report_elements(template, live, asking)

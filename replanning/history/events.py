@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from replanning.changes import PlanChange
-from replanning.journal.records import Candidate, DecisionKind, Trigger, Usage
+from replanning.changes import PlanChange, SkipTask
+from replanning.journal.records import (
+    Candidate,
+    DecisionKind,
+    TaskFailed,
+    Trigger,
+    Usage,
+    normalised_cause,
+)
+from replanning.plan.elements import FOR_EACH, template_of
+from replanning.plan.messages import spoken_id
 from replanning.plan.tasks import Goal
 from replanning.plan.types import JsonObject, QuestionId, ReplanId, TaskId
 
@@ -367,3 +376,79 @@ def calibrate_sources(events: Iterable[ReplanEvent], *, bins: int = 10) -> dict[
         if calibration.count:
             calibrations[source] = calibration
     return calibrations
+
+
+TimelineEntry = ReplanEvent | PlanEdit | GoalEdit
+
+
+def timeline(entries: Iterable[TimelineEntry]) -> list[TimelineEntry]:
+    """Return entries in the order of time, as people are told of them.
+
+    Elements of a list that fail one after another of one cause are a replan each, which keeps the
+    plan, and a revision that skips the element. Such replans in a row are told as the first of
+    them, with the triggers of all, and so are these revisions.
+    """
+    told: list[TimelineEntry] = []
+    last_cause: tuple[str, ...] | None = None
+    replan_place = 0
+    skip_place: int | None = None
+    count = 1
+    for entry in sorted(entries, key=lambda one: one.at):
+        if isinstance(entry, PlanEdit) and last_cause is not None and _skips_elements(entry):
+            if skip_place is None:
+                skip_place = len(told)
+                told.append(entry)
+                continue
+            skipped = told[skip_place]
+            assert isinstance(skipped, PlanEdit), "its place was noted above"
+            changes = (*skipped.changes, *entry.changes)
+            told[skip_place] = replace(skipped, after=entry.after, changes=changes)
+            continue
+        cause = _cause_in_list(entry)
+        if cause is None or cause != last_cause:
+            replan_place = len(told)
+            skip_place = None
+            count = 1
+            last_cause = cause
+            told.append(entry)
+            continue
+        count += 1
+        first = told[replan_place]
+        assert isinstance(first, ReplanEvent), "it has a cause"
+        assert isinstance(entry, ReplanEvent), "it has a cause"
+        note = f"{count} replans of this cause, decided alike, up to {spoken_id(entry.replan)}"
+        told[replan_place] = replace(
+            first,
+            triggers=(*first.triggers, *entry.triggers),
+            duration=first.duration + entry.duration,
+            decided_at=entry.decided_at,
+            notes=(note,),
+        )
+    return told
+
+
+def _skips_elements(edit: PlanEdit) -> bool:
+    """Return whether a revision only skips elements that failed, as their list asks for."""
+    return edit.by == FOR_EACH and all(isinstance(change, SkipTask) for change in edit.changes)
+
+
+def _cause_in_list(event: TimelineEntry) -> tuple[str, ...] | None:
+    """Return why elements of one list failed, if a replan only kept the plan; None otherwise."""
+    if not isinstance(event, ReplanEvent):
+        return None
+    if event.decision != "keep" or event.question is not None:
+        return None
+    if event.all_candidates or event.notes:
+        return None
+    causes: set[tuple[str, ...]] = set()
+    for trigger in event.triggers:
+        if not isinstance(trigger, TaskFailed):
+            return None
+        root = trigger.root or TaskId("")
+        template = template_of(root)
+        if template == root:
+            return None
+        causes.add((template, trigger.error_type, normalised_cause(trigger.message)))
+    if len(causes) != 1:
+        return None
+    return (*causes.pop(), event.rule, event.reason)

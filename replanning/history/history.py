@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from math import inf
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from replanning.changes import AbortRun, PlanChange
 from replanning.decision.evaluation import PlanEvaluation, PlanEvaluator
@@ -61,7 +61,7 @@ from replanning.live.plan import LivePlan
 from replanning.live.view import PlanView
 from replanning.plan.document import Plan
 from replanning.plan.elements import FORESEEN
-from replanning.plan.messages import truncate
+from replanning.plan.messages import join_names, truncate
 from replanning.plan.tasks import Goal
 from replanning.plan.types import QuestionId, ReplanId, RunId, TaskId, TriggerId
 
@@ -71,6 +71,9 @@ MAX_EVENTS = 1000
 RecordSource = Callable[[int], Iterable[Record]]
 """Returns the records with a number greater than its argument."""
 
+
+_MAX_ATTACHED: Final = 3
+"""Triggers named in the note about those that wait for the answer to one question."""
 
 _MOST_FREQUENT = frozenset({AttemptStarted, AttemptSucceeded})
 """Records without a meaning for the history; most records are of these kinds."""
@@ -418,8 +421,10 @@ class ReplanHistory:
                 self._add_note(body.question, note)
             case TriggerAttached():
                 trigger = self._causes.triggers.get(body.trigger)
-                name = trigger_name(trigger)
-                self._add_note(body.question, f"{name} waits for the same answer")
+                names = self._questions.attached.setdefault(body.question, [])
+                before = _attached_note(names)
+                names.append(trigger_name(trigger))
+                self._add_note(body.question, _attached_note(names), instead_of=before)
 
     def _fold_decision(self, at: float, body: DecisionMade) -> None:
         """Complete a replan by its decision.
@@ -499,12 +504,20 @@ class ReplanHistory:
         )
         self._kept.store(replace(event, question=asked))
 
-    def _add_note(self, question: QuestionId, note: str) -> None:
+    def _add_note(self, question: QuestionId, note: str, instead_of: str = "") -> None:
         replan = self._questions.replans.get(question, ReplanId(""))
         event = self._kept.events.get(replan)
         if event is not None:
-            notes = (*event.notes, note)
-            self._kept.store(replace(event, notes=notes))
+            notes = [each for each in event.notes if each != instead_of]
+            self._kept.store(replace(event, notes=(*notes, note)))
+
+
+def _attached_note(triggers: Sequence[str]) -> str:
+    """Return the note about triggers that wait for the answer to a question; empty if none do."""
+    if len(triggers) > 1:
+        names = join_names(triggers, _MAX_ATTACHED)
+        return f"{len(triggers)} triggers wait for the same answer: {names}"
+    return "".join(f"{name} waits for the same answer" for name in triggers)
 
 
 class _KeptReplans:
@@ -603,10 +616,17 @@ class _Causes:
 
 
 class _OpenQuestions:
-    """The open questions of a run with their replans, and the seconds in which any was open."""
+    """The open questions of a run with their replans, and the seconds in which any was open.
+
+    Attributes:
+        replans: the replan that each question is about.
+        attached: the triggers that wait for the answer to a question, as notes name them.
+        waited: seconds in which a question was open.
+    """
 
     def __init__(self) -> None:
         self.replans: dict[QuestionId, ReplanId] = {}
+        self.attached: dict[QuestionId, list[str]] = {}
         self.waited = 0.0
         self._since = 0.0
 

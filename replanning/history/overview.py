@@ -11,7 +11,7 @@ from replanning.changes import AddTask, ModifyTask, ReplaceTask
 from replanning.decision.ledger import Ledger
 from replanning.history.diff import describe_replacement
 from replanning.history.elements import counts_text, report_elements
-from replanning.history.events import GoalEdit, PlanEdit, ReplanEvent
+from replanning.history.events import GoalEdit, PlanEdit, ReplanEvent, timeline
 from replanning.history.history import ReplanHistory
 from replanning.history.status import (
     ReplayedRun,
@@ -213,10 +213,7 @@ def task_rows(
     With `active_only`, yield those that run or failed.
     """
     asked = ledger.questions.open.values()
-    questions: dict[TaskId, QuestionId] = {}
-    for question in asked:
-        for task_id in question.holds:
-            questions[task_id] = question.question
+    questions = ledger.awaited_questions
     held = {task.id for task in held_tasks(live, asked)}
     passed_over = set()
     if active_only:
@@ -519,8 +516,7 @@ def find_repairs(history: ReplanHistory, live: LivePlan) -> Iterator[Repair]:
         history: of the run.
         live: its plan as it is now.
     """
-    entries = [*history.goal_edits, *history.entries]
-    for entry in sorted(entries, key=lambda one: one.at):
+    for entry in timeline([*history.goal_edits, *history.entries]):
         match entry:
             case GoalEdit():
                 text = goal_line(entry.goal, entry.changed)

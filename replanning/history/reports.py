@@ -17,6 +17,7 @@ from replanning.history.events import (
     QuestionEntry,
     ReplanEvent,
     ReplanMetrics,
+    timeline,
 )
 from replanning.history.history import ReplanHistory
 from replanning.history.wording import (
@@ -70,7 +71,7 @@ def text_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = N
     # Given replans are an extract, in which nothing else may appear.
     entries: Sequence[ReplanEvent | PlanEdit | GoalEdit]
     if events is None:
-        entries = _timeline(history)
+        entries = timeline([*history.goal_edits, *history.entries])
         nothing = "no replans"
     else:
         entries = events
@@ -176,12 +177,6 @@ def _replan_lines(event: ReplanEvent) -> list[str]:
         text = printable_line(note)
         lines.append(f"    note:     {text}")
     return lines
-
-
-def _timeline(history: ReplanHistory) -> list[ReplanEvent | PlanEdit | GoalEdit]:
-    """Return replans, edits and changes of the goal in the order of time."""
-    entries = [*history.goal_edits, *history.entries]
-    return sorted(entries, key=lambda entry: entry.at)
 
 
 def why_report(history: ReplanHistory, entry: ReplanEvent | PlanEdit) -> str:
@@ -499,7 +494,8 @@ def markdown_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None
     diffs = revision_diffs(history)
     entries: Sequence[ReplanEvent | PlanEdit | GoalEdit]
     if events is None:
-        entries = _timeline(history)
+        # Each with its own diff, so that none are told together.
+        entries = sorted([*history.goal_edits, *history.entries], key=lambda entry: entry.at)
     else:
         entries = events
     for entry in entries:

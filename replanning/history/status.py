@@ -337,8 +337,7 @@ def _tasks_report(live: LivePlan, ledger: Ledger) -> TasksReport:
         if state is TaskState.FAILED and entry.log.failure and not _is_held(entry):
             failures[entry.id] = entry.log.failure
 
-    asking = {task_id for asked in ledger.questions.open.values() for task_id in asked.holds}
-    lists = tuple(elements_reports(live, asking))
+    lists = tuple(elements_reports(live, ledger.awaited_questions))
     for found in lists:
         if live.entry(found.task).template is None:
             counts[found.state] += 1

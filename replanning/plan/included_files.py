@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from os import PathLike
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -231,7 +229,7 @@ class IncludedFiles:
         if folder == self.path.parent.resolve():
             return stated
         own = stated.get("cwd") or ""
-        return {**stated, "cwd": os.path.normpath(folder / str(own))}
+        return {**stated, "cwd": str((folder / str(own)).resolve())}
 
     def _reject(self, path: JsonPath, message: str, file: _File | None = None) -> None:
         problem = Problem(format_path(path), message)
@@ -241,7 +239,7 @@ class IncludedFiles:
             self.problems += with_positions([problem], file.text, file.format, str(file.path))
 
 
-def locate_problems(problems: Sequence[Problem], path: str | PathLike[str]) -> list[Problem]:
+def locate_problems(problems: Sequence[Problem], path: str | Path) -> list[Problem]:
     """Return problems of a loaded plan with their files, lines and columns.
 
     They are unchanged if the file cannot be read any more.

@@ -1,15 +1,16 @@
 """What is told of a task with `for_each`: its elements are counted together, and it is never called replaced."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
+from anyio import wait_all_tasks_blocked
 
 from replanning import Alternative, ReplanningEngine, ReplanRequest, Task
 from replanning.changes import ReplaceTask
-from replanning.history import markdown_report, run_status, text_report, why_report
+from replanning.history import ReplanHistory, markdown_report, run_status, text_report, why_report
 from replanning.history.graph import draw_graph
 from replanning.history.overview import FoldedRows, RunOverview, TaskRow, fold_rows, read_overview
 from replanning.journal import MemoryStore
@@ -324,3 +325,66 @@ async def test_graph_of_a_list():
         "✓ done",
         "✓ report",
     ]
+
+
+async def decided_in_turn(
+    parts: Sequence[Task],
+    errors: Mapping[str, Exception],
+    propose: Callable[[ReplanRequest], list[Alternative]] = nothing,
+) -> tuple[ReplanHistory, RunOverview]:
+    """What is told of a run in which each failure is decided before the next task begins."""
+    engine = make_engine(propose, store=MemoryStore())
+    async with engine.open(plan(*parts)) as run:
+        async for task in run.ready():
+            async with run.attempt(task):
+                if task.id in errors:
+                    raise errors[task.id]
+            await wait_all_tasks_blocked()
+    (info,) = engine.store.runs()
+    return engine.history(info.run), read_overview(engine.store, info, 0.0)
+
+
+async def test_elements_that_fail_in_turn_are_told_once():
+    """Elements that fail one after another of one cause, and are left out, are one entry of a history, and one repair."""
+    errors = {f"convert[{n}]": OSError(f"no room for {n}") for n in range(0, 40, 3)}
+    history, overview = await decided_in_turn(tasks(40, on_item_failure="skip"), errors)
+    assert len(history.events) == len(errors)
+    text = text_report(history)
+    assert text.count("plan kept") == 1
+    assert "cause:    … and 6 more" in text
+    assert "note:     14 replans of this cause, decided alike, up to replan 14" in text
+    assert "· revision 1 → 15 ·" in text
+    assert markdown_report(history).count("no provider proposed") == 14
+    assert [repair.title for repair in overview.repairs] == [
+        "convert: 40 elements",
+        "replan 1",
+        "left out of its list: convert[0], convert[3], convert[6], …",
+    ]
+    (failed, *_) = overview.repairs[1].steps
+    assert failed.text.startswith("14 of 40 elements of 'convert' ('convert[0]', ")
+
+
+async def test_elements_that_fail_otherwise_are_told_apart():
+    """Replans about elements that failed of another cause, or about other tasks, have entries of their own."""
+    both = [*tasks(4, on_item_failure="skip"), Task(id="other"), Task(id="next")]
+    wrong = ("convert[2]", "convert[3]", "other", "next")
+    errors: dict[str, Exception] = {"convert[1]": OSError("no room")}
+    errors.update({name: ValueError("wrong") for name in wrong})
+    history, _ = await decided_in_turn(both, errors)
+    assert len(history.events) == 6, "the last one is that the goal is unreachable"
+    assert text_report(history).count("plan kept") == 5
+
+
+async def test_elements_that_wait_for_the_answer_about_another():
+    """Elements whose failures wait for the answer about another one wait for a person as well, which one note says."""
+
+    def unsure(request: ReplanRequest) -> list[Alternative]:
+        return [alternative(*other_tool(request)[0].changes, confidence=0.4)]
+
+    errors = {f"convert[{n}]": OSError("no room") for n in range(4)}
+    history, overview = await decided_in_turn(tasks(10), errors, unsure)
+    assert overview.tasks[0].detail == "6 done, 4 waiting for a person"
+    assert {row.question for row in overview.tasks[1:5]} == {"question 1"}
+    (event,) = history.events
+    note = "3 triggers wait for the same answer: task-failed (convert[1]), task-failed (convert[2])"
+    assert event.notes == (f"{note}, task-failed (convert[3])",)

@@ -218,3 +218,10 @@ def test_document_with_replaced_tasks():
     assert document.task("each").for_each == "${list~3.output}"
     text = document.to_yaml()
     assert Plan.parse(text).to_yaml() == text
+
+
+def test_document_with_a_task_replaced_by_several():
+    """In the document of a plan, the tasks depend on all that have replaced another."""
+    run = journaled(task("list"), task("report", "list"))
+    run.apply(replace("list", "left", "right"))
+    assert run.live.document().task("report").depends_on == ("left", "right")
