@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from replanning.journal.store import RunStore
 from replanning.plan.messages import format_duration, join_names
 from replanning.run.attempt import Attempt
 from replanning.run.event_loop import LoopThread
@@ -74,6 +75,12 @@ class _WatchedLoop:
             # Many short tasks that never wait may follow one another without a turn for others.
             for life in list(self.lives):
                 life.dispatcher.ask_for_turn()
+            return
+        store = _waited_for_store(self.thread)
+        if store is not None:
+            # Neither the task that runs nor its author can help it: a database is slow, or gone.
+            self.culprit = f"the {type(store).__name__}, which does not answer,"
+            _log.warning("%s has blocked the event loop for %.1f s", self.culprit, seconds)
             return
         attempt, place = _find_blocker(self.thread)
         consequence = "no other task, deadline or answer gets a turn meanwhile"
@@ -152,6 +159,17 @@ class LoopWatchdog:
 
 WATCHDOG: Final = LoopWatchdog()
 """The watchdog of this process."""
+
+
+def _waited_for_store(thread: int) -> RunStore | None:
+    """Return the store that a thread waits for; None if it does something else."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        store = frame.f_locals.get("self")
+        if isinstance(store, RunStore):
+            return store
+        frame = frame.f_back
+    return None
 
 
 def _find_blocker(thread: int) -> tuple[Attempt | None, str]:

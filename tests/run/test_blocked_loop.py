@@ -12,6 +12,7 @@ from anyio.abc import TaskStatus
 
 from replanning import Environment, ReplanningEngine, Task, tool
 from replanning.environment import SystemClock
+from replanning.journal import MemoryStore
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 from replanning.run.watchdog import WATCHDOG
 from replanning.testing import VirtualClock
@@ -187,6 +188,30 @@ async def test_code_outside_of_attempts(clock, warned):
         r"code at .* in block, maybe that of task 'a', has blocked the event loop", first
     )
     assert re.match(r"code at .* in block has blocked the event loop", third)
+
+
+async def test_store_that_does_not_answer(clock, warned):
+    """Where the store blocks the loop, the store is named, and no task is blamed."""
+
+    class SlowStore(MemoryStore):
+        is_slow = False
+
+        def append(self, *arguments, **options):
+            if self.is_slow:
+                self.is_slow = False
+                block(clock, warned)
+            return super().append(*arguments, **options)
+
+    store = SlowStore()
+    engine = ReplanningEngine([], store=store, environment=Environment(clock=clock))
+    async with engine.open(chain("a")) as run:
+        attempt = run.started("a")
+        store.is_slow = True
+        run.succeeded(attempt)
+    assert re.fullmatch(
+        r"the SlowStore, which does not answer, has blocked the event loop for [\d.]+ s",
+        warned.messages[0],
+    )
 
 
 async def test_short_tasks_that_never_wait():
