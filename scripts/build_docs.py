@@ -50,8 +50,7 @@ CODE_WIDTH: Final = 88
 
 LINK: Final = re.compile(r"(\]\(|<img [^>]*src=\")(?![a-z]+:|#)([^)#\s\"]+)(#[^)\s]*)?")
 ROW: Final = re.compile(r"^\|.*$", re.MULTILINE)
-CODE: Final = re.compile(r"`[^`]+`")
-LONG_CODE: Final = 26
+WORDS_OF_CODE: Final = re.compile(r"(?<!`)(`(?=[^`]{24})[^`]+ [^`]+`)(?!`)")
 FENCE: Final = re.compile(r"^( *)(```|~~~).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 
 API: Final = {
@@ -272,13 +271,7 @@ def relinked(text: str, source: str, page: str) -> str:
 
 def wrapping(text: str) -> str:
     """Return Markdown in whose tables code of many words may be wrapped: the stylesheet keeps that of a few words in one piece."""
-
-    def marked(code: re.Match[str]) -> str:
-        if " " in code[0] and len(code[0]) > LONG_CODE:
-            return f"{code[0]}{{.wrap}}"
-        return code[0]
-
-    return ROW.sub(lambda row: CODE.sub(marked, row[0]), text)
+    return ROW.sub(lambda row: WORDS_OF_CODE.sub(r"\1{.wrap}", row[0]), text)
 
 
 def reference() -> dict[str, str]:

@@ -57,6 +57,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "Look at runs": {
         "status": "status",
+        "view": "view",
         "show": "show",
         "graph": "show",
         "history": "history",

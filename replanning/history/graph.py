@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from itertools import pairwise
@@ -70,10 +70,12 @@ text { font: 13px 'DejaVu Sans', sans-serif; fill: #1b1b1b }
 .edge { fill: none; stroke: #9aa0a6; stroke-width: 1.2 }
 .replaced { stroke: #7b3fa0; stroke-dasharray: 5 3 }
 </style>
+<rect width="100%" height="100%" fill="#ffffff"/>"""
+
+_TIP: Final = """\
 <defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" \
 markerWidth="7" markerHeight="7" orient="auto">
-<path d="M0 0L8 4L0 8z" fill="#80868b"/></marker></defs>
-<rect width="100%" height="100%" fill="#ffffff"/>"""
+<path d="M0 0L8 4L0 8z" fill="#80868b"/></marker></defs>"""
 
 
 @dataclass(slots=True)
@@ -99,17 +101,8 @@ class _Place(NamedTuple):
 
 def draw_graph(overview: RunOverview) -> str:
     """Return the plan of a run as an SVG, without scripts and with all text escaped."""
-    boxes, edges = _boxes(overview)
-    layers, links = _layers(boxes, edges)
-    # A long chain grows downwards, where a page can be scrolled.
-    widest = max(map(len, layers))
-    upright = len(layers) > 10 and widest * 4 <= len(layers)
-    drawing = _layout(layers, boxes, upright=upright)
-    body = [drawing.edge(*link) for link in links]
-    for key, box in boxes.items():
-        body += drawing.lineage(key, box)
-
-    legend = ", ".join(_legend(boxes.values()))
+    drawing, body = _draw_tasks(overview, None)
+    legend = ", ".join(_legend(drawing.boxes.values()))
     lines = [legend, *_revision_lines(overview)]
     y = drawing.height + 16
     for line in lines:
@@ -133,12 +126,44 @@ def draw_graph(overview: RunOverview) -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
             _STYLE,
+            _TIP,
             _text(_MARGIN, 26, title, "title"),
             _text(_MARGIN, 44, subtitle, "small"),
             *body,
             "</svg>\n",
         ]
     )
+
+
+def draw_graph_in_page(overview: RunOverview, link: Callable[[str], str]) -> str:
+    """Return the tasks of a plan as an SVG within a page that has the style itself.
+
+    Args:
+        overview: the run.
+        link: returns the address of the page of a task.
+    """
+    drawing, body = _draw_tasks(overview, link)
+    width = drawing.width
+    height = drawing.height - _HEAD
+    view = f'viewBox="0 {_HEAD} {width:.0f} {height:.0f}"'
+    size = f'width="{width:.0f}" height="{height:.0f}" {view}'
+    return f'<svg class="plan" {size} role="group" aria-label="Plan">{_TIP}{"".join(body)}</svg>'
+
+
+def _draw_tasks(
+    overview: RunOverview, link: Callable[[str], str] | None
+) -> tuple[_Drawing, list[str]]:
+    """Return where the tasks of a plan stand, and the shapes that are drawn there."""
+    boxes, edges = _boxes(overview)
+    layers, links = _layers(boxes, edges)
+    # A long chain grows downwards, where a page can be scrolled.
+    widest = max(map(len, layers))
+    upright = len(layers) > 10 and widest * 4 <= len(layers)
+    drawing = _layout(layers, boxes, upright=upright)
+    body = [drawing.edge(*edge) for edge in links]
+    for key, box in boxes.items():
+        body += drawing.lineage(key, box, link)
+    return drawing, body
 
 
 def _legend(boxes: Iterable[_Box]) -> dict[str, None]:
@@ -397,10 +422,15 @@ class _Drawing:
             path += through
         return f'<path class="edge" d="{path}"{tip}/>'
 
-    def lineage(self, key: Hashable, box: _Box) -> Iterator[str]:
+    def lineage(self, key: Hashable, box: _Box, link: Callable[[str], str] | None) -> Iterator[str]:
         """Yield a box, and beside it the tasks that it replaced, each with an arrow to the next."""
         place = self.places[key]
-        yield from _rectangle(place, box.look, box.title, box.detail, box.hint)
+        address = ""
+        # The key of a box with several tasks is no name of a task.
+        if link is not None and isinstance(key, str):
+            address = link(key)
+        shapes = _rectangle(place, box.look, box.title, box.detail, box.hint)
+        yield from _linked(shapes, address)
         replaced = STATE_LOOKS[TaskState.REPLACED_BY_REPLAN]
         x, y = place
         for row in reversed(box.replaced):
@@ -414,7 +444,10 @@ class _Drawing:
             detail = replaced.word + labelled(" · ", row.tool)
             hint = f"{row.name}: {detail}. {row.detail}"
             corner = _Place(x, y)
-            yield from _rectangle(corner, replaced, row.name, detail, hint)
+            if link is not None:
+                address = link(row.id)
+            shapes = _rectangle(corner, replaced, row.name, detail, hint)
+            yield from _linked(shapes, address)
             yield f'<path class="edge replaced" d="{start}" marker-end="url(#tip)"/>'
 
 
@@ -458,6 +491,16 @@ def _layout(
     return _Drawing(places, boxes, upright, along, _HEAD + widest + 2 * _MARGIN)
 
 
+def _linked(shapes: Iterator[str], address: str) -> Iterator[str]:
+    """Yield shapes, which lead to an address if there is one."""
+    if not address:
+        yield from shapes
+        return
+    yield f'<a href="{escape(address)}">'
+    yield from shapes
+    yield "</a>"
+
+
 def _rectangle(place: _Place, look: StateLook, title: str, detail: str, hint: str) -> Iterator[str]:
     fill, frame = _COLOURS.get(look.word, ("#f4f5f6", "#80868b"))
     border = f'stroke="{frame}" stroke-width="1.5"'
@@ -466,7 +509,8 @@ def _rectangle(place: _Place, look: StateLook, title: str, detail: str, hint: st
     size = f'width="{_WIDTH}" height="{_HEIGHT}" rx="6"'
     x, y = place
     tooltip = escape(printable_line(hint))
-    yield f"<g><title>{tooltip}</title>"
+    kind = look.word.replace(" ", "-")
+    yield f'<g class="task {kind}"><title>{tooltip}</title>'
     corner = f'x="{x:.0f}" y="{y:.0f}"'
     yield f'<rect {corner} {size} fill="{fill}" {border}/>'
     first_line = f"{look.sign} {_cut(title, _MAX_CHARS)}"

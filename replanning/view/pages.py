@@ -1,0 +1,430 @@
+"""What the pages show, read from runs; how it looks is in the templates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+from replanning.changes import dump_change
+from replanning.decision.request import Question
+from replanning.history.events import PlanEdit, ReplanEvent
+from replanning.history.graph import draw_graph_in_page
+from replanning.history.overview import Repair, fold_rows
+from replanning.history.reports import revision_diffs
+from replanning.history.status import is_owner_alive
+from replanning.history.wording import (
+    change_line,
+    edit_author,
+    effect_line,
+    evaluation_line,
+    format_iso_time,
+    printable_line,
+    trigger_line,
+    usage_words,
+)
+from replanning.journal.records import Candidate, Record, Score, dump_body
+from replanning.journal.store import FINISHED_STATUSES, RunInfo, RunStore
+from replanning.live.plan import LivePlan
+from replanning.plan.elements import FORESEEN
+from replanning.plan.messages import format_duration, spoken_id
+from replanning.plan.tasks import effect_of
+from replanning.plan.types import JsonObject, JsonValue, TaskId
+from replanning.view.reader import AttemptSpan, RunReader
+from replanning.view.timeline import draw_timeline
+
+RUN_PARTS: Final = ("head", "questions", "plan", "tasks", "timeline", "changes")
+"""The parts of the page of a run, each of which is sent again when it changes."""
+
+MAX_ROWS: Final = 200
+"""Lines of tasks on a page, about; tasks in one state share a line beyond that."""
+
+MAX_CHANGES: Final = 100
+"""Changes of a plan on the page of its run, the newest."""
+
+MAX_RUNS: Final = 200
+"""Runs on a page, the newest."""
+
+RECORDS_PER_PAGE: Final = 200
+
+MAX_TEXT_CHARS: Final = 20_000
+"""Characters of an output or a traceback on a page; the journal has all of it."""
+
+_SCORE_PARTS: Final = {
+    "self_assessment": "self-assessment",
+    "past_success": "past success",
+    "availability": "availability",
+    "simplicity": "simplicity",
+}
+
+
+class DiffLine(NamedTuple):
+    """A line of a diff: `added`, `removed` or `same`, and its text."""
+
+    kind: str
+    text: str
+
+
+# Runs
+
+
+def runs_content(
+    infos: Sequence[RunInfo], now: float, *, search: str, status: str
+) -> Mapping[str, Any]:
+    """Return the runs that a search and a status leave, the newest first."""
+    words = search.lower().split()
+    rows: list[Mapping[str, Any]] = []
+    statuses: dict[str, int] = {}
+    found = 0
+    for info in infos:
+        shown_status = _status_of(info)
+        statuses[shown_status] = statuses.get(shown_status, 0) + 1
+        if status not in ("", shown_status):
+            continue
+        text = f"{info.run} {info.name} {info.objective}".lower()
+        if not all(word in text for word in words):
+            continue
+        found += 1
+        if len(rows) < MAX_RUNS:
+            rows.append(
+                {
+                    "run": info.run,
+                    "href": quote(info.run),
+                    "name": info.name,
+                    "objective": printable_line(info.objective),
+                    "status": shown_status,
+                    "records": info.records,
+                    "created": _moment(info.created),
+                    "age": f"{format_duration(max(0.0, now - info.updated))} ago",
+                }
+            )
+    return {
+        "rows": rows,
+        "found": found,
+        "total": len(infos),
+        "statuses": statuses,
+        "search": search,
+        "status": status,
+    }
+
+
+def _status_of(info: RunInfo) -> str:
+    if info.status == "running" and not is_owner_alive(info):
+        return "process gone"
+    return info.status
+
+
+# A run
+
+
+def run_content(reader: RunReader, info: RunInfo, now: float, base: str) -> Mapping[str, Any]:
+    """Return what the page of a run shows; call it with the lock of the reader held."""
+    overview = reader.overview(info, now)
+    report = overview.status
+    svg, left_out = draw_timeline(reader.attempts.values(), reader.history.events, now)
+    usage = [*usage_words(report.usage.spent, report.usage.budget)]
+    if report.usage.spent.money:
+        usage.append(f"{report.usage.spent.money:g} money")
+    usage.append(format_duration(report.usage.elapsed))
+    status: str = report.status
+    if report.is_abandoned:
+        status = "process gone"
+    return {
+        "info": info,
+        "report": report,
+        "status": status,
+        "progress": evaluation_line(report.evaluation, report.obstacle),
+        "fraction": report.evaluation.progress,
+        "usage": ", ".join(usage),
+        "started": _moment(report.started),
+        "updated": _moment(report.updated),
+        "is_over": report.status in FINISHED_STATUSES,
+        "questions": [_question(question, overview.replayed.live) for question in report.questions],
+        "rows": fold_rows(overview.tasks, MAX_ROWS),
+        "task_href": _task_href(base, info),
+        "changes": _changes(overview.repairs),
+        "more_changes": max(0, len(overview.repairs) - MAX_CHANGES),
+        "timeline": svg,
+        "left_out": left_out,
+        "duration": format_duration,
+        "graph": draw_graph_in_page(overview, _task_href(base, info)),
+        "number": report.revision,
+        "last": report.revision,
+        "diff": (),
+        "revision_title": "",
+    }
+
+
+def plan_at(
+    reader: RunReader, number: int, info: RunInfo, now: float, base: str
+) -> Mapping[str, Any]:
+    """Return the plan at a revision, with what the revision has changed."""
+    overview = reader.overview_at(number, info, now)
+    diff: Sequence[DiffLine] = ()
+    title = ""
+    if number:
+        text = revision_diffs(reader.history, [number]).get(number, "")
+        diff = list(diff_lines(text))
+        for repair in overview.repairs:
+            if repair.revision == number:
+                title = repair.title
+    return {
+        "info": info,
+        "graph": draw_graph_in_page(overview, _task_href(base, info)),
+        "number": number,
+        "last": reader.history.revision,
+        "diff": diff,
+        "revision_title": title,
+    }
+
+
+def _task_href(base: str, info: RunInfo) -> Any:
+    def href(task: str) -> str:
+        return f"{base}/runs/{quote(info.run)}/tasks/{quote(task)}"
+
+    return href
+
+
+def _changes(repairs: Sequence[Repair]) -> list[Mapping[str, Any]]:
+    """Return the changes of a plan, newest first, each with its page."""
+    changes: list[Mapping[str, Any]] = []
+    for repair in repairs[-MAX_CHANGES:][::-1]:
+        name = repair.title.replace(" ", "-")
+        if not repair.title.startswith("replan "):
+            name = str(repair.revision)
+        changes.append(
+            {
+                "title": repair.title,
+                "by": repair.by,
+                "revision": repair.revision,
+                "outcome": repair.outcome,
+                "steps": repair.steps,
+                "is_foreseen": repair.by in FORESEEN,
+                "href": quote(name),
+            }
+        )
+    return changes
+
+
+def _question(question: Question, live: LivePlan) -> Mapping[str, Any]:
+    """Return an open question with its candidates, and the tools that could be used instead."""
+    candidates: list[Mapping[str, Any]] = []
+    for index, candidate in enumerate(question.candidates):
+        diff = ""
+        if index < len(question.diffs):
+            diff = question.diffs[index]
+        changes = list(map(dump_change, candidate.alternative.changes))
+        candidates.append(
+            {
+                **_candidate(candidate),
+                "diff": list(diff_lines(diff)),
+                "json": json.dumps(changes, indent=2, ensure_ascii=False),
+            }
+        )
+    first: str = "[]"
+    if candidates:
+        first = candidates[0]["json"]
+    elif question.holds:
+        skip: JsonObject = {"kind": "skip", "task_id": question.holds[0]}
+        first = json.dumps([skip], indent=2)
+    return {
+        "id": question.id,
+        "number": question.id.rpartition(".q")[2],
+        "title": spoken_id(question.id),
+        "text": question.text,
+        "effects": question.effects,
+        "again": question.rejection_reason,
+        "holds": ", ".join(question.holds),
+        "asked": _moment(question.asked_at),
+        "deadline": _moment(question.deadline) if question.deadline else None,
+        "candidates": candidates,
+        "first": first,
+        "tools": [tool.name for tool in live.tools.values() if tool.available],
+    }
+
+
+# A decision
+
+
+def decision_content(
+    reader: RunReader, entry: ReplanEvent | PlanEdit, info: RunInfo
+) -> Mapping[str, Any]:
+    """Return what the page of a replan, or of an edit, shows."""
+    diff: list[DiffLine] = []
+    if entry.after is not None:
+        text = revision_diffs(reader.history, [entry.after]).get(entry.after, "")
+        diff = list(diff_lines(text))
+    common = {
+        "info": info,
+        "entry": entry,
+        "at": _moment(entry.at),
+        "diff": diff,
+        "changes": list(map(change_line, entry.changes)),
+    }
+    if isinstance(entry, PlanEdit):
+        return {**common, "is_edit": True, "by": edit_author(entry.by), "title": "edit"}
+    chosen = entry.chosen
+    tracebacks = [trigger.traceback for trigger in entry.triggers if trigger.traceback]
+    waited = ""
+    if entry.waited:
+        waited = format_duration(entry.waited)
+    spent = ""
+    if entry.spent.calls or entry.spent.money:
+        words = [f"{entry.spent.calls} calls", f"{entry.spent.tokens} tokens"]
+        if entry.spent.money:
+            words.append(f"{entry.spent.money:g} money")
+        spent = ", ".join(words)
+    return {
+        **common,
+        "is_edit": False,
+        "title": spoken_id(entry.replan),
+        "by": entry.by,
+        "triggers": list(map(trigger_line, entry.triggers)),
+        "traceback": _cut("\n".join(tracebacks[:1])),
+        "outputs": dict(entry.outputs),
+        "candidates": [
+            {**_candidate(one), "chosen": one == chosen and entry.executed}
+            for one in entry.candidates
+        ],
+        "rejected": list(map(_candidate, entry.rejected)),
+        "notes": entry.notes,
+        "took": format_duration(entry.duration),
+        "waited": waited,
+        "spent": spent,
+    }
+
+
+def _candidate(candidate: Candidate) -> Mapping[str, Any]:
+    alternative = candidate.alternative
+    return {
+        "reason": alternative.reason,
+        "source": alternative.source,
+        "changes": list(map(change_line, alternative.changes)),
+        "total": candidate.score and candidate.score.total,
+        "scores": list(_scores(candidate.score)),
+        "rejected": candidate.rejected,
+    }
+
+
+def _scores(score: Score | None) -> Iterator[tuple[str, float]]:
+    if score is None:
+        return
+    for name, words in _SCORE_PARTS.items():
+        yield words, getattr(score, name)
+
+
+def diff_lines(text: str) -> Iterator[DiffLine]:
+    """Yield the lines of a diff of a plan, each with what became of it."""
+    kinds = {"+": "added", "-": "removed"}
+    for line in text.splitlines():
+        yield DiffLine(kinds.get(line[:1], "same"), line)
+
+
+# A task
+
+
+def task_content(reader: RunReader, task: TaskId, info: RunInfo, now: float) -> Mapping[str, Any]:
+    """Return what the page of a task shows.
+
+    Raises:
+        UnknownTask: the plan never had it.
+    """
+    overview = reader.overview(info, now)
+    entry = overview.replayed.live.entry(task)
+    row = next((one for one in overview.tasks if one.id == task), None)
+    document = entry.task.model_dump(mode="json", exclude_defaults=True)
+    effects: list[str] = []
+    # It reads the whole journal.
+    if effect_of(entry.task, overview.replayed.live.tool_of(entry.task)):
+        effects = [effect_line(each) for each in reader.history.effects() if each.task == task]
+    attempts = [_attempt(span, now) for span in reader.attempts_of(task)]
+    return {
+        "info": info,
+        "task": task,
+        "row": row,
+        "state": str(entry.state),
+        "reason": entry.reason,
+        "document": _json_text(document),
+        "expectations": [str(each) for each in entry.task.expect or ()],
+        "attempts": attempts[::-1],
+        "effects": effects,
+        "lineage": [one.id for one in entry.lineage()],
+        "replaced_by": list(entry.replacement.tasks),
+        "unstored": entry.output.unstored,
+    }
+
+
+def _attempt(span: AttemptSpan, now: float) -> Mapping[str, Any]:
+    end = span.ended
+    if end is None:
+        end = now
+    output = ""
+    if span.output is not None:
+        output = _json_text(span.output)
+    return {
+        "number": span.number,
+        "started": _moment(span.started),
+        "took": format_duration(max(0.0, end - span.started)),
+        "outcome": span.outcome or "running",
+        "error": span.error,
+        "traceback": _cut(span.traceback),
+        "output": output,
+        "retry_at": _moment(span.retry_at) if span.retry_at else None,
+    }
+
+
+def _json_text(value: JsonValue) -> str:
+    return _cut(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MAX_TEXT_CHARS:
+        return text
+    return f"{text[:MAX_TEXT_CHARS]}\n… {len(text) - MAX_TEXT_CHARS} more characters"
+
+
+# The journal
+
+
+def journal_content(store: RunStore, info: RunInfo, last: int) -> Mapping[str, Any]:
+    """Return a page of the journal, newest first.
+
+    Args:
+        store: holds it.
+        info: the run.
+        last: the number of the newest record that is shown.
+    """
+    first = max(0, last - RECORDS_PER_PAGE)
+    rows: list[Mapping[str, Any]] = []
+    for record in store.read(info.run, first):
+        if record.seq > last:
+            break
+        rows.append(_record(record))
+    return {
+        "info": info,
+        "rows": rows[::-1],
+        "older": first + 1 if first else None,
+        "last": last,
+    }
+
+
+def _record(record: Record) -> Mapping[str, Any]:
+    document = json.loads(dump_body(record.body))
+    about = document.get("task") or document.get("question") or document.get("replan") or ""
+    text = json.dumps(document, ensure_ascii=False)
+    return {
+        "seq": record.seq,
+        "at": _moment(record.at),
+        "kind": record.body.kind,
+        "about": printable_line(str(about), 80),
+        "text": printable_line(text, 160),
+        "json": _json_text(document),
+    }
+
+
+def _moment(at: float) -> Mapping[str, str]:
+    """Return a time for people, and for programs."""
+    shown = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return {"text": shown, "iso": format_iso_time(at)}

@@ -1,0 +1,91 @@
+"""Who may see the pages, and what a browser may do with them."""
+
+from __future__ import annotations
+
+import secrets
+from http.cookies import SimpleCookie
+from typing import Final
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+COOKIE: Final = "replanning-view"
+
+_HEADERS: Final = {
+    # No script and no style but our own files, no frame around the pages, no other address.
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+
+
+class SecurityHeaders:
+    """Adds headers to every response that keep scripts of others out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+class TokenGate:
+    """Lets nobody in without the token, which the first address carries and a cookie keeps.
+
+    Args:
+        app: what is behind it.
+        token: the token; a program sends it as `Authorization: Bearer TOKEN`.
+    """
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse it."""
+        if scope["type"] != "http" or self._is_known(scope):
+            await self._app(scope, receive, send)
+            return
+        response = self._response(scope)
+        await response(scope, receive, send)
+
+    def _is_known(self, scope: Scope) -> bool:
+        headers = Headers(scope=scope)
+        kept = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        if kept is not None and self._is_token(kept.value):
+            return True
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and self._is_token(given)
+
+    def _is_token(self, given: str) -> bool:
+        return secrets.compare_digest(given.encode(), self._token.encode())
+
+    def _response(self, scope: Scope) -> Response:
+        query = parse_qsl(scope["query_string"].decode("latin-1"))
+        rest = [(name, value) for name, value in query if name != "token"]
+        for name, value in query:
+            if name == "token" and self._is_token(value):
+                # On to the same page without the token, which would stay in the browser's history.
+                address = scope["root_path"] + scope["path"].removeprefix(scope["root_path"])
+                if rest:
+                    address = f"{address}?{urlencode(rest)}"
+                response = RedirectResponse(address, 303)
+                response.set_cookie(COOKIE, value, httponly=True, samesite="strict")
+                return response
+        text = "Open the address that `replanning view` has printed: it carries a token.\n"
+        return PlainTextResponse(text, 401)

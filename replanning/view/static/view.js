@@ -1,0 +1,85 @@
+// Puts the parts of a page that the server sends into their places. Without it the pages work, and
+// show what is new when they are loaded again.
+"use strict";
+
+document.documentElement.classList.add("js");
+
+const events = document.body.dataset.events;
+const connection = document.getElementById("connection");
+
+function place(name, html) {
+  const part = document.querySelector(`[data-part="${name}"]`);
+  // What somebody is writing, or an older revision that is being looked at, stays.
+  if (!part || part.dataset.pinned !== undefined || isBusy(part)) {
+    return;
+  }
+  const opened = [...part.querySelectorAll("details")].map((one) => one.open);
+  const scrolled = [...part.querySelectorAll(".wide")].map((one) => one.scrollLeft);
+  part.innerHTML = html;
+  part.querySelectorAll("details").forEach((one, index) => {
+    if (opened[index] !== undefined) one.open = opened[index];
+  });
+  part.querySelectorAll(".wide").forEach((one, index) => {
+    if (scrolled[index]) one.scrollLeft = scrolled[index];
+  });
+  fillNames(part);
+}
+
+function isBusy(part) {
+  const active = document.activeElement;
+  if (active && part.contains(active) && active.matches("input, textarea, select, button")) {
+    return true;
+  }
+  return [...part.querySelectorAll("textarea, input")].some((one) => one.dataset.edited);
+}
+
+function fillNames(within) {
+  const kept = document.cookie.match(/(?:^|; )replanning-name=([^;]*)/);
+  if (!kept) return;
+  within.querySelectorAll("[data-name]").forEach((one) => {
+    if (!one.value) one.value = decodeURIComponent(kept[1]);
+  });
+}
+
+document.addEventListener("input", (event) => {
+  const input = event.target;
+  input.dataset.edited = "yes";
+  if (input.id === "revision") showRevision(input);
+});
+
+let asked = 0;
+
+async function showRevision(input) {
+  const number = Number(input.value);
+  const last = Number(input.max);
+  const form = input.form;
+  form.querySelector("output").textContent = `${number} of ${last}`;
+  const mine = ++asked;
+  const response = await fetch(form.dataset.revisions + number);
+  if (!response.ok || mine !== asked) return;
+  const html = await response.text();
+  const part = form.closest("[data-part]");
+  part.innerHTML = html;
+  if (number === last) {
+    delete part.dataset.pinned;
+  } else {
+    part.dataset.pinned = "";
+  }
+  part.querySelector("#revision").focus();
+}
+
+if (events) {
+  const source = new EventSource(events);
+  source.addEventListener("parts", (event) => {
+    const reading = document.getElementById("reading");
+    if (reading) reading.remove();
+    for (const [name, html] of Object.entries(JSON.parse(event.data))) place(name, html);
+  });
+  source.addEventListener("problem", (event) => {
+    connection.textContent = JSON.parse(event.data).text;
+    source.close();
+  });
+  source.onopen = () => { connection.textContent = ""; };
+  source.onerror = () => { connection.textContent = "No connection: what you see may be old."; };
+}
+fillNames(document);

@@ -1,0 +1,194 @@
+"""The pages in a real browser: live updates, the slider, answers, the keyboard, widths, and what axe finds."""
+
+import os
+import re
+import shutil
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.support.cli import STORE, cli
+from tests.view.runs import HOSTILE, asking_run, repaired_run
+from tests.view.test_command import Served
+
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="the dependency group `browser` is not installed"
+)
+
+pytestmark = [pytest.mark.deep, pytest.mark.integration]
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+AXE = os.environ.get("AXE_CORE", "")
+"""The file `axe.min.js` of the package axe-core of npm; without it, its rules are not checked."""
+
+WIDTHS = (390, 1440)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Debian's Chromium."""
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed")
+    with playwright.sync_playwright() as started:
+        chromium = started.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
+        )
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the store of two runs."""
+    (tmp_path / STORE).parent.mkdir()
+    carry_out(repaired_run, tmp_path / STORE)
+    carry_out(asking_run, tmp_path / STORE)
+    return tmp_path
+
+
+def carry_out(run: Callable[[Path], Awaitable[object]], place: Path) -> None:
+    """Carry out a run in another thread: in this one, the browser's program has an event loop."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(anyio.run, run, place).result()
+
+
+class Reader:
+    """Somebody who looks at a page, with what the browser complained about."""
+
+    def __init__(self, browser: Any, address: str, **options: Any) -> None:
+        self.context = browser.new_context(**options)
+        self.page = self.context.new_page()
+        self.complaints: list[str] = []
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.complaints.append(dialog.message))
+        self.page.on("console", self._hear)
+        self.page.goto(address)
+
+    def _hear(self, message: Any) -> None:
+        # A page that is refused is a failed request for the browser, and nothing else.
+        if message.type == "error" and "status of 4" not in message.text:
+            self.complaints.append(message.text)
+
+    def sees(self, text: str) -> None:
+        """Wait until the page shows a text."""
+        self.page.get_by_text(text).first.wait_for(timeout=20_000)
+
+
+@pytest.fixture
+def served(folder: Path) -> Iterator[Served]:
+    """The pages of the two runs."""
+    with Served(folder, "--store", STORE) as command:
+        yield command
+
+
+@pytest.fixture
+def reader(browser: Any, served: Served) -> Iterator[Reader]:
+    """Somebody who has opened the list of runs; the browser may complain about nothing."""
+    reader = Reader(browser, served.address)
+    yield reader
+    assert reader.complaints == []
+    reader.context.close()
+
+
+def test_live_update(reader: Reader, folder: Path) -> None:
+    """What another process records appears without loading the page again."""
+    reader.page.get_by_role("link", name="asking").click()
+    reader.sees("1 question waits for an answer")
+    cli(folder, "reject", "asking", "--store", STORE, "--wait", 0)
+    carry_out(asking_run, folder / STORE)
+    reader.page.get_by_text("1 question waits for an answer").wait_for(state="detached")
+    assert reader.page.locator("h1").inner_text() == f"Read a page {HOSTILE}"
+
+
+def test_slider(reader: Reader) -> None:
+    """The slider shows the plan at any revision, by the keyboard as well, and goes back to the newest."""
+    reader.page.get_by_role("link", name="repaired").click()
+    reader.sees("Why the plan changed")
+    slider = reader.page.locator("#revision")
+    slider.focus()
+    slider.press("ArrowLeft")
+    reader.sees("Plan at revision 0 of 1")
+    assert "read~2" not in reader.page.locator("svg.plan").text_content()
+    reader.page.locator("#revision").press("ArrowRight")
+    reader.page.get_by_text("Plan at revision").wait_for(state="detached")
+    assert "read~2" in reader.page.locator("svg.plan").text_content()
+
+
+@pytest.mark.parametrize("verdict", ["approve", "reject", "modify"])
+def test_answers(reader: Reader, folder: Path, verdict: str) -> None:
+    """A question is answered with a button, and the answer is in the journal with the name."""
+    reader.page.get_by_role("link", name="asking").click()
+    reader.sees("1 question waits for an answer")
+    button = {
+        "approve": "Approve",
+        "reject": "Reject: keep the plan",
+        "modify": "Answer with these changes",
+    }[verdict]
+    if verdict == "modify":
+        reader.page.get_by_text("Change the plan in another way").click()
+    form = reader.page.locator("form", has=reader.page.get_by_role("button", name=button))
+    form.get_by_label("Your name").fill("Ada Lovelace")
+    form.get_by_label("Comment").fill("as agreed")
+    form.get_by_role("button", name=button).click()
+    reader.page.wait_for_url("**/runs/asking")
+    carry_out(asking_run, folder / STORE)
+    told = cli(folder, "why", "asking", "--store", STORE).stdout
+    assert re.search(rf"{verdict} by Ada\s+Lovelace", told)
+
+
+def test_stale_answer(browser: Any, served: Served, folder: Path) -> None:
+    """Of two people who answer, the second one is told that somebody was faster."""
+    first = Reader(browser, served.address)
+    first.page.get_by_role("link", name="asking").click()
+    first.sees("1 question waits for an answer")
+    form = first.page.locator("form", has=first.page.get_by_role("button", name="Approve"))
+    form.get_by_label("Your name").fill("Ada")
+    cli(folder, "reject", "asking", "--store", STORE, "--wait", 0)
+    form.get_by_role("button", name="Approve").click()
+    first.sees("The answer was not taken")
+    assert first.complaints == []
+    first.context.close()
+
+
+def test_keyboard(reader: Reader) -> None:
+    """The pages can be used without a mouse: a link to the content first, and a focus that is seen."""
+    reader.page.keyboard.press("Tab")
+    assert reader.page.locator(":focus").inner_text() == "Skip to the content"
+    for _ in range(12):
+        reader.page.keyboard.press("Tab")
+        if reader.page.locator(":focus").inner_text() == "repaired":
+            break
+    reader.page.keyboard.press("Enter")
+    reader.sees("Why the plan changed")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_looks(browser: Any, served: Served, folder: Path, width: int, scheme: str) -> None:
+    """Nothing is wider than the window, and axe finds nothing serious, in both widths and schemes."""
+    reader = Reader(
+        browser,
+        served.address,
+        viewport={"width": width, "height": 900},
+        color_scheme=scheme,
+        bypass_csp=True,
+    )
+    root = reader.page.url.split("?")[0]
+    for path in ("", "runs/repaired", "runs/asking", "runs/repaired/decisions/1"):
+        reader.page.goto(f"{root}{path}")
+        overflow = reader.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert overflow <= 0, path
+        if AXE:
+            reader.page.add_script_tag(path=AXE)
+            found = reader.page.evaluate("axe.run()")
+            serious = []
+            for violation in found["violations"]:
+                if violation["impact"] in ("serious", "critical"):
+                    serious.append((violation["id"], violation["nodes"][0]["html"]))
+            assert serious == [], path
+    assert reader.complaints == []
+    reader.context.close()

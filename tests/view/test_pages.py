@@ -1,0 +1,301 @@
+"""The pages about runs: what they show, who may see them, and what becomes of answers."""
+
+import re
+from collections.abc import AsyncIterator
+from html import unescape
+from pathlib import Path
+
+import httpx
+import pytest
+
+from replanning.history import ReplanHistory
+from replanning.journal import MemoryStore
+from tests.view.runs import HOSTILE, asking_run, repaired_run
+
+pytest.importorskip("starlette", reason="the extra `view` is not installed")
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.routing import Mount
+from starlette.types import ASGIApp
+
+from replanning.view import create_app
+
+ADDRESS = "http://runs.test"
+SECRET = "from a page of this server"
+
+
+def browser(app: ASGIApp, **options: str) -> httpx.AsyncClient:
+    """A browser that looks at the pages of an application."""
+    transport = httpx.ASGITransport(app=app)
+    return httpx.AsyncClient(transport=transport, base_url=ADDRESS, headers=options)
+
+
+@pytest.fixture
+async def store() -> MemoryStore:
+    """A store with a run that was repaired, and one that waits for a person."""
+    store = MemoryStore()
+    await repaired_run(store)
+    await asking_run(store)
+    return store
+
+
+@pytest.fixture
+async def pages(store: MemoryStore) -> AsyncIterator[httpx.AsyncClient]:
+    """A browser that may come in."""
+    async with browser(create_app(store, secret=SECRET)) as client:
+        yield client
+
+
+def text_of(page: httpx.Response) -> str:
+    """The text of a page that was found, without its tags."""
+    assert page.status_code == 200, page.text
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", page.text)).split())
+
+
+async def test_list_of_runs(pages: httpx.AsyncClient) -> None:
+    """The first page lists the runs with their status, and a search leaves those that match."""
+    everything = text_of(await pages.get("/"))
+    assert "repaired succeeded" in everything
+    assert "asking needs human" in everything
+    found = await pages.get("/", params={"search": "REPAIRED page"})
+    assert "/runs/repaired" in found.text
+    assert "/runs/asking" not in found.text
+    by_status = await pages.get("/", params={"status": "needs_human"})
+    assert "/runs/asking" in by_status.text
+    assert "/runs/repaired" not in by_status.text
+    assert "No run matches" in text_of(await pages.get("/", params={"search": "nothing"}))
+
+
+async def test_empty_store() -> None:
+    """A store without runs says that there are none yet."""
+    async with browser(create_app(MemoryStore())) as client:
+        assert "no runs yet" in text_of(await client.get("/"))
+
+
+async def test_page_of_a_run(pages: httpx.AsyncClient) -> None:
+    """The page of a run draws its plan, lists its tasks, and tells why the plan changed."""
+    page = await pages.get("/runs/repaired")
+    text = text_of(page)
+    assert "2 of 2 tasks done" in text
+    assert "⟳ replaced scan" in text
+    assert "✓ done photograph" in text
+    assert "replan 1 → revision 1 success" in text
+    assert "do 'read' with 'photograph'" in text
+    assert '<svg class="plan"' in page.text
+    assert '<svg class="timeline"' in page.text
+
+
+async def test_revisions(pages: httpx.AsyncClient) -> None:
+    """An earlier revision shows the plan as it was then, and a later one what it has changed."""
+    before = text_of(await pages.get("/runs/repaired/revisions/0"))
+    assert "Plan at revision 0 of 1" in before
+    assert "read~2" not in before
+    after = text_of(await pages.get("/runs/repaired/revisions/1"))
+    assert "+ read~2" in after
+    whole = text_of(await pages.get("/runs/repaired?revision=0"))
+    assert "Plan at revision 0 of 1" in whole
+    assert (await pages.get("/runs/repaired/revisions/2")).status_code == 404
+
+
+async def test_decision(pages: httpx.AsyncClient) -> None:
+    """The page of a decision has its cause, candidates with the parts of their scores, rule and diff."""
+    page = await pages.get("/runs/repaired/decisions/replan-1")
+    text = text_of(page)
+    assert "the scanner is broken" in text
+    assert "do 'read' with 'photograph', of the same capability 'read' by repair applied" in text
+    assert "Rule confident" in text
+    for part in ("confidence", "self-assessment", "past success", "availability", "simplicity"):
+        assert part in text
+    assert page.text.count("<meter") >= 5
+    assert "+ read~2" in text
+    assert text == text_of(await pages.get("/runs/repaired/decisions/1"))
+    assert (await pages.get("/runs/repaired/decisions/7")).status_code == 404
+
+
+async def test_task(pages: httpx.AsyncClient) -> None:
+    """The page of a task has its attempts with errors, tracebacks and outputs."""
+    failed = text_of(await pages.get("/runs/repaired/tasks/read"))
+    assert "Attempt 1: failed" in failed
+    assert "Traceback" in failed
+    assert "Replaced by read~2" in failed
+    done = text_of(await pages.get("/runs/repaired/tasks/read~2"))
+    assert "Attempt 1: done" in done
+    assert "In the place of read" in done
+    assert f'"text": "{HOSTILE}"' in done
+    assert (await pages.get("/runs/repaired/tasks/nothing")).status_code == 404
+
+
+async def test_journal(pages: httpx.AsyncClient) -> None:
+    """The journal lists its records, the newest first, and goes on from any number."""
+    text = text_of(await pages.get("/runs/repaired/journal"))
+    assert text.index("run-ended") < text.index("revised") < text.index("run-opened")
+    first = text_of(await pages.get("/runs/repaired/journal?before=2"))
+    assert "run-opened" in first
+    assert "run-ended" not in first
+
+
+async def test_hostile_texts(pages: httpx.AsyncClient) -> None:
+    """Texts of plans, tools and people are never markup."""
+    paths = ["/", "/runs/repaired", "/runs/repaired/decisions/1", "/runs/repaired/tasks/read"]
+    paths += ["/runs/repaired/tasks/words", "/runs/repaired/journal", "/runs/asking"]
+    paths += ["/runs/<b>alert(1)", f"/?search={HOSTILE}"]
+    for path in paths:
+        page = await pages.get(path)
+        assert HOSTILE not in page.text, path
+        assert "<b>" not in page.text, path
+        assert "alert(1)" in page.text, path
+
+
+async def test_headers(pages: httpx.AsyncClient) -> None:
+    """Every response allows scripts and styles of this server alone, and no frame around it."""
+    for path in ("/", "/runs/repaired", "/runs/nothing", "/static/view.js"):
+        headers = (await pages.get(path)).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe-inline" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert headers["x-content-type-options"] == "nosniff"
+    page = (await pages.get("/runs/repaired")).text
+    assert not re.search(r"<style|style=|onclick=|<script(?! src=)", page)
+
+
+async def test_token(store: MemoryStore) -> None:
+    """Nobody comes in without the token, which the address carries once, and a cookie from then on."""
+    async with browser(create_app(store, token="let-me-in")) as client:
+        for path in ("/", "/runs/repaired", "/static/view.js", "/?token=wrong"):
+            refused = await client.get(path)
+            assert refused.status_code == 401
+            assert "repaired" not in refused.text
+        moved = await client.get("/runs/repaired?token=let-me-in&revision=0")
+        assert moved.status_code == 303
+        assert moved.headers["location"] == "/runs/repaired?revision=0"
+        cookie = moved.headers["set-cookie"].lower()
+        assert "httponly" in cookie
+        assert "samesite=strict" in cookie
+        assert (await client.get("/runs/repaired")).status_code == 200
+    headers = {"authorization": "Bearer let-me-in"}
+    async with browser(create_app(store, token="let-me-in"), **headers) as client:
+        assert (await client.get("/")).status_code == 200
+
+
+def answer(verdict: str, **fields: str) -> dict[str, str]:
+    """The form with which somebody answers a question."""
+    return {"csrf": SECRET, "by": "Ada", "choice": "0", "comment": "", "verdict": verdict, **fields}
+
+
+async def test_question(pages: httpx.AsyncClient) -> None:
+    """A run that waits shows its question, with each candidate's scores, diff and a button."""
+    page = await pages.get("/runs/asking")
+    text = text_of(page)
+    assert "1 question waits for an answer" in text
+    assert "do 'read' with 'photograph'" in text
+    assert "+ read~2" in text
+    assert 'value="approve"' in page.text
+
+
+async def test_approve(store: MemoryStore, pages: httpx.AsyncClient) -> None:
+    """An approval is carried out by the run, with the name of whoever gave it; a second one is refused."""
+    sent = await pages.post("/runs/asking/questions/1", data=answer("approve", comment="go on"))
+    assert (sent.status_code, sent.headers["location"]) == (303, "/runs/asking")
+    again = await pages.post("/runs/asking/questions/1", data=answer("reject"))
+    assert again.status_code == 409
+    assert "answer" in again.text
+    result = await asking_run(store)
+    assert result.status == "succeeded"
+    (event,) = ReplanHistory.of(store, "asking").events
+    assert event.question is not None
+    assert (event.question.verdict, event.question.by) == ("approve", "Ada")
+    late = await pages.post("/runs/asking/questions/1", data=answer("approve"))
+    assert late.status_code == 409
+
+
+async def test_reject(store: MemoryStore, pages: httpx.AsyncClient) -> None:
+    """A rejection keeps the plan as it is."""
+    await pages.post("/runs/asking/questions/1", data=answer("reject"))
+    result = await asking_run(store)
+    assert result.status == "failed"
+    assert ReplanHistory.of(store, "asking").revision == 0
+
+
+async def test_modify(store: MemoryStore, pages: httpx.AsyncClient) -> None:
+    """Changes of one's own are applied; changes that are wrong are refused with every reason."""
+    wrong = '[{"kind": "skip", "task_id": "nothing"}, {"kind": "jump"}]'
+    for changes in ("no JSON", wrong, '[{"kind": "skip", "task_id": "nothing"}]'):
+        sent = await pages.post("/runs/asking/questions/1", data=answer("modify", changes=changes))
+        assert sent.status_code == 422, sent.text
+    changes = '[{"kind": "skip", "task_id": "read"}]'
+    sent = await pages.post("/runs/asking/questions/1", data=answer("modify", changes=changes))
+    assert sent.status_code == 303
+    assert (await asking_run(store)).status == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"csrf": ""}, 403),
+        ({"csrf": "of another page"}, 403),
+        ({"by": " "}, 422),
+        ({"verdict": "perhaps"}, 400),
+        ({"choice": "first"}, 400),
+        ({"choice": "7"}, 422),
+    ],
+)
+async def test_refused_forms(
+    store: MemoryStore, pages: httpx.AsyncClient, fields: dict[str, str], status: int
+) -> None:
+    """A form from elsewhere, or one that lacks something, changes nothing."""
+    sent = await pages.post("/runs/asking/questions/1", data={**answer("approve"), **fields})
+    assert sent.status_code == status
+    assert not store.inbox("asking")  # type: ignore[arg-type]
+
+
+async def test_read_only(store: MemoryStore) -> None:
+    """Pages for reading have no buttons, and take no answers."""
+    async with browser(create_app(store, read_only=True, secret=SECRET)) as client:
+        page = await client.get("/runs/asking")
+        assert "<button" not in page.text.replace("<button>Show</button>", "")
+        sent = await client.post("/runs/asking/questions/1", data=answer("approve"))
+        assert sent.status_code == 404
+        assert not store.inbox("asking")  # type: ignore[arg-type]
+
+
+async def test_pause_of_a_run_that_is_over(pages: httpx.AsyncClient) -> None:
+    """Nothing is paused that nobody carries out."""
+    sent = await pages.post("/runs/repaired/pause", data=answer(""))
+    assert sent.status_code == 409
+    assert "nothing to pause" in sent.text
+
+
+async def test_within_another_application(store: MemoryStore) -> None:
+    """Mounted into an application, links lead there, and it says who answers."""
+
+    def identify(request: Request) -> str:
+        return request.headers["x-user"]
+
+    runs = create_app(store, identify=identify, secret=SECRET)
+    host = Starlette(routes=[Mount("/runs-of-ours", runs)])
+    async with browser(host, **{"x-user": "Grace"}) as client:
+        page = await client.get("/runs-of-ours/runs/asking")
+        links = re.findall(r'(?:href|src|action|data-events)="(/[^"]*)"', page.text)
+        assert len(links) > 5
+        for link in links:
+            assert link.startswith("/runs-of-ours/")
+        fields = {name: value for name, value in answer("approve").items() if name != "by"}
+        sent = await client.post("/runs-of-ours/runs/asking/questions/1", data=fields)
+        assert sent.headers["location"] == "/runs-of-ours/runs/asking"
+    (message,) = store.inbox("asking")  # type: ignore[arg-type]
+    assert message.by == "Grace"
+
+
+async def test_page_follows_the_journal(tmp_path: Path) -> None:
+    """A page that was looked at before shows what another process has recorded since."""
+    place = tmp_path / "runs.db"
+    await asking_run(place)
+    async with browser(create_app(place, secret=SECRET)) as client:
+        assert "1 question waits" in text_of(await client.get("/runs/asking"))
+        await client.post("/runs/asking/questions/1", data=answer("approve"))
+        await asking_run(place)
+        text = text_of(await client.get("/runs/asking"))
+        assert "question waits" not in text
+        assert "2 of 2 tasks done" in text
