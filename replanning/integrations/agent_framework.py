@@ -1,4 +1,6 @@
-"""Microsoft Agent Framework: `Agent(…, middleware=[Replanned({"search": "web", "search_archive": "web"})])`.
+"""Microsoft Agent Framework: tools of an agent, and workflows of agents.
+
+Tools: `Agent(…, middleware=[Replanned({"search": "web", "search_archive": "web"})])`.
 
 Workflows of agents: `replanned(workflow, engine, capabilities={"writer": "write", "editor":
 "write"})`.
@@ -118,7 +120,7 @@ _PASSES: Final = (MiddlewareTermination, MiddlewareFailure, UserInputRequiredExc
 
 
 class Replanned(AgentMiddleware):  # type: ignore[misc] # its types may not be installed
-    """Middleware of an agent: a tool that fails is replaced, tried again, skipped or put to a person by the engine.
+    """Middleware of an agent: the engine retries, replaces or skips a failing tool, or asks.
 
     Each run of the agent that calls a tool is a session of the engine. A run that ends with a
     request to the user, or with an exception, leaves its session paused; the next run with the same
@@ -167,7 +169,7 @@ class Replanned(AgentMiddleware):  # type: ignore[misc] # its types may not be i
 
 
 class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
-    """One run of an agent, and its session, which is open from the first call of a tool until the run ends."""
+    """One run of an agent, with a session from its first call of a tool until its end."""
 
     def __init__(self, attachment: Replanned, context: Any) -> None:
         self._attachment = attachment
@@ -230,7 +232,7 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
         return session
 
     def follow(self, stream: Any) -> Any:
-        """Return a stream with the same updates and response, which ends the session when it ends or is closed."""
+        """Return a stream with the same updates and response, whose end ends the session."""
         return _followed(stream, self.end, self.fail)
 
     async def end(self, response: Any) -> None:
@@ -333,7 +335,7 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
         )
 
     async def _stand_in(self, context: Any, name: str, arguments: Mapping[str, object]) -> Any:
-        """Execute a tool with arguments that the model did not choose, with the function middleware of the agent."""
+        """Execute a tool that stands in, with the function middleware of the agent."""
         tool = next(
             each
             for each in context.tools or (context.function,)
@@ -375,7 +377,7 @@ def _followed(
     fail: Callable[[BaseException], Awaitable[None]],
     begin: Callable[[], Awaitable[None]] | None = None,
 ) -> Any:
-    """Return a stream with the same items and response, which begins and ends something with the first and the last.
+    """Return a stream with the same items and response, with callbacks at its beginning and end.
 
     Args:
         stream: the stream.
@@ -424,7 +426,7 @@ async def _execute(context: Any, arguments: Any, call_next: Callable[[], Awaitab
 
 
 def _named_questions(response: Any) -> list[str]:
-    """Return the questions that a response names, as the request did that it answers; None is no response."""
+    """Return the questions that a response to a request names; none without a response."""
     shown = getattr(response, "additional_properties", {}).get(METADATA)
     if not isinstance(shown, list):
         return []
@@ -483,7 +485,7 @@ def replanned(
     approvals: bool = True,
     thread: str | None = None,
 ) -> WorkflowT:
-    """Attach a workflow, whose agents are then replaced or skipped if they fail, or put to a person.
+    """Attach a workflow: the engine replaces or skips agents that fail, or asks a person.
 
     Each run is a run of a plan with one task for each agent, also for those that have not begun.
 
@@ -616,7 +618,7 @@ class _Attachment:
         return result
 
     async def _begin(self, message: Any, is_new: bool) -> None:
-        """Open the session of a run: a new one for a message, or else the one that a request or a checkpoint has left."""
+        """Open the session of a run: a new one, or the one left by a request or a checkpoint."""
         if self._task is not None and self._task.is_of_this_loop():
             # The stream of the last run was dropped, and the event loop is about to close it.
             await self._task.ended()
@@ -725,7 +727,7 @@ class _Attachment:
         return isinstance(output, Mapping) and output.get(_ASKED) != _digest(messages)
 
     def _without_answers(self, messages: Sequence[Any]) -> list[Any]:
-        """Pass on the answers of the user to questions about agents, and put what was asked in their place."""
+        """Pass on the user's answers to questions; return the messages that they replace."""
         given: list[Any] = []
         for message in messages:
             answer = _answer_in(message)
@@ -750,7 +752,7 @@ class _Attachment:
             return await self._steps.perform(step, execute, known=known, passes=(_Waiting,))
 
     def session_for(self, executor_id: str, name: str) -> Any:
-        """Return the session of an agent that stands in, which it keeps while it waits for a person."""
+        """Return the session of an agent that stands in, which outlasts waiting for a person."""
         key = (executor_id, name)
         if key not in self._sessions:
             self._sessions[key] = self.agents[name].create_session()
@@ -907,7 +909,7 @@ class _Waiting(ControlFlow):
 
 
 class _AttachedAgent:
-    """The `run` of an agent object: that of the plan in the turn of its executor, or else the original."""
+    """The `run` of an agent object: that of the plan in its executor's turn, else the original."""
 
     def __init__(self, agent: Any) -> None:
         self.agent = agent
@@ -948,7 +950,7 @@ def _member_of(executor: Any) -> Any:
 
 
 def _certain_edges(workflow: Any) -> list[tuple[str, str, bool]]:
-    """Return the edges of a workflow, and whether the target runs once for all of them, in any case."""
+    """Return the edges of a workflow, and whether the target always runs once for all of them."""
     known = {executor.id for executor in workflow.get_executors_list()}
     edges = []
     counts = Counter[str]()

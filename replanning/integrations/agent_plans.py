@@ -432,7 +432,7 @@ StreamAgent = Callable[
 
 
 async def forward(performing: Performing, stream: StreamAgent) -> AsyncGenerator[Any, None]:
-    """Perform steps in an async task of their own, and run their agents in that of whoever takes what they say.
+    """Perform steps in an async task of their own, and run their agents in that of the consumer.
 
     So an agent is cancelled and closed as by its framework alone, and what it says is handed on at
     once.
@@ -467,7 +467,10 @@ async def forward(performing: Performing, stream: StreamAgent) -> AsyncGenerator
 
 
 class _StreamedRun:
-    """One run of an agent for a step: its items are taken in one async task, and its end is waited for in another."""
+    """One run of an agent for a step.
+
+    One async task takes its items, and another waits for its output.
+    """
 
     def __init__(self, stream: StreamAgent, name: str, arguments: Mapping[str, object]) -> None:
         self._outputs: list[object] = []
@@ -528,7 +531,7 @@ class _StreamedRun:
 def certain_nodes(
     start: str, edges: Iterable[tuple[str, str, bool]]
 ) -> list[tuple[str, list[str]]]:
-    """Return the nodes of a graph that run in any case, and once: those behind no condition, and in no loop.
+    """Return the nodes of a graph that always run, and once: behind no condition, and in no loop.
 
     Args:
         start: the first node.

@@ -1,4 +1,4 @@
-"""CrewAI: `with replanned(crew, capabilities={"search": "web", "search_archive": "web"}): crew.kickoff()`.
+"""CrewAI: `with replanned(crew, capabilities={"search": "web", …}): crew.kickoff()`.
 
 Tested with crewai 1.15.30. See docs/integrations/crewai.md for what happens with a tool or an agent
 that fails, and for what is lost.
@@ -179,7 +179,7 @@ def replanned(
 
 @cache
 def _ask_for_attachment() -> None:
-    """Have CrewAI look for an attachment before it runs a crew or a task; where there is none, it goes on as before.
+    """Have CrewAI look for an attachment before it runs a crew or a task.
 
     Its classes are changed once, and stay so: copies of crews, crews within flows and the tasks of
     planners are found as well, and nothing has to be undone in the right order.
@@ -298,7 +298,7 @@ class _Tools:
 
 
 def _writes_calls(agent: Any) -> bool:
-    """Return whether the model of an agent writes its calls as text, instead of calling functions."""
+    """Return whether the model of an agent writes its calls as text, as in ReAct."""
     supports = getattr(getattr(agent, "llm", None), "supports_function_calling", None)
     return callable(supports) and not supports()
 
@@ -341,7 +341,7 @@ class _Attachment:
         return wrapped
 
     def describe_agents(self, crew: Any) -> dict[str, str]:
-        """Describe the agents of a crew, and return their names by their keys, which copies share."""
+        """Describe the agents of a crew; return their names by their keys, which copies share."""
         names: dict[str, str] = {}
         for agent in _agents_of(crew):
             role = " ".join(agent.role.split())[:MAX_NAME_CHARS] or "agent"
@@ -495,7 +495,7 @@ class _Tool(BaseTool):  # type: ignore[misc] # its types may not be installed
         return self.run(*args, **kwargs)
 
     def to_structured_tool(self) -> Any:
-        """Return the tool as a model that writes its calls as text uses it; CrewAI counts these calls itself."""
+        """Return the tool for a model that writes its calls as text; CrewAI counts them itself."""
         made = self._original.to_structured_tool()
         function = made.func
         fields = self.args_schema.model_fields

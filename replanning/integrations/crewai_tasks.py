@@ -1,4 +1,4 @@
-"""Tasks of crews as tasks of a session: planned when a crew is kicked off, performed when CrewAI reaches them.
+"""Tasks of crews as tasks of a session: planned at the kickoff, performed when they are reached.
 
 CrewAI keeps its own loop over the tasks, with its order, contexts, conditions, callbacks and
 events. Only the execution of a single task is a task of the plan, so that another agent may do it,
@@ -229,7 +229,7 @@ class CrewPlan:
         return kickoff
 
     def _continued(self, digests: Sequence[str]) -> _Kickoff | None:
-        """Return the recorded kickoff of these tasks, or of the last of them; None if there is none."""
+        """Return the recorded kickoff of these tasks, or of the last of them, if any."""
         for recorded in self._recorded:
             if digests[-len(recorded.digests) :] == recorded.digests:
                 self._recorded.remove(recorded)
@@ -274,7 +274,7 @@ class CrewPlan:
         return planned
 
     def _tool_of(self, crew: Any, task: Any) -> str | None:
-        """Return the name of the agent that CrewAI chooses for a task; None for one that it makes itself."""
+        """Return the name of the agent that CrewAI chooses for a task; None if it makes one."""
         agent = task.agent if crew is None else crew._get_agent_to_use(task)
         return None if agent is None else self._names.get(agent.key)
 
@@ -312,7 +312,7 @@ class CrewPlan:
     async def aperform(
         self, work: CrewWork, execute: Callable[..., Awaitable[TaskOutput]]
     ) -> TaskOutput:
-        """Have a task done that CrewAI has reached, in the async task of the caller; see `perform`."""
+        """Perform a task that CrewAI has reached, in the caller's async task; see `perform`."""
         step = self._step(work.task)
 
         async def execute_planned(_: str, values: Mapping[str, Any]) -> object:
@@ -343,7 +343,7 @@ class CrewPlan:
             self._session.start(skip).result()
 
     def _step(self, task: Any) -> _Step:
-        """Return the step of a task; one that no crew has planned is planned by itself, like that of a planner."""
+        """Return the step of a task; one that no crew has planned is planned now."""
         if task.id not in self._steps:
             agents = {}
             if task.agent is not None and task.agent.key in self._names:
@@ -352,7 +352,7 @@ class CrewPlan:
         return self._steps[task.id]
 
     async def _perform(self, step: _Step, hand_over: Execute) -> TaskOutput | None:
-        """Perform the task of a step, and what providers have put before it, in the thread of the session.
+        """Perform the task of a step, and the tasks added before it, in the thread of the session.
 
         Returns:
             Its output; None if it was skipped.

@@ -1,4 +1,4 @@
-"""Google ADK: `App(name=…, root_agent=agent, plugins=[Replanned({"search": "web", "search_archive": "web"})])`.
+"""Google ADK: `App(name=…, root_agent=agent, plugins=[Replanned({"search": "web", …})])`.
 
 The calls of tools are replaced, and so are the agents of a `SequentialAgent`, a `ParallelAgent` or
 a `Workflow`.
@@ -110,7 +110,7 @@ def _reports_failure(result: object) -> bool:
 
 
 class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be installed
-    """Plugin of a runner: a tool or an agent that fails is replaced, tried again, skipped or put to a person by the engine.
+    """Plugin of a runner: the engine retries, replaces or skips a failing tool or agent, or asks.
 
     Each invocation in which a tool is called is a session of the engine with the same id. The run
     that resumes the invocation resumes its session. The agents of a `SequentialAgent`, a
@@ -160,7 +160,7 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
         self._runs[invocation_context.invocation_id] = run
 
     async def before_agent_callback(self, *, agent: Any, callback_context: Any) -> None:
-        """Learn which tools an agent of a workflow has, and watch for cancellation, of which plugins are not told."""
+        """Learn the tools of an agent of a workflow, and watch for its cancellation."""
         if run := self._runs.get(callback_context.invocation_id):
             run.watch(asyncio.current_task())
             if agent.name not in run.tools:
@@ -217,7 +217,7 @@ executes it.
 
 
 class _Attached:
-    """The `run_async` of a tool object: a call of the session if the framework makes it, or else the original."""
+    """The `run_async` of a tool object: a call of the session if ADK calls it, or the original."""
 
     def __init__(self, tool: Any) -> None:
         own = vars(tool).get("run_async")
@@ -261,7 +261,7 @@ class _Run:
         self.id = ""
 
     async def describe(self, context: Any, *, known: bool) -> None:
-        """Describe the tools of the agent that runs, and of the others of its tree, but no toolsets of those.
+        """Describe the tools of the running agent, and those of its tree other than toolsets.
 
         Args:
             context: of the invocation.
@@ -340,7 +340,7 @@ class _Run:
             raise
 
     def watch(self, task: asyncio.Task[Any] | None) -> None:
-        """Leave the session if this task, in which the first agent runs, is cancelled; its span is around the session."""
+        """Leave the session if the task of the first agent is cancelled."""
         if self._watched is None and task is not None:
             self._watched, self._around = task, contextvars.copy_context()
             task.add_done_callback(self._follow)
@@ -370,7 +370,10 @@ class _Run:
         return pause_reason
 
     def _identity(self) -> tuple[str, str]:
-        """Return the id of the run, that of the invocation, with a number if an earlier run of it has ended; its objective."""
+        """Return the id of the run and its objective.
+
+        The id is that of the invocation, with a number if an earlier run of it has ended.
+        """
         first = str(self.context.invocation_id)
         events = self.context.session.events
         resumed = any(each.invocation_id == first and each.author != "user" for each in events)
@@ -458,7 +461,7 @@ class _Run:
     async def _confirm(
         self, tool: Any, values: dict[str, Any], context: Any, asked: Mapping[str, Any], called: Any
     ) -> None:
-        """Request a confirmation for a tool that stands in, if it needs one; that of the call does not apply to it."""
+        """Request a confirmation that a tool may stand in; that of the call does not apply."""
         if (
             asked.get("tool") == tool.name
             or await tool.check_require_confirmation(values, context) is not True
@@ -472,7 +475,7 @@ class _Run:
         raise _Interrupted(self._ask(context, text, {"tool": tool.name, "arguments": values}))
 
     def _can_ask(self, context: Any) -> bool:
-        """Return whether the framework passes on a request to confirm: once for each call of an agent."""
+        """Return whether ADK passes on a request to confirm: once for each call of an agent."""
         asks = self._owner.approvals and not self.nested
         return (
             asks
@@ -489,7 +492,7 @@ class _Run:
 
 
 class _Pipeline:
-    """The agents of an invocation that are its plan: those of sequential and parallel agents, and of workflows.
+    """Agents of an invocation that form its plan: of sequential and parallel agents, and workflows.
 
     Each of these agents is a task. The framework runs them as always; `run_async` of each is
     attached, so that the task is performed there: by the agent itself, by what replaces it, or by
@@ -663,7 +666,7 @@ class _Pipeline:
         return session
 
     async def _begin(self, agent: Any, context: Any) -> None:
-        """Add the plan of an outermost agent, unless it is that of the root agent, or was added before."""
+        """Add the plan of an outermost agent, unless the session has it already."""
         session = await self._open(context)
         tasks = self._groups[agent.name]
         new = [AddTask(task=task) for task in tasks if task.id not in session.run.live]
@@ -743,7 +746,7 @@ _QUESTION: Final = "replanning-"
 
 
 class _AttachedAgent:
-    """The `run_async` of an agent object: that of the plan if a plugin knows the invocation, or else the original."""
+    """The `run_async` of an agent object: that of its plan, if there is one, else the original."""
 
     def __init__(self, agent: Any) -> None:
         self.agent = agent
@@ -805,7 +808,7 @@ def _is_group(agent: Any) -> bool:
 
 
 def _add_tasks(agent: Any, after: Sequence[TaskId], tasks: list[Task]) -> list[TaskId]:
-    """Add the tasks of an agent, which wait for others; return those that the next agent waits for."""
+    """Add the tasks of an agent, after others; return those that the next agent waits for."""
     if _is_group(agent) and isinstance(agent, SequentialAgent):
         for below in agent.sub_agents:
             after = _add_tasks(below, after, tasks)

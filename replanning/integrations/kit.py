@@ -1,4 +1,4 @@
-"""Kit for integrations of agent frameworks: descriptions of tools, runs of threads, sessions, calls, and questions.
+"""Kit for integrations of agent frameworks: tools, runs of threads, sessions, calls, questions.
 
 See docs/how-to/attach-a-framework.md. A framework that calls tools in threads also needs
 `session_thread`.
@@ -29,9 +29,10 @@ from replanning.errors import (
 )
 from replanning.history.status import replay_records
 from replanning.journal.records import QuestionVerdict
+from replanning.journal.store import RunInfo
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
-from replanning.plan.messages import did_you_mean
+from replanning.plan.messages import did_you_mean, join_parts
 from replanning.plan.tasks import Retry, allows_repetition
 from replanning.plan.types import JSON_TYPES, RunId, TaskId
 from replanning.run.attempt import current_attempt
@@ -57,19 +58,19 @@ __all__ = [
 ]
 
 Capabilities = Mapping[str, str | Mapping[str, object]]
-"""By the name of a tool, its capability, or the fields that `replanning.tool` takes."""
+"""Capabilities of tools by name, or the fields that `replanning.tool` takes."""
 
 UNFINISHED: Final = ("running", "paused", "needs_human")
-"""How a run stands that can be resumed."""
+"""Statuses of runs that can be resumed."""
 
 
 def missing_framework(module: str, needs: str, error: Exception) -> ImportError:
-    """Return the error of a module whose framework is missing, or lacks what the module relies on.
+    """Return the error of a module whose framework is missing or incompatible.
 
     Args:
         module: the module, named like the extra of `replanning` that installs the framework.
         needs: the framework, and the version that was tested.
-        error: what is missing.
+        error: the error of the import.
     """
     extra = module.rpartition(".")[2].replace("_", "-")
     return ImportError(f'{module} needs {needs}: pip install "replanning[{extra}]" ({error})')
@@ -81,38 +82,42 @@ def tool_fields(
     """Return the fields of the description of a tool.
 
     Args:
-        description: what it does.
+        description: what the tool does.
         schema: the JSON schema of its arguments.
-        stated: what the tool itself states, such as in its metadata: its capability, or fields that
-            override the others.
-        fields: further ones, such as `dangerous`.
+        stated: the statements of the tool itself, such as in its metadata: its capability, or
+            fields that override the others.
+        fields: further fields, such as `dangerous`.
     """
-    properties = {
-        name: each if isinstance(each, Mapping) else {}
-        for name, each in schema.get("properties", {}).items()
-    }
-    kinds = {name: each.get("type") for name, each in properties.items()}
-    required = {
-        name for name in schema.get("required", ()) if "default" not in properties.get(name, {})
-    }
+    required = schema.get("required", ())
+    parameters: dict[str, str] = {}
+    optional: list[str] = []
+    for name, described in schema.get("properties", {}).items():
+        kind: object = None
+        has_default = False
+        if isinstance(described, Mapping):
+            kind = described.get("type")
+            has_default = "default" in described
+        if not isinstance(kind, str) or kind not in JSON_TYPES:
+            kind = "any"
+        parameters[name] = kind
+        if has_default or name not in required:
+            optional.append(name)
+    words = " ".join((description or "").split())
     return {
-        "description": "".join(filter(str.isprintable, " ".join((description or "").split()))),
-        "parameters": {
-            name: kind if isinstance(kind, str) and kind in JSON_TYPES else "any"
-            for name, kind in kinds.items()
-        },
-        "optional": [name for name in properties if name not in required],
+        "description": "".join(filter(str.isprintable, words)),
+        "parameters": parameters,
+        "optional": optional,
         **fields,
         **_stated_fields(stated),
     }
 
 
 def hinted_fields(annotations: Any) -> dict[str, object]:
-    """Return what the annotations of a tool of an MCP server say of its effect.
+    """Return the fields of a tool that the annotations of its MCP server state.
 
     Args:
-        annotations: as the SDK of MCP has them, or as a mapping with the names of the protocol;
-            None for other tools.
+        annotations: an object of the MCP SDK, or a mapping with the names of the protocol; None for
+            other tools.
     """
     if annotations is None:
         return {}
@@ -128,9 +133,11 @@ def hinted_fields(annotations: Any) -> dict[str, object]:
 
 
 def _stated_fields(stated: object) -> dict[str, Any]:
+    if stated is None:
+        return {}
     if isinstance(stated, Mapping):
         return dict(stated)
-    return {} if stated is None else {"capability": stated}
+    return {"capability": stated}
 
 
 def describe_tools(
@@ -139,20 +146,20 @@ def describe_tools(
     *,
     noun: str = "tool",
 ) -> list[FunctionTool[..., Any]]:
-    """Return the tools of an agent as a session takes them, which must be told how to execute them.
+    """Return the tools of an agent for a session, whose calls state how to execute them.
 
     Args:
-        tools: by name, the fields of their descriptions, see `tool_fields`.
-        capabilities: by the name of a tool, its capability or further fields; they override those
-            of its description.
-        noun: what the capabilities may name.
+        tools: the fields of their descriptions by name, see `tool_fields`.
+        capabilities: their capabilities or further fields by name; they override those of the
+            descriptions.
+        noun: the noun for what capabilities may name.
 
     Raises:
-        ValueError: capabilities name what does not exist, or a field is not valid; names every one.
+        ValueError: capabilities name an unknown tool, or a field is not valid; lists all problems.
     """
     stated = capabilities or {}
     problems = unknown_names(stated, tools, noun)
-    described = []
+    described: list[FunctionTool[..., Any]] = []
     for name, fields in tools.items():
         merged: dict[str, Any] = {"name": name, **fields, **_stated_fields(stated.get(name))}
         try:
@@ -171,63 +178,72 @@ async def _executed_elsewhere(**_: object) -> object:
 def unknown_names(
     capabilities: Capabilities, known: Collection[str], noun: str = "tool"
 ) -> list[str]:
-    """Return a problem for each name in capabilities that is unknown."""
-    hints = ((name, did_you_mean(str(name), known)) for name in capabilities if name not in known)
-    return [f"there is no {noun} called {name!r}{hint and f'; {hint}'}" for name, hint in hints]
+    """Return a problem for each unknown name in capabilities."""
+    problems: list[str] = []
+    for name in capabilities:
+        if name not in known:
+            hint = did_you_mean(str(name), known)
+            problems.append(join_parts(f"there is no {noun} called {name!r}", hint))
+    return problems
 
 
 def thread_run(
     engine: ReplanningEngine, thread: str, *, part: str = "", resumes: bool = True
 ) -> str:
-    """Return the id of the run for a thread, such as a conversation: its last run if that is unfinished, or a new one.
+    """Return the id of the run for a thread: its last run if that is unfinished, or a new one.
 
     Args:
-        engine: has the store of the runs.
-        thread: the id of the thread.
+        engine: the engine, whose store has the runs.
+        thread: the id of the thread, such as a conversation.
         part: the part of the thread that has runs of its own.
-        resumes: false for a new run in any case.
+        resumes: false to begin a new run in any case.
     """
-    prefix = f"thread-{quote(thread, safe='')}{part and f'-{part}'}"
-    runs = engine.store.runs() if resumes else ()
-    last = next(
-        (each for each in runs if each.run.rpartition(".")[0] == prefix), None
-    )  # the newest
-    if last is not None and last.status in UNFINISHED:
-        return last.run
+    prefix = f"thread-{quote(thread, safe='')}"
+    if part:
+        prefix += f"-{part}"
+    if resumes:
+        newest = next(_thread_runs(engine, prefix), None)
+        if newest is not None and newest.status in UNFINISHED:
+            return newest.run
     return f"{prefix}.{secrets.token_hex(4)}"
 
 
+def _thread_runs(engine: ReplanningEngine, prefix: str) -> Iterator[RunInfo]:
+    """Yield the runs of a thread, the newest first."""
+    for run in engine.store.runs():
+        if run.run.rpartition(".")[0] == prefix:
+            yield run
+
+
 def earlier_output(engine: ReplanningEngine, run_id: str, key: str) -> tuple[object] | None:
-    """Return the output of a call that an earlier run of the same thread has finished; None if none has.
+    """Return the output of a call that an earlier run of the thread has finished, or None.
 
     Args:
-        engine: has the store of the runs.
-        run_id: the present run of the thread, see `thread_run`.
+        engine: the engine, whose store has the runs.
+        run_id: the current run of the thread, see `thread_run`.
         key: the key of the call.
 
     Raises:
         CallFailed: as `output_in_run`.
     """
-    prefix = run_id.rpartition(".")[0]
-    for each in engine.store.runs():
-        if each.run == run_id or each.run.rpartition(".")[0] != prefix:
-            continue
-        earlier = output_in_run(engine, each.run, key)
-        if earlier is not None:
-            return earlier
+    for run in _thread_runs(engine, run_id.rpartition(".")[0]):
+        if run.run != run_id:
+            earlier = output_in_run(engine, run.run, key)
+            if earlier is not None:
+                return earlier
     return None
 
 
 def output_in_run(engine: ReplanningEngine, run_id: str, key: str) -> tuple[object] | None:
-    """Return the output of a call that a run has finished; None if it has not, so that the call can be made.
+    """Return the output of a call that a run has finished; None if the call can be made.
 
     Args:
-        engine: has the store of the runs.
+        engine: the engine, whose store has the run.
         run_id: the run.
         key: the key of the call.
 
     Raises:
-        CallFailed: the call was done, and its output was not recorded; or it may have taken effect,
+        CallFailed: the call was done, but its output was not recorded; or it may have taken effect,
             and must not be repeated.
     """
     live = replay_records(engine.store.read(RunId(run_id))).live
@@ -239,10 +255,9 @@ def output_in_run(engine: ReplanningEngine, run_id: str, key: str) -> tuple[obje
             return (live.results.output_of(call.id),)
         except NoResult as error:
             unstored = [leaf.output.unstored for leaf in live.leaves(call)]
-            reason = "; ".join(filter(None, unstored)) or str(error)
-            raise CallFailed(
-                f"call {call.id!r} was done before, and its output was not kept: {reason}"
-            ) from error
+            reason = join_parts(*unstored) or str(error)
+            what = f"call {call.id!r} was done before, and its output was not kept"
+            raise CallFailed(f"{what}: {reason}") from error
     doubtful = _doubtful_call(live, key)
     if doubtful is not None:
         name = doubtful.task.tool or doubtful.id
@@ -254,7 +269,7 @@ def output_in_run(engine: ReplanningEngine, run_id: str, key: str) -> tuple[obje
 
 
 def _doubtful_call(live: LivePlan, key: str) -> TaskEntry | None:
-    """Return a call of a key that may have taken effect, and must not be made again; None without one."""
+    """Return a call of a key that may have taken effect and must not be repeated, or None."""
     for call in recorded_calls(live, key):
         for leaf in live.leaves(call):
             for part in live.in_doubt(leaf):
@@ -264,7 +279,7 @@ def _doubtful_call(live: LivePlan, key: str) -> TaskEntry | None:
 
 
 def has_deadline(session: Session) -> bool:
-    """Return whether the attempt that is being executed has a deadline, after which it is left behind."""
+    """Return whether the current attempt has a deadline, after which it is abandoned."""
     attempt = current_attempt()
     if attempt is None:
         return False
@@ -274,16 +289,13 @@ def has_deadline(session: Session) -> bool:
 def shown_questions(
     engine: ReplanningEngine, run_id: str, questions: Sequence[str]
 ) -> list[dict[str, object]]:
-    """Return open questions as frameworks show them to people: their ids, texts, and the alternatives to choose from."""
-    return [
-        {
-            "question": each.id,
-            "text": each.text,
-            "choices": [candidate.alternative.reason for candidate in each.candidates],
-        }
-        for each in engine.pending(run_id)
-        if each.id in questions
-    ]
+    """Return open questions as frameworks show them: ids, texts, and alternatives."""
+    shown: list[dict[str, object]] = []
+    for question in engine.pending(run_id):
+        if question.id in questions:
+            choices = [candidate.alternative.reason for candidate in question.candidates]
+            shown.append({"question": question.id, "text": question.text, "choices": choices})
+    return shown
 
 
 def answer_questions(
@@ -294,7 +306,7 @@ def answer_questions(
     by: str = "",
     comment: str = "",
 ) -> None:
-    """Answer questions as a person did in the framework; what was answered elsewhere stays as it is."""
+    """Answer questions as a person did in the framework, unless they were answered elsewhere."""
     verdict: QuestionVerdict = "approve" if approved else "reject"
     for question in questions:
         with suppress(StaleAnswer, UnknownQuestion):
@@ -302,17 +314,17 @@ def answer_questions(
 
 
 def withdraw_questions(engine: ReplanningEngine, run_id: str) -> None:
-    """Reject open questions that were put as requests for the approval of calls: the agent went on without an answer."""
+    """Reject open questions put as requests for approval: the agent continued without them."""
     questions = [each.id for each in engine.pending(run_id)]
     answer_questions(engine, questions, approved=False, comment="the agent went on without it")
 
 
 class _HandedBack(Exception):
-    """What a framework is given in the place of an output, raised by the function that executes a tool.
+    """Replacement of an output, raised by the function that executes a tool.
 
     Args:
         said: what happened, for the journal.
-        result: what the framework gets; None for the exception that this one was raised from.
+        result: the result for the framework; None for the exception that this one was raised from.
     """
 
     def __init__(self, said: str, result: object = None) -> None:
@@ -321,7 +333,7 @@ class _HandedBack(Exception):
 
 
 class ReportedFailure(_HandedBack):
-    """A tool failed, and its framework has a form of its own for that, which it gets if no alternative is left."""
+    """A tool failed; its framework gets its own form of a failure if no alternative is left."""
 
 
 class TimedOut(ReportedFailure, TimeoutError):
@@ -329,11 +341,44 @@ class TimedOut(ReportedFailure, TimeoutError):
 
 
 class ControlFlow(_HandedBack):
-    """A call ends without an output and has not failed, such as one that waits for a person."""
+    """A call ended without an output or a failure, such as one that waits for a person."""
 
 
 ONE_ATTEMPT: Final = Retry(max_attempts=1)
 """Retries of a tool that its framework repeats by itself: the attempts of both would multiply."""
+
+
+class _Executions:
+    """Executions of one call: their results, each with what the journal records of it."""
+
+    def __init__(self, execute: Execute, encode: Callable[[Any], object] | None) -> None:
+        self.is_empty = True
+        self._execute = execute
+        self._encode = encode
+        self._results: list[tuple[object, object]] = []
+
+    async def execute(self, name: str, arguments: Mapping[str, object]) -> object:
+        """Execute a tool, and return what the journal records of its result."""
+        self.is_empty = False
+        result = await self._execute(name, arguments)
+        if self._encode is None:
+            return result
+        try:
+            recorded = self._encode(result)
+        except Exception:  # noqa: BLE001 # of an object of the user
+            # The tool has done its work, which must not be done again because of its result.
+            recorded = result
+        self._results.append((recorded, result))
+        return recorded
+
+    def result_of(self, recorded: object, decode: Callable[[Any], object] | None = None) -> Any:
+        """Return the result behind its record; that of another process is decoded."""
+        for known, result in reversed(self._results):
+            if known is recorded:
+                return result
+        if decode is None:
+            return recorded
+        return decode(recorded)
 
 
 async def call_tool(
@@ -356,18 +401,18 @@ async def call_tool(
 ) -> Any:
     """Make a call of an agent, and return or raise what its framework expects of it.
 
-    The exception of a tool arrives as it was; so does the result of a tool that was executed in
+    The exception of a tool arrives unchanged; so does the result of a tool that was executed in
     this process.
 
     Args:
         engine: the engine of the session.
         session: the session.
         tool: the name of the tool.
-        arguments: of the tool.
+        arguments: the arguments of the tool.
         execute: executes this tool, and any tool that replaces it. It raises what the tool raises,
-            `ReportedFailure` if the tool says otherwise that it has failed, and `ControlFlow` if
-            the call is to end.
-        key: identifies the call, also when it is made again by a later run of the agent.
+            `ReportedFailure` if the tool reports a failure otherwise, and `ControlFlow` to end the
+            call.
+        key: identifies the call, also when a later run of the agent makes it again.
         once: as `Session.invoke` takes it.
         passes: as `Session.invoke` takes it.
         asks: whether the framework can put a question about this call to a person, or makes the
@@ -376,52 +421,32 @@ async def call_tool(
         approved: whether a person has approved the call in the framework. Then the first
             alternative is chosen for a question that was open before.
         approved_questions: the questions that the approval names, in a framework whose approvals
-            can. Without its name, a question whether the call, or a tool that stands in for it, may
-            be executed is answered as well. One about a call that may have taken effect is not,
+            can. An unnamed question whether the call, or a tool that stands in for it, may be
+            executed is answered as well. One about a call that may have taken effect is not,
             because the approval of the call itself may be sent twice.
-        resumed: whether a call that an earlier run of the agent has given up is made anew, as one
-            that was approved is.
-        encode: makes of a result what the journal records of it; by default the result itself. A
-            result for which it raises is not recorded, and returned as any other.
-        decode: makes a result of what the journal has recorded.
-        value: makes of a result the output that `expect` of a tool is about; by default what is
-            recorded.
+        resumed: whether a call that an earlier run of the agent has given up is made anew, like an
+            approved one.
+        encode: returns what the journal records of a result; by default the result itself. A result
+            for which it raises is not recorded, and returned like any other.
+        decode: returns the result from its record.
+        value: returns the output in a result, which `expect` of a tool is about; by default the
+            record.
 
     Raises:
-        CallSkipped: the call was skipped, for the reason that it has as text.
+        CallSkipped: the call was skipped; its text is the reason.
         NeedsHuman: a person must answer, and `asks` is true. Then the same call is made again with
             the same key.
         NotRunning: the session has ended.
         StoreError: the store fails.
         Exception: of the tool; no alternative is left.
     """
-    results: list[tuple[object, object]] = []
-    is_executed = False
-
-    async def recording(name: str, values: Mapping[str, object]) -> object:
-        nonlocal is_executed
-        is_executed = True
-        result = await execute(name, values)
-        if encode is None:
-            return result
-        try:
-            recorded = encode(result)
-        except Exception:  # noqa: BLE001 # of an object of the user
-            # The tool has done its work, which must not be done again because of what it has
-            # returned.
-            recorded = result
-        results.append((recorded, result))
-        return recorded
-
-    def result_of(recorded: object) -> object:
-        return next((result for known, result in results if known is recorded), recorded)
-
+    executions = _Executions(execute, encode)
     value_of = None
     if value is not None:
         to_value = value
 
         def value_of(recorded: object) -> object:
-            return to_value(result_of(recorded))
+            return to_value(executions.result_of(recorded))
 
     seen: set[str] = set()
     if approved:
@@ -432,41 +457,39 @@ async def call_tool(
             output = await session.invoke(
                 tool,
                 arguments,
-                execute=recording,
+                execute=executions.execute,
                 key=key,
                 once=once,
                 passes=passes,
                 value_of=value_of,
             )
-            break
         except NeedsHuman as error:
             if approved and _answers(engine, session, error, seen, approved_questions):
                 seen.difference_update(error.questions)
-                answer_questions(
-                    engine, error.questions, approved=True, by="the approval of the call"
-                )
+                by = "the approval of the call"
+                answer_questions(engine, error.questions, approved=True, by=by)
                 continue
             if asks:
                 raise
-            # An answer would execute nothing: the agent goes on with the error.
+            # An answer would execute nothing: the agent continues with the error.
             answer_questions(engine, error.questions, approved=False, comment="nobody can be asked")
             own: BaseException = error.own_error
         except _HandedBack as error:
             own = error
         except CallFailed as error:
-            is_final = isinstance(error, CallSkipped) or isinstance(error.__cause__, NoResult)
-            if is_executed or is_final or not (once and (approved or resumed)):
+            # Only a call that an earlier run has given up is made anew, and only once.
+            if not executions.is_empty or not once or not (approved or resumed):
+                raise
+            if isinstance(error, CallSkipped) or isinstance(error.__cause__, NoResult):
                 raise
             if _doubtful_call(session.run.live, key) is not None:
                 raise
             once = False
             continue
+        else:
+            return executions.result_of(output, decode)
         # Not while the other one is handled, which would become its context.
         return hand_back(own)
-    for recorded, result in reversed(results):
-        if recorded is output:
-            return result
-    return output if decode is None else decode(output)
 
 
 def _answers(
@@ -479,11 +502,11 @@ def _answers(
     """Return whether the approval of a call answers the questions about it.
 
     Args:
-        engine: of the session.
-        session: of the call.
-        error: names the questions.
+        engine: the engine of the session.
+        session: the session of the call.
+        error: the error that names the questions.
         seen: the questions that were open when the call was approved.
-        named: as `call_tool` takes it.
+        named: as `call_tool` takes `approved_questions`.
     """
     questions = set(error.questions)
     if not questions.issubset(seen):
@@ -493,13 +516,14 @@ def _answers(
     live = session.run.live
     concerned = live.leaves(live.entry(TaskId(error.task)))
     for question in engine.pending(session.run.id):
-        if question.id in questions:  # it may be about other calls as well
+        # It may be about other calls as well.
+        if question.id in questions:
             concerned += [live.entry(task_id) for task_id in question.holds]
     return not any(live.in_doubt(entry) for entry in concerned)
 
 
 def hand_back(error: BaseException) -> Any:
-    """Return the result that a framework gets in the place of an exception, or raise what that stands for."""
+    """Return the result that a framework gets in place of an exception, or raise the exception."""
     if not isinstance(error, _HandedBack):
         raise error
     if error.result is None and error.__cause__ is not None:
@@ -508,7 +532,7 @@ def hand_back(error: BaseException) -> Any:
 
 
 class SessionTask:
-    """Session in an async task of its own, for frameworks where any task may close a stream; they run on asyncio alone.
+    """Session in an asyncio task of its own, for frameworks where any task may close a stream.
 
     Args:
         opened: the session that `ReplanningEngine.session` returns.
@@ -517,7 +541,8 @@ class SessionTask:
     def __init__(self, opened: AbstractAsyncContextManager[Session]) -> None:
         self._session: Session | None = None
         self._pause_reason = ""
-        self._opened, self._left = anyio.Event(), anyio.Event()
+        self._opened = anyio.Event()
+        self._left = anyio.Event()
         self._calls = 0
         self._idle = anyio.Event()
         self._task = asyncio.create_task(self._keep_open(opened))
@@ -550,19 +575,20 @@ class SessionTask:
         return self._session
 
     def leave(self, pause_reason: str = "") -> asyncio.Task[None]:
-        """Let the session end, or be left paused for this reason; the first reason counts. Return the task that ends it."""
+        """Let the session end, or pause it for the first reason; return the task that ends it."""
         self._pause_reason = self._pause_reason or pause_reason
         self._left.set()
         return self._task
 
     async def end(self, pause_reason: str = "") -> None:
-        """End the session, or leave it paused for this reason; nothing is left of it once its event loop is closed.
+        """End the session, or pause it for this reason; nothing if its event loop was closed.
 
         Raises:
             StoreError: the store fails.
         """
         if self._task.get_loop().is_closed():
-            return  # the engine lets go of its run
+            # The engine has let go of its run.
+            return
         task = self.leave(pause_reason)
         with anyio.CancelScope(shield=True):
             await asyncio.wait([task])

@@ -116,7 +116,9 @@ def replanned(
     objective: str = "",
     approvals: bool = True,
 ) -> ReplannedGraph:
-    """Return a compiled graph whose nodes, and whose tools under a `ReplanningMiddleware`, are calls of a session.
+    """Return a compiled graph whose nodes and tools are calls of a session.
+
+    Its tools are those under a `ReplanningMiddleware`.
 
     Each run of the graph is a run of the engine; a thread that is resumed after an interrupt or a
     failure resumes it. A node that fails is retried, or a node of the same capability is executed
@@ -228,7 +230,10 @@ def _described(tool: Any, *, dangerous: bool) -> dict[str, Any]:
 
 
 def _has_middleware(node: Any) -> bool:
-    """Return whether calls of a `ToolNode` go through a `ReplanningMiddleware`; a wrapper of a user may call one, too."""
+    """Return whether the calls of a `ToolNode` go through a `ReplanningMiddleware`.
+
+    A wrapper of a user may call one, too.
+    """
     owners = _owners(node)
     others = [each for each in owners if each is not None]
     return any(isinstance(each, ReplanningMiddleware) for each in others) or bool(
@@ -272,7 +277,7 @@ class _Calls:
 
 
 class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not followed
-    """Run of a graph, with the session of its calls; as a callback handler it receives only interrupts.
+    """Run of a graph, with the session of its calls; a callback handler for interrupts.
 
     Its state is what its own calls have come to. It is left when its graph ends, or when another
     one resumes the thread.
@@ -331,7 +336,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
 
     @contextmanager
     def as_current(self) -> Iterator[None]:
-        """Let what begins within the block find this run: LangGraph executes nodes in copies of the context."""
+        """Make this the current run within the block, for LangGraph copies the context."""
         before = _RUN.get()
         _RUN.set(self)
         try:
@@ -396,7 +401,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         execute: Execute,
         call_id: str | None = None,
     ) -> object:
-        """Call a node, or a tool, for which the model has an id, and put questions to a person through an interrupt.
+        """Call a node or a tool, and ask a person through an interrupt.
 
         A node that is skipped returns None, and a tool that is skipped a message that says why.
 
@@ -519,7 +524,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
             return hand_back(own)
 
     def _recorded_output(self, call: TaskEntry) -> tuple[object] | None:
-        """Return the output of a call of a tool that was finished before the graph was resumed; None if it has none.
+        """Return the output of a call that had finished before the graph was resumed, or None.
 
         A call that a person has skipped has none, and says so when it is made again.
         """
@@ -576,7 +581,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         return key
 
     def _ask(self, question_id: str) -> None:
-        """Interrupt the graph with a question, and carry out the answer once the graph is resumed with it."""
+        """Interrupt the graph with a question; carry out the answer when it is resumed."""
         payload = next(iter(shown_questions(self.engine, self.session.run.id, [question_id])), None)
         if payload is None:  # it was answered elsewhere
             return
@@ -627,7 +632,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
     def in_event_loop(
         self, function: Callable[..., Coroutine[Any, Any, Any]]
     ) -> Callable[..., Any]:
-        """Return a function for the thread of the graph that executes an async function in that of the session."""
+        """Return a function that executes an async function in the thread of the session."""
 
         @wraps(function)
         def execute(*args: Any, **kwargs: Any) -> Any:
@@ -657,7 +662,7 @@ class _Attachment:
     approvals: bool
 
     def _run_id(self, graph: Any, given: Any, config: Any) -> str | None:
-        """Return the id of the unfinished run of the thread if the graph is resumed, or else that of a new one."""
+        """Return the id of the thread's unfinished run if the graph is resumed, else a new one."""
         configurable = self._configurable(graph, config)
         thread = configurable.get("thread_id")
         if not thread:
@@ -688,7 +693,7 @@ class _Attachment:
         return {**ensure_config()["configurable"], **stated}
 
     def _asks(self, graph: Any, config: Any) -> bool:
-        """Return whether a question interrupts the graph; without a checkpointer nobody could answer it."""
+        """Return whether a question interrupts the graph, which takes a checkpointer."""
         return self.approvals and self._has_checkpointer(graph, config)
 
     def _has_checkpointer(self, graph: Any, config: Any) -> bool:
@@ -697,7 +702,7 @@ class _Attachment:
         return bool(graph.checkpointer or self._configurable(graph, config).get(_CHECKPOINTER))
 
     def _lacks_thread(self, graph: Any, config: Any) -> bool:
-        """Return whether the graph refuses to run, because it has a checkpointer and nothing says for which thread."""
+        """Return whether the graph refuses to run: it has a checkpointer, but no thread."""
         return self._has_checkpointer(graph, config) and not self._configurable(graph, config)
 
     async def open(self, graph: Any, given: Any, config: Any) -> _Run | None:
@@ -725,7 +730,7 @@ class _Attachment:
         return run
 
     def open_in_thread(self, graph: Any, given: Any, config: Any) -> _Run | None:
-        """Open a session in an event loop in a thread of its own; None if the graph refuses to run."""
+        """Open a session on an event loop in its own thread; None if the graph refuses to run."""
         if self._lacks_thread(graph, config):
             return None
         run_id = self._run_id(graph, given, config)
@@ -746,7 +751,7 @@ def _value(result: Any) -> Any:
 
 
 class ReplannedGraph(CompiledStateGraph):  # type: ignore[misc]  # its types are not followed
-    """Compiled graph whose runs have sessions, see `replanned`. It is used like the original graph."""
+    """Compiled graph whose runs have sessions, see `replanned`; used like the original graph."""
 
     def __init__(self, *, attachment: _Attachment, **fields: Any) -> None:
         super().__init__(**fields)
@@ -814,7 +819,7 @@ class ReplannedGraph(CompiledStateGraph):  # type: ignore[misc]  # its types are
 
 
 class _Node(Runnable):  # type: ignore[misc]  # its types are not followed
-    """Body of a node that makes a call, which the original body or that of another node executes."""
+    """Body of a node that makes a call, executed by the original body or that of another node."""
 
     def __init__(self, name: str, bodies: Mapping[str, Any]) -> None:
         self.name = name
@@ -853,7 +858,9 @@ def _current_run() -> _Run:
 
 
 class ReplanningMiddleware(AgentMiddleware):  # type: ignore[misc]  # its types are not followed
-    """Makes tools calls of the session: `replanned(create_agent(…, middleware=[ReplanningMiddleware()]), engine)`.
+    """Middleware that makes tools calls of the session.
+
+    Use it in `replanned(create_agent(…, middleware=[ReplanningMiddleware()]), engine)`.
 
     Its methods can also be given to a `ToolNode` as `wrap_tool_call` and `awrap_tool_call`.
     """
@@ -891,7 +898,7 @@ class ReplanningMiddleware(AgentMiddleware):  # type: ignore[misc]  # its types 
 
 
 class _NotingTool:
-    """Tool whose exceptions are noted, before a `ToolNode` or another middleware makes messages of them.
+    """Tool that notes its exceptions before a `ToolNode` or middleware turns them into messages.
 
     Attributes:
         raised: the exceptions.

@@ -1,4 +1,4 @@
-"""Stored form of what nodes and tools of LangGraph return: JSON, from which messages and commands come back.
+"""Stored form of the outputs of LangGraph: JSON, from which messages and commands are restored.
 
 A message is stored as LangChain stores it (`message_to_dict`): its type, its text, and its
 structured content. What is read from a store never names a class: the table of parts is closed.
@@ -34,7 +34,7 @@ class NotRestorable(ValueError):
 
 
 def encode(value: Any) -> Any:
-    """Return the stored form of an output; an object of any other class is stored by its content alone."""
+    """Return the stored form of an output; objects of other classes are stored by their content."""
     kind = type(value)
     if kind is str:
         return value
@@ -87,7 +87,7 @@ def decode(stored: Any) -> Any:
 
 
 def executed_again(stored: Any) -> Any:
-    """Return the stored form of an output that is there for its readers alone, and is not restored."""
+    """Return the stored form of an output that is shown to readers, but not restored."""
     return _tagged("again", stored)
 
 

@@ -1,4 +1,6 @@
-"""Magentic orchestration of the Microsoft Agent Framework: `async with replanned(StandardMagenticManager(agent)) as manager:`.
+"""Magentic orchestration of the Microsoft Agent Framework.
+
+`async with replanned(StandardMagenticManager(agent)) as manager:`
 
 Tested with agent-framework-orchestrations 1.4. See docs/integrations/agent_framework.md.
 
@@ -66,7 +68,7 @@ async def replanned(
     capabilities: Capabilities | None = None,
     approvals: bool = True,
 ) -> AsyncIterator[Any]:
-    """A manager whose plan is that of a session, and whose rounds are calls of participants, which may be replaced.
+    """Manager whose plan is that of a session, and whose rounds are calls of participants.
 
     The steps of the plan are tasks; when the manager plans anew, they are replaced. A round without
     progress is a failure of the participant: the engine may have another participant of the same
@@ -160,7 +162,7 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
             )
 
     async def create_progress_ledger(self, magentic_context: Any) -> Any:
-        """Create a progress ledger, whose next speaker may be a participant that replaces the last one."""
+        """Create a progress ledger, whose next speaker may be a replacement of the last one."""
         session = await self._open(magentic_context)
         ledger = await self._manager.create_progress_ledger(magentic_context)
         if session is None:
@@ -218,7 +220,7 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
         self._manager.on_checkpoint_restore(state)
 
     async def _open(self, context: Any) -> Session | None:
-        """Return the session; there is none after the block, or if the checkpoint of another manager was restored."""
+        """Return the session; there is none after the block or a restored checkpoint."""
         if self._failure is not None:
             raise self._failure
         if self._ended or not self._saved:
@@ -251,7 +253,7 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
             await self._task.end(pause_reason)
 
     async def _speak(self, session: Session, speaker: str, instruction: str) -> None:
-        """Have a participant speak, or one that replaces it; the orchestrator sends it the request."""
+        """Have a participant speak, or its replacement; the orchestrator sends it the request."""
 
         async def execute(name: str, arguments: Mapping[str, object]) -> object:
             self._requests.put_nowait((name, str(arguments["instruction"])))
@@ -283,7 +285,7 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
         return request
 
     async def _end_round(self) -> None:
-        """Give up the round that goes on: the orchestrator does not ask the participant, or does not wait for it."""
+        """Give up the current round, whose participant is not asked or not waited for."""
         if self._round is not None:
             self._gives_up = True
             self._round.cancel()
@@ -301,7 +303,7 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
         ]
 
     def _steps(self, message: Any, session: Session | None = None) -> list[Task]:
-        """Return the steps of a plan: the items of its list, at the outermost level, or else its text."""
+        """Return the steps of a plan: the outermost items of its list, or else its text."""
         plan = getattr(getattr(self._manager, "task_ledger", None), "plan", message)
         items = [match.groups() for line in plan.text.splitlines() if (match := _STEP.match(line))]
         outermost = min((len(indent) for indent, _ in items), default=0)

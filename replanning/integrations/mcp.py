@@ -1,4 +1,4 @@
-"""Proxy of MCP servers: it serves their tools to a client, and each call of a tool is a task of one session.
+"""Proxy of MCP servers, which serves their tools to a client; each call is a task of a session.
 
 Tested with the package `mcp` 2.3. See `docs/integrations/mcp.md`.
 """
@@ -107,7 +107,9 @@ class _ServedTool:
 
 
 class McpProxy:
-    """Server for one client with the tools of other servers; an engine handles calls that fail. Made by `open_proxy`.
+    """Server for one client with the tools of other servers; made by `open_proxy`.
+
+    An engine handles calls that fail.
 
     Attributes:
         server: the server of the SDK, for transports other than `serve_stdio`.
@@ -195,7 +197,7 @@ class McpProxy:
         )
 
     def _problems(self) -> Iterator[Problem]:
-        """Yield a problem for each option that does not fit the tools. A server that is unavailable may have any tool."""
+        """Yield a problem for each option that fits no tool of the available servers."""
         described = {
             name: each.function.spec
             for name, each in self._tools.items()
@@ -503,7 +505,9 @@ async def open_proxy(
     environ: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> AsyncIterator[McpProxy]:
-    """Start servers, open a run for calls of their tools, and yield the proxy; servers and run end with the body.
+    """Start servers and open a run for calls of their tools; yield the proxy.
+
+    Servers and run end with the body.
 
     Args:
         engine: decides what follows a call that fails.

@@ -1,4 +1,4 @@
-"""OpenAI Agents SDK: `async with replanned(agent, capabilities={…}) as agent:` around `Runner.run(agent, …)`.
+"""OpenAI Agents SDK: `async with replanned(agent, capabilities={…}) as agent:`.
 
 Tested with openai-agents 0.24. See docs/integrations/openai_agents.md.
 """
@@ -92,7 +92,7 @@ async def replanned(
     context: object = None,
     approvals: bool = True,
 ) -> AsyncIterator[AgentT]:
-    """A copy of an agent whose calls of tools an engine retries or replaces, in a session that lasts as long as the block.
+    """Copy of an agent whose tools an engine retries or replaces, in a session for the block.
 
     The agents that it hands over to are copied, too; after the block the copies act like the
     original agents. The session succeeds if the last run in the block had a final output. It is
@@ -160,7 +160,7 @@ errors.
 
 
 class _Server:
-    """MCP server whose results are looked at before the framework makes outputs of them, without that they are errors."""
+    """MCP server whose error results are noted before the framework turns them into outputs."""
 
     def __init__(self, server: Any) -> None:
         self._server = server
@@ -196,7 +196,7 @@ class _Hooks(AgentHooks):  # type: ignore[misc] # its types may not be installed
 
 
 class _AttachedAgent:
-    """What sets a copy of an agent apart; the class of the copy derives from this and from the class of the agent.
+    """Base of the copies of agents; the class of a copy derives from this and that of the agent.
 
     A copy reads all other fields of the agent as they are now, and equals it, so that
     `result.last_agent == agent`.
@@ -219,7 +219,7 @@ class _AttachedAgent:
         return self._agents.wrap(self._original.clone(**changes))
 
     async def get_mcp_tools(self, context: Any) -> list[Any]:
-        """Return the tools of the MCP servers as they are now, attached; or the last ones of servers that do not answer."""
+        """Return the attached tools of the MCP servers, or the last ones if a server fails."""
         listing = copy.copy(self._original)
         listing.mcp_servers = [_Server(each) for each in self._original.mcp_servers]
         set_public_agent(listing, self._original)  # which the filters of the servers see
@@ -239,7 +239,7 @@ class _AttachedAgent:
         return await super().get_all_tools(context)  # type: ignore[misc,no-any-return]
 
     def follow(self) -> None:
-        """Attach the tools that were added since the last turn, and leave out those that were removed."""
+        """Attach the tools added since the last turn, and drop those that were removed."""
         given = {id(each): each for each in self._original.tools}
         for key, (_, made) in list(self._attached.items()):
             if key not in given:
@@ -284,7 +284,7 @@ class _Agents:
         ] = {}  # both are kept, so that an id names one agent
 
     async def describe(self) -> None:
-        """Describe the tools of the MCP servers of the agents, whose own tools are described already."""
+        """Describe the tools of the agents' MCP servers; their own tools are described already."""
         for _, made in list(self._copies.values()):
             if made.mcp_servers:
                 await made.get_mcp_tools(RunContextWrapper(self._context))
@@ -325,7 +325,10 @@ class _Agents:
         return made
 
     def wrap_tool(self, original: Any, own: dict[str, _Tool]) -> Any:
-        """Return the copy of a tool; hosted ones, and those whose approval a function decides, stay as they are."""
+        """Return the copy of a tool.
+
+        Hosted tools, and those whose approval a function decides, stay as they are.
+        """
         if not isinstance(original, FunctionTool) or callable(original.needs_approval):
             return original
         name = original.qualified_name
@@ -427,7 +430,7 @@ class _Tool:
             return await self._give_up(context, error)
 
     async def _execute(self, context: Any, text: str) -> Any:
-        """Execute the tool once, and raise its own exception, or the failure that an MCP server reports."""
+        """Execute the tool once; raise its own exception, or the failure that a server reports."""
         noted: list[Any] = []
         token = _REPORTED.set(noted)
         try:
@@ -448,7 +451,7 @@ class _Tool:
         return output
 
     async def _stand_in(self, context: Any, arguments: Mapping[str, object], again: bool) -> Any:
-        """Execute the tool with arguments that the model did not choose, with the guardrails of a call.
+        """Execute the tool in place of another one, with the guardrails of a call.
 
         Args:
             context: of the call that the model made.
@@ -514,7 +517,10 @@ class _Tool:
 
 
 def _recorded(output: Any) -> Any:
-    """Return what the journal records of an output: the text that the model gets, and its content, unless it is JSON."""
+    """Return what the journal records of an output.
+
+    Unless it is JSON, that is the text for the model, with its content.
+    """
     try:
         values.encode(output, None)
     except values.NotStorable:
@@ -532,7 +538,7 @@ def _value(output: Any) -> Any:
 
 
 def _restored(recorded: Any) -> Any:
-    """Return the output behind what was recorded; of an object of another class, the text that the model gets."""
+    """Return the output from its record; of an object of another class, the text for the model."""
     if not isinstance(recorded, dict) or _OUTPUT not in recorded:
         return recorded
     value = recorded["value"]

@@ -94,7 +94,7 @@ _MAX_OBJECTIVE_CHARS: Final = 500
 
 
 class Replanned(AbstractCapability[Any]):  # type: ignore[misc]
-    """Capability of an agent: a tool that fails is replaced, tried again, skipped or put to a person by the engine.
+    """Capability of an agent: the engine retries, replaces or skips a tool that fails, or asks.
 
     Each run of the agent is a session of the engine with the same id. A run that continues one that
     stopped, at a request for an approval or at an error, resumes its session: calls that were done
@@ -173,7 +173,7 @@ class _AgentRun:
         return self._task is not None
 
     def open(self, ctx: Any, tools: Mapping[str, Any], hidden: set[str]) -> None:
-        """Open the session with the tools of the first step of the run, in which those that are prepared may be hidden."""
+        """Open the session with the tools of the first step, of which some may be hidden."""
         capabilities = {
             name: each
             for name, each in self._capabilities.items()
@@ -339,14 +339,14 @@ class _ReplannedToolset(WrapperToolset[Any]):  # type: ignore[misc]
 
 
 def _named_questions(ctx: Any) -> list[str]:
-    """Return the questions that the approval of a call names, in the metadata of the request that it answers."""
+    """Return the questions that the approval of a call names, in the metadata of its request."""
     metadata = ctx.tool_call_metadata
     shown = metadata.get(METADATA, {}) if isinstance(metadata, Mapping) else {}
     return [str(each.get("question")) for each in shown.get("questions", ())]
 
 
 def _recorded(result: Any) -> Any:
-    """Return what the journal records of a result: what a message history has of it, unless it is JSON."""
+    """Return what the journal records of a result: JSON, or its form in a message history."""
     try:
         values.encode(result, None)
     except values.NotStorable:
@@ -376,7 +376,10 @@ def _restored(recorded: Any) -> Any:
 
 
 def _failure_behind(retry: Any) -> Exception | None:
-    """Return the failure for which the framework asks the model to try again; None if the tool itself asks for that."""
+    """Return the failure after which the framework asks the model again.
+
+    None if the tool itself asks for that.
+    """
     raised_in = ""
     for frame, _ in walk_tb(retry.__traceback__):
         raised_in = frame.f_globals.get("__name__", "")
@@ -388,7 +391,10 @@ def _failure_behind(retry: Any) -> Exception | None:
 
 
 def _first_run(ctx: Any) -> str:
-    """Return the id of the run, or of the first of the runs that it continues: each stopped with calls without a result."""
+    """Return the id of the run, or of the first run that it continues.
+
+    Each of these stopped with calls without a result.
+    """
     run_id = str(ctx.run_id)
     messages = [each for each in ctx.messages if each.run_id != ctx.run_id]
     while messages:
@@ -407,7 +413,7 @@ def _first_run(ctx: Any) -> str:
 
 
 def _call_key(ctx: Any, name: str, arguments: object) -> str:
-    """Return a key of a call for all runs that share its message; ids alone may recur, numbered anew in each message."""
+    """Return a key of a call that all runs with its message share; ids alone may recur."""
     at = ""
     for message in reversed(ctx.messages):
         if isinstance(message, ModelResponse):

@@ -33,7 +33,7 @@ _Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 class SessionThread:
-    """Session on an event loop in a thread of its own, whose tools are executed in the threads that call them.
+    """Session on an event loop in its own thread, whose tools run in the threads that call them.
 
     Attributes:
         session: the session.
@@ -53,7 +53,7 @@ class SessionThread:
     @classmethod
     @contextmanager
     def open(cls, opened: AbstractAsyncContextManager[Session]) -> Iterator[SessionThread]:
-        """Start the thread, and end it after the block; calls that are not done by then raise `NotRunning`.
+        """Start the thread, and end it after the block; unfinished calls raise `NotRunning`.
 
         Args:
             opened: the session that `ReplanningEngine.session` returns.
@@ -79,7 +79,7 @@ class SessionThread:
         function: Callable[[Execute], Coroutine[Any, Any, ResultT]],
         execute: ExecuteInThread | None = None,
     ) -> ResultT:
-        """Await an async function in the thread of the session, and meanwhile execute its tools in this thread.
+        """Await an async function in the session's thread; execute its tools in this thread.
 
         A tool with a timeout is executed in a third thread, in which it can be left behind.
         KeyboardInterrupt, and any other exception of this thread that ends the program, cancels the
@@ -134,7 +134,7 @@ class SessionThread:
         return result
 
     def start(self, function: Callable[[], Any]) -> Future[Any]:
-        """Have a function called in the thread of the session, and awaited if it is async, without waiting for its result.
+        """Start a function in the thread of the session, and return its future.
 
         Raises:
             NotRunning: the block was left.
@@ -145,7 +145,7 @@ class SessionThread:
             return self._portal.start_task_soon(function)
 
     def post(self, function: Callable[..., object], *args: object) -> None:
-        """Have a function that does not wait called in the thread of the session, and go on at once.
+        """Call a function that does not wait in the thread of the session, and continue at once.
 
         Raises:
             NotRunning: the block was left.
@@ -171,7 +171,7 @@ def _run_without_loop(work: Coroutine[Any, Any, None]) -> None:
 
 
 class _Call:
-    """Call from outside of the session's thread: the event loop awaits its function, and hands its tools back.
+    """Call from another thread: the event loop awaits its function, and hands its tools back.
 
     Args:
         thread: of the session.
@@ -196,7 +196,7 @@ class _Call:
         self._error: BaseException | None = None
 
     def begin(self) -> None:
-        """Start the async task of the call, in the thread of the session and with the context of the caller."""
+        """Start the async task of the call in the session's thread, in the caller's context."""
         # The caller may run another kind of event loop.
         sniffio.current_async_library_cvar.set("asyncio")
         self._task = asyncio.create_task(self._run())
@@ -211,7 +211,7 @@ class _Call:
         self._put(None)
 
     async def cancel(self) -> None:
-        """Cancel the function, and wait until it has ended; one that was not begun never will be."""
+        """Cancel the function and wait for its end; one that was not begun never will be."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -264,7 +264,7 @@ class _Call:
 
 
 class _ThreadCall(_Call):
-    """Call that another thread makes, and in which its tools are executed, or in a third one if they have a deadline.
+    """Call from another thread, which executes its tools, or has a third one do so by a deadline.
 
     Attributes:
         inbox: what the thread of the call has to execute; None at the end.

@@ -1,4 +1,4 @@
-"""Temporal: runs of plans as durable workflows, whose tasks are activities that workers anywhere carry out.
+"""Temporal: runs of plans as durable workflows, whose tasks are activities on any worker.
 
 A worker executes tasks with `Worker(client, task_queue="plans",
 plugins=[ReplanningPlugin(tools=[…])])`; a program starts runs with `await
@@ -201,7 +201,7 @@ class ReplanningPlugin(SimplePlugin):
 
     @activity.defn(name="replanning.describe")
     async def _describe(self, packed: str) -> str:
-        """Add tools to a plan. This is an activity because to check a large plan takes longer than a step of a workflow may."""
+        """Add tools to a plan; an activity, because checking a large plan takes too long."""
 
         def describe() -> str:
             stated = Plan.model_validate_json(_unpacked(packed))
@@ -270,7 +270,7 @@ class ReplanningPlugin(SimplePlugin):
     def _sent_reports(
         self, context: ActivityContext, output: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Return what work has reported and read in the form that the workflow gets, beside an output.
+        """Return the parts of a result other than the output: reports and reads.
 
         With it go the keys of the context whose values have masks, so that no task takes a mask for
         the value. Where secrets are sent, those that the work has added go with them, because the
@@ -296,7 +296,7 @@ class ReplanningPlugin(SimplePlugin):
 
     @activity.defn(name="replanning.propose")
     async def _propose(self, request: dict[str, Any], journal: bytes) -> dict[str, Any]:
-        """Ask a provider as `AlternativeGenerator` does, about the run of a journal that is replayed here."""
+        """Ask a provider as `AlternativeGenerator` does, about a run replayed from its journal."""
         heart = asyncio.create_task(_beat())
         try:
             run = RunId(activity.info().workflow_id or "")
@@ -373,7 +373,7 @@ replayer.
 
 @dataclass
 class ActivityContext:
-    """Context of an attempt that is carried out in an activity; what work reports to it takes effect when the attempt ends.
+    """Context of an attempt in an activity; what work reports takes effect when the attempt ends.
 
     `current_attempt` returns it to the functions that the work calls.
 
@@ -425,7 +425,7 @@ class ActivityContext:
         return self.task.id
 
     def add_secret(self, value: str) -> None:
-        """Mask a value in everything that leaves this worker from now on, such as a token that the work has received."""
+        """Mask a value, such as a token that the work received, in whatever leaves this worker."""
         self._redactor.add(value)
         self.secrets.append(value)
 
@@ -462,7 +462,7 @@ class ActivityContext:
         self.reports.append(["change_resource", change])
 
     def record_process(self, pid: int) -> None:
-        """Do nothing: the run may go on on another machine, which cannot end a process of this one."""
+        """Do nothing: after a resume, the process may be on another machine."""
 
 
 class _Results(dict[str, Any]):
@@ -589,7 +589,7 @@ class PlanWorkflow:
         }
 
     def _values_beside_the_journal(self, run: PlanRun, packed: str) -> dict[str, Any]:
-        """Return what the next workflow needs and the journal does not have, because it has masks there.
+        """Return what the next workflow needs but the journal only has with masks.
 
         That is the plan, if it holds secrets, and the outputs with secrets that this workflow was
         given.
@@ -614,7 +614,10 @@ class PlanWorkflow:
         return values
 
     async def _watch_history(self, run: PlanRun) -> None:
-        """Pause the run when the history is long. What Temporal suggests comes so early that long journals are replayed too often."""
+        """Pause the run when the history is long.
+
+        Temporal suggests that so early that long journals would be replayed too often.
+        """
         info = workflow.info()
         await workflow.wait_condition(
             lambda: (
@@ -688,7 +691,7 @@ class PlanWorkflow:
         return decode(done["output"])
 
     def _take_reports(self, context: TaskContext, told: Mapping[str, Any]) -> None:
-        """Take what the work of an attempt has reported, and note which values of the context are lost by that."""
+        """Take the reports of an attempt, and note which values of the context are lost by them."""
         for method, arguments in told["reports"]:
             getattr(context, method)(**arguments)
         if told["lost"]:
@@ -717,7 +720,7 @@ class PlanWorkflow:
 
     @workflow.update
     async def pause(self, reason: str, by: str) -> None:
-        """Pause the run, as `PlanRun.pause`; the workflow ends when the running tasks have ended."""
+        """Pause the run, as `PlanRun.pause`; the workflow ends after the running tasks."""
         await self._do(lambda run: run.pause(reason, by=by))
         self._pause_reason = reason  # also while the run is paused to be continued
 
@@ -728,7 +731,7 @@ class PlanWorkflow:
 
     @workflow.query
     def journal(self, after: int = 0) -> bytes:
-        """Return pages of the journal with the records after this number, as many as fit into an answer; none at the end."""
+        """Return the next pages of the journal, as many as fit into an answer; none at the end."""
         return self.store.journal(after, _MAX_ANSWER_BYTES)
 
     async def _do(self, action: Callable[[PlanRun], object]) -> None:
@@ -819,7 +822,7 @@ class TemporalOrchestrator:
         run_id: str,
         context: Mapping[str, JsonValue] | None = None,
     ) -> TemporalRun:
-        """Go on with a run that was paused or has failed, or with a fork, from its journal, in a new workflow of its id.
+        """Continue a run that was paused or has failed, or a fork, in a new workflow of its id.
 
         Args:
             records: the journal.
@@ -881,7 +884,7 @@ class TemporalRun:
         self._sending = asyncio.Semaphore(_MAX_UPDATES_AT_ONCE)
 
     async def result(self) -> dict[str, Any]:
-        """Wait for the end, and return `status`, `reason`, `outputs`, `revisions` (their reasons), `questions` and `failures`.
+        """Wait for the end; return status, reason, outputs, revisions, questions, failures.
 
         The `KeyError` for an output that is missing says why.
         """
@@ -946,7 +949,7 @@ class TemporalRun:
         reason: str = "",
         by: str = "edit",
     ) -> None:
-        """Have what the run has changed taken back, as `PlanRun.undo`; the run must not have ended."""
+        """Take back the effects of the run, as `PlanRun.undo`; the run must not have ended."""
         options = {
             "to": to,
             "only": list(only),
@@ -958,7 +961,7 @@ class TemporalRun:
         await self._update("undo", options)
 
     async def _update(self, name: str, *args: object) -> None:
-        """Send an update, and again under the same id if it did not arrive: its worker was lost, or the workflow continued."""
+        """Send an update, and again with the same id if it was lost with its worker or workflow."""
         sent = uuid.uuid4().hex
         for left in reversed(range(_UPDATE_ATTEMPTS)):
             try:
@@ -1000,7 +1003,7 @@ class _Clock:
             await self.end_step()
 
     async def end_step(self) -> None:
-        """Wait for a local activity, because Temporal limits the time until a workflow waits for something.
+        """Wait for a local activity, because Temporal limits the time until a workflow waits.
 
         A timer would do the same, but takes a second and five times as many events.
         """
@@ -1103,7 +1106,7 @@ async def _activity(name: str, *args: object, **options: Any) -> dict[str, Any]:
 
 
 class _LeftWorker(BaseException):
-    """The workflow leaves the memory of this worker; ends its run here without taking that for a failure of tasks."""
+    """Leave the memory of this worker: the run ends here, without failing any tasks."""
 
 
 def _activity_id(context: TaskContext) -> str:
@@ -1149,7 +1152,7 @@ def _failure(error: ActivityError) -> tuple[Mapping[str, Any], Failure]:
 
 
 class _Store(MemoryStore):
-    """Store of the journal of one run, with its text in compressed pages: the whole text may be wanted at any time.
+    """Store of the journal of one run, in compressed pages, so that all of it can be kept.
 
     The first record, which has the plan, is a page of its own.
     """
@@ -1184,7 +1187,7 @@ class _Store(MemoryStore):
         return map(Record, count(after + 1), kept.times[after:], kept.bodies[after:])
 
     def journal(self, after: int = 0, most: float = math.inf) -> bytes:
-        """Return pages with the records after this number, of this many bytes, but at least one if there is one."""
+        """Return pages of this size with the records after this number, at least one if any."""
         found = b""
         for last, page in self._pages:
             if last > after:
@@ -1248,7 +1251,7 @@ def _decoded(journal: bytes) -> list[Record]:
 
 
 def _compressed(text: str) -> bytes:
-    """Return a text compressed: Temporal limits the size of what it is given. This preset is fast, and smaller than zlib."""
+    """Return a compressed text, because Temporal limits sizes; this preset is fast."""
     return lzma.compress(text.encode(), preset=0)
 
 

@@ -1,4 +1,4 @@
-"""Runs on Temporal as a store, from which the command line reads; answers and requests become updates of their workflows."""
+"""Runs on Temporal as a store for the command line; answers and requests become updates."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def connect(place: str) -> tuple[Client, str]:
 
 
 class TemporalStore(RunStore):
-    """The runs of a namespace: their journals, and a way to send them messages. Only workflows write to a journal.
+    """Runs of a namespace: their journals, and a way to send them messages; read-only otherwise.
 
     Args:
         place: as for `connect`.
@@ -149,7 +149,7 @@ class TemporalStore(RunStore):
         self._call(ask)
 
     async def _ask_worker(self, queue: str, run: str) -> None:
-        """Ask the worker of one task queue, and note whether it is silent; other errors are told when a run is read."""
+        """Ask the worker of a task queue, and note whether it is silent."""
         try:
             if await _has_worker(self.client, queue):
                 await self._run(run).records(_NO_RECORDS)
@@ -268,7 +268,7 @@ class TemporalStore(RunStore):
         return TemporalRun(self.client.get_workflow_handle(run), timeout=_TIMEOUT)
 
     def _call(self, function: Callable[[], Awaitable[ResultT]], run: str = "") -> ResultT:
-        """Call a function on the event loop of the client, and raise what Temporal says as errors of this library."""
+        """Call a function on the event loop of the client; translate errors of Temporal."""
         try:
             return self.portal.call(function)
         except WorkflowUpdateFailedError as error:
