@@ -287,7 +287,10 @@ async def test_graph_of_a_run_that_is_over():
     """The drawing of a run that has ended says what was done, and gives no advice."""
     _, overview = await run_of(tasks(2))
     evaluation = replace(
-        overview.status.evaluation, health="strained", recommendations=("look for a cause",)
+        overview.status.evaluation,
+        progress=0.5,
+        health="strained",
+        recommendations=("look for a cause",),
     )
     status = replace(overview.status, evaluation=evaluation)
     (ended,) = [
@@ -295,7 +298,7 @@ async def test_graph_of_a_run_that_is_over():
         for text in drawn_texts(replace(overview, status=status))
         if text.startswith("succeeded")
     ]
-    assert ended.endswith("done (100%)")
+    assert ended.endswith("done (50%)")
 
     status = replace(status, status="paused")
     (paused,) = [
