@@ -1,21 +1,21 @@
-"""Notices about a run and the checklist of its plan, as Markdown that shows foreign text literally. Pure.
+"""Notices about a run and the checklist of its plan, as Markdown.
 
-Foreign text makes no links, mentions or commands.
+It shows foreign text literally, which makes no links, mentions or commands.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Final
 
 from replanning.exporters._forge import MAX_COMMENT_CHARS, Marker
-from replanning.history.wording import format_time, format_usage
+from replanning.history.wording import format_time, format_usage, pluralise
 from replanning.journal import (
     AttemptStarted,
     AttemptSucceeded,
@@ -24,16 +24,18 @@ from replanning.journal import (
     PlanRevised,
     QuestionAsked,
     Record,
+    RecordBody,
     RunEnded,
     RunOpened,
     RunResumed,
 )
 from replanning.plan import JsonObject, RunId
+from replanning.plan.json_values import as_object
 from replanning.plan.messages import format_duration
 from replanning.planning import Phase, ReplanType
 from replanning.planning.decisions import LEVEL_DESCRIPTIONS, DecisionRecord, ReplanDecision
-from replanning.planning.manager import ReplanNote
-from replanning.planning.state import PlanningProgress, PlanProgress, PlanStep
+from replanning.planning.manager import Consideration, ReplanNote
+from replanning.planning.state import PlanningProgress, PlanProgress, PlanStep, TaskHold
 from replanning.secrets import Redactor
 
 _ZERO_WIDTH_SPACE: Final = "\u200b"
@@ -65,6 +67,10 @@ _MAX_LIST_ITEMS: Final = 20
 _TEXT_LIMITS: Final = (2_000, 400, 100, 20)
 """Lengths to which texts are cut, one after another, until the comment fits."""
 
+_CLARIFICATION_INTRODUCTION: Final = (
+    "The model cannot tell what is meant. Before the work goes on, it needs answers from you:"
+)
+
 _redactor: Final = Redactor()
 
 _format_time: Final = partial(format_time, form="%Y-%m-%d %H:%M:%S UTC")
@@ -74,9 +80,9 @@ def plain_line(text: str, limit: int) -> str:
     """Return a text on one line, without secrets and invisible characters, cut to `limit`."""
     words = " ".join(_redactor.text(text[: 20 * limit]).split())
     visible = "".join(c for c in words if c.isprintable() or c in _ZERO_WIDTH_JOINERS)
-    return (
-        visible if len(visible) <= limit and len(text) <= 20 * limit else f"{visible[: limit - 1]}…"
-    )
+    if len(visible) > limit or len(text) > 20 * limit:
+        return f"{visible[: limit - 1]}…"
+    return visible
 
 
 @lru_cache(1024)
@@ -84,11 +90,9 @@ def markdown_line(text: str, limit: int) -> str:
     """Return Markdown that shows a text literally on one line, without links and mentions."""
     apart = _REFERENCES.sub(lambda match: f"{match[0]}{_ZERO_WIDTH_SPACE}", plain_line(text, limit))
     marked = _EMPHASIS.sub(r"\\_", apart.translate(_ESCAPES))
-    return (
-        _BLOCK_START.sub(lambda match: f"{match[0]}\\", marked, count=1)
-        if _BLOCK_START.match(marked)
-        else marked
-    )
+    if not _BLOCK_START.match(marked):
+        return marked
+    return _BLOCK_START.sub(lambda match: f"{match[0]}\\", marked, count=1)
 
 
 def markdown_field(name: str, text: str, limit: int) -> str:
@@ -108,14 +112,17 @@ def markdown_list(
         after: Markdown between the name and the list.
         numbered: number the items.
     """
-    lines = [shown for text in texts if (shown := markdown_line(text, limit))]
-    if not lines:
+    items = [markdown_line(text, limit) for text in texts]
+    items = [item for item in items if item]
+    if not items:
         return f"**{name}**{after}: none"
-    more = [f"… and {len(lines) - _MAX_LIST_ITEMS} more"] if len(lines) > _MAX_LIST_ITEMS else []
-    items = enumerate(lines[:_MAX_LIST_ITEMS] + more, 1)
-    return "\n".join(
-        [f"**{name}**{after}:", *(f"{f'{n}.' if numbered else '-'} {item}" for n, item in items)]
-    )
+    if len(items) > _MAX_LIST_ITEMS:
+        items[_MAX_LIST_ITEMS:] = [f"… and {len(items) - _MAX_LIST_ITEMS} more"]
+    lines = [f"**{name}**{after}:"]
+    for number, item in enumerate(items, 1):
+        sign = f"{number}." if numbered else "-"
+        lines.append(f"{sign} {item}")
+    return "\n".join(lines)
 
 
 class NoticeKind(StrEnum):
@@ -181,8 +188,9 @@ class Notice:
             run: id of the run.
             hint: instructions for answering, in Markdown; shown below questions.
         """
-        asks = self.kind in (NoticeKind.CLARIFICATION, NoticeKind.QUESTION)
-        end = [hint] * (asks and bool(hint)) + [f"*{_format_time(self.at)}*", str(self.marker(run))]
+        end = [f"*{_format_time(self.at)}*", str(self.marker(run))]
+        if hint and self.kind in (NoticeKind.CLARIFICATION, NoticeKind.QUESTION):
+            end.insert(0, hint)
         text = ""
         for limit in _TEXT_LIMITS:
             text = "\n\n".join([f"## {HEADINGS[self.kind]}", *self.build(limit), *end])
@@ -204,9 +212,8 @@ def record_notices(record: Record, progress: PlanningProgress) -> Iterator[Notic
     """
     body = record.body
     if isinstance(body, NoteAdded) and body.type == "replan":
-        yield from _replan_notices(
-            ReplanNote.model_validate(body.data, strict=False), record.at, progress
-        )
+        note = ReplanNote.model_validate(body.data, strict=False)
+        yield from _replan_notices(note, record.at, progress)
     elif isinstance(body, AttemptSucceeded):
         done = progress.finished_replan(body.task)
         # The notice of its question covers a replan that asks people.
@@ -222,137 +229,177 @@ def record_notices(record: Record, progress: PlanningProgress) -> Iterator[Notic
 def _closing_notice(body: RunEnded, record: Record, progress: PlanningProgress) -> Notice:
     """Return the notice about the end of a run: outcome, criteria, actions and cost."""
     state = progress.state
-    completion, criteria, actions = (
-        state.completion or {},
-        _criteria(progress),
-        progress.finished_actions(),
-    )
-    verdict = (
-        state.latest.decision
-        if state.latest is not None and state.latest.phase is Phase.REFLECTION
-        else None
-    )
-    result, rate = (
-        getattr(verdict, name, None) for name in ("evaluation_result", "achievement_rate")
-    )
-    if body.status != "succeeded":
-        met = "not all"
-    elif completion.get("status") == "accepted":
-        met = "a person has accepted the result"
-    elif completion.get("status") != "success":
-        met = "not judged"
-    else:
-        met = f"{'all' if result in (None, 'success') else 'in part'}, as the model judges"
-    met += f", {rate:.0f} %" if rate is not None and body.status == "succeeded" else ""
-    planned = f"{max(len(state.plans) - 1, 0)}, replans: {state.counts.total}"
-    revisions = planned if state.outputs else str(progress.revisions)  # of a plan that was given
+    criteria = _criteria(progress)
+    met = _met_criteria(body.status, progress)
+    actions = progress.finished_actions()
+    revisions = str(progress.revisions)  # of a plan that was given
+    if state.outputs:
+        revisions = f"{max(len(state.plans) - 1, 0)}, replans: {state.counts.total}"
     effects = progress.effects()
     cost = f"{format_usage(progress.spent)}, {format_duration(record.at - progress.opened_at)}"
 
     def build(limit: int) -> Paragraphs:
-        return (
+        paragraphs = [
             markdown_field("Outcome", body.status, limit),
             markdown_field("Reason", body.reason, limit),
-            *_stop_paragraphs(completion, limit),
-            *(
-                [markdown_list("Success Criteria", criteria, limit, after=f" (met: {met})")]
-                if criteria
-                else ()
-            ),
-            markdown_list("Actions Done", actions, limit),
-            *([markdown_field("Effects", effects, limit)] if effects else ()),
-            markdown_field("Plan Revisions", revisions, limit),
-            markdown_field("Cost", cost, limit),
-        )
+            *_stop_paragraphs(state.completion, limit),
+        ]
+        if criteria:
+            after = f" (met: {met})"
+            paragraphs.append(markdown_list("Success Criteria", criteria, limit, after=after))
+        paragraphs.append(markdown_list("Actions Done", actions, limit))
+        if effects:
+            paragraphs.append(markdown_field("Effects", effects, limit))
+        paragraphs.append(markdown_field("Plan Revisions", revisions, limit))
+        paragraphs.append(markdown_field("Cost", cost, limit))
+        return paragraphs
 
     kind = NoticeKind.FINISHED if body.status == "succeeded" else NoticeKind.ENDED
     return Notice(kind, f"record-{record.seq}", record.at, f"{body.status}: {body.reason}", build)
 
 
+def _met_criteria(status: str, progress: PlanningProgress) -> str:
+    """Return which success criteria are met, and who says so."""
+    if status != "succeeded":
+        return "not all"
+    state = progress.state
+    verdict: object = None
+    if state.latest is not None and state.latest.phase is Phase.REFLECTION:
+        verdict = state.latest.decision
+    result = getattr(verdict, "evaluation_result", None)
+    rate = getattr(verdict, "achievement_rate", None)
+    outcome = (state.completion or {}).get("status")
+    if outcome == "accepted":
+        met = "a person has accepted the result"
+    elif outcome != "success":
+        met = "not judged"
+    elif result in (None, "success"):
+        met = "all, as the model judges"
+    else:
+        met = "in part, as the model judges"
+    if rate is not None:
+        met += f", {rate:.0f} %"
+    return met
+
+
 def _criteria(progress: PlanningProgress) -> list[str]:
-    """Return the success criteria, each with the judgement of the model if it judged them one by one."""
+    """Return the success criteria, each with the judgement of the model, if it has made any."""
     endings = {True: " (met)", False: " (not met)", None: ""}
     return [f"{text}{endings[met]}" for text, met in progress.success_criteria()]
 
 
 def _replan_notices(note: ReplanNote, at: float, progress: PlanningProgress) -> Iterator[Notice]:
-    """Yield the notice about a step of a replan, if there is one."""
-    considered, record = note.considered, note.record
-    decision = considered.decision if considered is not None else None
-    if (
-        decision is None and record is not None and record.override_reason is not None
-    ):  # no model was asked
-        head = (f"**Phase**: {record.phase}", f"**Overridden by**: {record.override_reason}")
-        text = f"{record.phase}: {record.reason}"
-        rule = partial(markdown_field, "Rule", record.reason)
-        yield Notice(
-            NoticeKind.OVERRIDDEN, record.replan_id, at, text, lambda limit: (*head, rule(limit))
-        )
-    if (
-        considered is None
-        or decision is None
-        or (record is not None and decision.replan_type is ReplanType.NONE)
-    ):
+    """Yield the notice about a step of a replan, if there is one.
+
+    The cases are a replan that a limit has overridden before a model was asked, one that is
+    decided or begins, one that is over, and one that was decided and not executed. The notice of
+    its question covers one that asks people.
+    """
+    considered = note.considered
+    record = note.record
+    decision = None if considered is None else considered.decision
+    if considered is None or decision is None:
+        if record is not None and record.override_reason is not None:
+            yield _unasked_notice(record, at)
+    elif record is None:
+        if decision.replan_type is not ReplanType.CLARIFICATION_REQUEST:
+            yield from _beginning_notices(note, considered, decision, at)
+    elif decision.replan_type is ReplanType.NONE:
         return
-    # The notice of its question covers a replan that asks people.
-    asks = decision.replan_type is ReplanType.CLARIFICATION_REQUEST
-    confidence = f"{100 * decision.confidence:.0f} %"
-    phase = f"**Phase**: {considered.phase}"
-    revision = _revision_field(decision)
-    ruling = considered.ruling
-
-    def notice(kind: NoticeKind, text: str, *fields: tuple[str, str]) -> Notice:
-        """Return a notice with the reasons of the model, and these fields."""
-        return Notice(
-            kind,
-            considered.replan_id,
-            at,
-            f"{decision.replan_type}{text}",
-            lambda limit: (
-                phase,
-                f"**Confidence**: {confidence}",
-                markdown_field("Reasoning", decision.reasoning, limit),
-                markdown_list("Issues Found", decision.issues_found, limit),
-                markdown_list("Recommended Actions", decision.recommended_actions, limit),
-                revision,
-                *(markdown_field(name, value, limit) for name, value in fields),
-            ),
-        )
-
-    if record is None:
-        text = f" after {considered.phase}, {confidence}: {decision.reasoning}"
-        if note.stage == "applying" and not asks:
-            started = (phase, revision, f"**Replans so far**: {note.counts.total}")
-            yield replace(notice(NoticeKind.STARTED, text), build=lambda _: started)
-        elif note.stage in ("generating", "awaiting_user") and not asks:
-            caution = {
-                "execute_with_warning": ("Warning", ruling.reason),
-                "ask": ("Waiting", f"a person must agree: {ruling.reason}"),
-            }.get(ruling.kind)
-            yield notice(NoticeKind.DECIDED, text, *([caution] if caution else ()))
     elif record.executed:
         # Every other replan is done once its phases have made another plan.
-        is_over = record.result == "failure" or record.replan_type is ReplanType.RETRY
-        if is_over:
+        if record.result == "failure" or record.replan_type is ReplanType.RETRY:
             yield _outcome_notice(record, decision, at, progress)
     elif record.override_reason is not None:
-        held = [
-            one
-            for one in progress.state.held.values()
-            if one.considered is not None
-            and one.considered.replan_id == considered.replan_id
-            and one.verdict == "reject"
+        yield _refusal_notice(record, considered, at, progress)
+
+
+def _unasked_notice(record: DecisionRecord, at: float) -> Notice:
+    """Return the notice about a replan that a limit has overridden before a model was asked."""
+
+    def build(limit: int) -> Paragraphs:
+        return (
+            f"**Phase**: {record.phase}",
+            f"**Overridden by**: {record.override_reason}",
+            markdown_field("Rule", record.reason, limit),
+        )
+
+    text = f"{record.phase}: {record.reason}"
+    return Notice(NoticeKind.OVERRIDDEN, record.replan_id, at, text, build)
+
+
+def _beginning_notices(
+    note: ReplanNote, considered: Consideration, decision: ReplanDecision, at: float
+) -> Iterator[Notice]:
+    """Yield the notice about a replan that is decided, or that begins."""
+    text = f" after {considered.phase}, {_confidence(decision)}: {decision.reasoning}"
+    ruling = considered.ruling
+    if note.stage == "applying":
+        started = (
+            f"**Phase**: {considered.phase}",
+            _revision_field(decision),
+            f"**Replans so far**: {note.counts.total}",
+        )
+        summary = f"{decision.replan_type}{text}"
+        yield Notice(NoticeKind.STARTED, considered.replan_id, at, summary, lambda _: started)
+    elif note.stage in ("generating", "awaiting_user"):
+        fields: dict[str, str] = {}
+        if ruling.kind == "execute_with_warning":
+            fields["Warning"] = ruling.reason
+        elif ruling.kind == "ask":
+            fields["Waiting"] = f"a person must agree: {ruling.reason}"
+        yield _decision_notice(NoticeKind.DECIDED, considered, at, text, fields)
+
+
+def _refusal_notice(
+    record: DecisionRecord, considered: Consideration, at: float, progress: PlanningProgress
+) -> Notice:
+    """Return the notice about a replan that a person has declined, or a limit has overridden."""
+    why = record.reason
+    if considered.ruling.kind == "ask":
+        by = ""
+        for held in progress.state.held.values():
+            asked = held.considered
+            if asked is not None and asked.replan_id == considered.replan_id:
+                by = held.by if held.verdict == "reject" else by
+        if by not in ("", "timeout"):
+            fields = {"Declined by": by, "Asked because": why}
+            kind = NoticeKind.DECLINED
+            return _decision_notice(kind, considered, at, f": by {by}", fields)
+        why += "; nobody has agreed to it"
+    fields = {"Overridden by": str(record.override_reason), "Rule": why}
+    return _decision_notice(NoticeKind.OVERRIDDEN, considered, at, f": {why}", fields)
+
+
+def _decision_notice(
+    kind: NoticeKind,
+    considered: Consideration,
+    at: float,
+    text: str,
+    fields: Mapping[str, str],
+) -> Notice:
+    """Return a notice with the reasons of the model, and with further fields."""
+    decision = considered.decision
+    assert decision is not None, "the model has decided"
+
+    def build(limit: int) -> Paragraphs:
+        paragraphs = [
+            f"**Phase**: {considered.phase}",
+            f"**Confidence**: {_confidence(decision)}",
+            markdown_field("Reasoning", decision.reasoning, limit),
+            markdown_list("Issues Found", decision.issues_found, limit),
+            markdown_list("Recommended Actions", decision.recommended_actions, limit),
+            _revision_field(decision),
         ]
-        by = held[-1].by if held and ruling.kind == "ask" else ""
-        if by and by != "timeout":
-            asked = ("Asked because", record.reason)
-            yield notice(NoticeKind.DECLINED, f": by {by}", ("Declined by", by), asked)
-            return
-        why = record.reason
-        if ruling.kind == "ask":
-            why += "; nobody has agreed to it"
-        override = ("Overridden by", str(record.override_reason))
-        yield notice(NoticeKind.OVERRIDDEN, f": {why}", override, ("Rule", why))
+        for name, value in fields.items():
+            paragraphs.append(markdown_field(name, value, limit))
+        return paragraphs
+
+    return Notice(kind, considered.replan_id, at, f"{decision.replan_type}{text}", build)
+
+
+def _confidence(decision: ReplanDecision) -> str:
+    return f"{100 * decision.confidence:.0f} %"
 
 
 def _revision_field(decision: ReplanDecision) -> str:
@@ -393,67 +440,72 @@ def _outcome_notice(
 
 def _question_notice(body: QuestionAsked, at: float, progress: PlanningProgress) -> Notice:
     held = progress.state.held.get(progress.state.questions.get(body.question, ""))
-    if held is None or held.why != "clarification":
-        completion, criteria = (
-            progress.state.completion if held is not None else None,
-            _criteria(progress),
-        )
+    if held is not None and held.why == "clarification":
+        return _clarification_notice(body, held, at, progress)
+    completion = None if held is None else progress.state.completion
+    criteria = _criteria(progress)
 
-        def question(limit: int) -> Paragraphs:
-            choices = [candidate.alternative.reason for candidate in body.candidates]
-            asked = (
-                markdown_field("Question", body.text, limit),
-                markdown_list("If you agree", choices, limit),
-                *([markdown_field("Effects", body.effects, limit)] if body.effects else ()),
-            )
-            number = markdown_field("Question number", body.question.rpartition(".q")[2], limit)
-            listed = (
-                [markdown_list("Success Criteria", criteria, limit)]
-                if completion and criteria
-                else []
-            )
-            return (*asked, *_stop_paragraphs(completion, limit), *listed, number)
-
-        return Notice(NoticeKind.QUESTION, body.question, at, body.text, question)
-
-    decision = held.considered.decision if held.considered is not None else None
-    context = decision.reasoning if decision is not None else held.text
-    by = f" by {_format_time(held.due)}" if held.due is not None else ""
-
-    def clarification(limit: int) -> Paragraphs:
+    def build(limit: int) -> Paragraphs:
+        choices = [candidate.alternative.reason for candidate in body.candidates]
         paragraphs = [
-            "The model cannot tell what is meant. Before the work goes on, it needs answers from you:",
+            markdown_field("Question", body.text, limit),
+            markdown_list("If you agree", choices, limit),
+        ]
+        if body.effects:
+            paragraphs.append(markdown_field("Effects", body.effects, limit))
+        paragraphs += _stop_paragraphs(completion, limit)
+        if completion and criteria:
+            paragraphs.append(markdown_list("Success Criteria", criteria, limit))
+        number = body.question.rpartition(".q")[2]
+        paragraphs.append(markdown_field("Question number", number, limit))
+        return paragraphs
+
+    return Notice(NoticeKind.QUESTION, body.question, at, body.text, build)
+
+
+def _clarification_notice(
+    body: QuestionAsked, held: TaskHold, at: float, progress: PlanningProgress
+) -> Notice:
+    """Return the notice that asks people what is meant."""
+    decision = None if held.considered is None else held.considered.decision
+    context = held.text if decision is None else decision.reasoning
+    by = "" if held.due is None else f" by {_format_time(held.due)}"
+
+    def build(limit: int) -> Paragraphs:
+        paragraphs = [
+            _CLARIFICATION_INTRODUCTION,
             markdown_list("Questions", held.questions, limit, numbered=True),
             markdown_field("Context", context, limit),
         ]
         if held.risk:
-            paragraphs.append(
-                markdown_field(
-                    "Caution", f"{held.risk}: a reply alone does not agree to that", limit
-                )
-            )
+            caution = f"{held.risk}: a reply alone does not agree to that"
+            paragraphs.append(markdown_field("Caution", caution, limit))
         if decision is not None and decision.issues_found:
             paragraphs.append(markdown_list("Issues Found", decision.issues_found, limit))
-        answer = "**How to answer**: in your own words, question by question."
-        if not progress.assumes_on_timeout:
-            waits = f"**If no response**{by}: the work waits; nothing is assumed"
-            return (*paragraphs, waits, answer)
-        after = f"{by}, the work goes on with these assumptions"
-        assumed = markdown_list("If no response", held.effective_assumptions, limit, after=after)
-        return (*paragraphs, assumed, answer)
+        name = "If no response"
+        if progress.assumes_on_timeout:
+            assumed = held.effective_assumptions
+            after = f"{by}, the work goes on with these assumptions"
+            paragraphs.append(markdown_list(name, assumed, limit, after=after))
+        else:
+            paragraphs.append(f"**{name}**{by}: the work waits; nothing is assumed")
+        paragraphs.append("**How to answer**: in your own words, question by question.")
+        return paragraphs
 
-    return Notice(
-        NoticeKind.CLARIFICATION, body.question, at, " ".join(held.questions), clarification
-    )
+    summary = " ".join(held.questions)
+    return Notice(NoticeKind.CLARIFICATION, body.question, at, summary, build)
 
 
 def _stop_paragraphs(completion: JsonObject | None, limit: int) -> Iterator[str]:
-    """Yield the state and the recommendations of a run that needs a person; nothing for other runs."""
-    summary = (completion or {}).get("summary")
-    if isinstance(summary, dict) and isinstance(state := summary.get("current_state"), str):
-        yield markdown_field("Where things stand", state, limit)
-        if isinstance(recommended := summary.get("recommendations"), list) and recommended:
-            yield markdown_list("Recommended Actions", map(str, recommended), limit)
+    """Yield the state and the recommendations of a run that needs a person."""
+    summary = as_object((completion or {}).get("summary"))
+    state = summary.get("current_state")
+    if not isinstance(state, str):
+        return
+    yield markdown_field("Where things stand", state, limit)
+    recommended = summary.get("recommendations")
+    if recommended and isinstance(recommended, list):
+        yield markdown_list("Recommended Actions", map(str, recommended), limit)
 
 
 # Checklist
@@ -474,42 +526,44 @@ _MAX_NAME_CHARS: Final = 100
 def render_checklist(plans: Sequence[PlanProgress], run: str, room: int = MAX_COMMENT_CHARS) -> str:
     """Return the checklist of a run with its marker: the current plan, then the earlier ones.
 
-    If it is too long, the oldest plans are cut first, then task descriptions, then tasks; a note says what is missing.
+    If it is too long, the oldest plans are cut first, then task descriptions, then tasks; a note
+    says what is missing.
 
     Args:
         plans: all plans, oldest first; at least one.
         run: id of the run.
         room: longest comment in characters.
     """
-    plan, revisions = plans[-1], plans[-1].number - 1
-    head, tail = "## 📋 Execution Plan", f"*{progress_line(plans)}*"
+    plan = plans[-1]
+    revisions = plan.number - 1
+    head = "## 📋 Execution Plan"
+    tail = f"*{progress_line(plans)}*"
     if len(plans) > 1:
-        head = "\n\n".join(
-            (
-                f"{head} (Revised #{revisions})",
-                markdown_field("Revision Reason", plan.reason, _MAX_REASON_CHARS),
-                f"**Previous Progress**: {plans[-2].done}/{len(plans[-2].steps)}",
-                "### New Plan:",
-            )
+        parts = (
+            f"{head} (Revised #{revisions})",
+            markdown_field("Revision Reason", plan.reason, _MAX_REASON_CHARS),
+            f"**Previous Progress**: {plans[-2].done}/{len(plans[-2].steps)}",
+            "### New Plan:",
         )
+        head = "\n\n".join(parts)
     if revisions >= 2:
-        started = f"(started at {_format_time(plan.at)})"
-        tail = f"*{_progress(plan)}*\n*Plan Revisions: {revisions} times*\n*Current Plan: #{plan.number} {started}*"
+        current = f"#{plan.number} (started at {_format_time(plan.at)})"
+        tail = f"*{_progress(plan)}*\n*Plan Revisions: {revisions} times*"
+        tail = f"{tail}\n*Current Plan: {current}*"
     mark = str(Marker(CHECKLIST_KIND, run))
     left = room - len(head) - len(tail) - len(mark) - 6
     spare = _details_block([], len(plans))  # earlier plans are mentioned in any case
     tasks = _task_list(plan.steps, left - len(spare))
     earlier = _previous_plans(plans[:-1], left - len(tasks))
-    return "\n\n".join(part for part in (f"{head}\n\n{tasks}", tail, earlier, mark) if part)
+    return "\n\n".join(filter(None, (f"{head}\n\n{tasks}", tail, earlier, mark)))
 
 
 def progress_line(plans: Sequence[PlanProgress]) -> str:
     """Return the progress of the current plan on a single line."""
     plan = plans[-1]
-    revision = (
-        f" | Revision: #{plan.number - 1} at {_format_time(plan.at)}" if plan.number > 1 else ""
-    )
-    return f"{_progress(plan)}{revision}"
+    if plan.number == 1:
+        return _progress(plan)
+    return f"{_progress(plan)} | Revision: #{plan.number - 1} at {_format_time(plan.at)}"
 
 
 def _progress(plan: PlanProgress) -> str:
@@ -524,23 +578,29 @@ def _task_list(steps: Sequence[PlanStep], room: int) -> str:
         shown = "\n".join(_task_item(step, limit) for step in steps)
         if len(shown) <= room:
             return shown
-    lines, left = list[str](), room - 100
+    lines: list[str] = []
+    left = room - 100
     for number, step in enumerate(steps):
         item = _task_item(step, 0)
         left -= len(item) + 1
         if left < 0:
             rest = steps[number:]
-            done = sum(step.done for step in rest)
-            return "\n".join(
-                [*lines, "", f"*… and {len(rest)} more tasks, {done} of them complete*"]
-            )
+            done = len([step for step in rest if step.done])
+            lines += ["", f"*… and {len(rest)} more tasks, {done} of them complete*"]
+            break
         lines.append(item)
     return "\n".join(lines)
 
 
 def _task_item(step: PlanStep, limit: int) -> str:
-    text = markdown_line(step.text, limit) if limit else "…" * bool(step.text)
-    return f"- [{'x' if step.done else ' '}] **{markdown_line(step.name, _MAX_NAME_CHARS)}**: {text}".rstrip()
+    sign = "x" if step.done else " "
+    name = markdown_line(step.name, _MAX_NAME_CHARS)
+    text = step.text
+    if limit:
+        text = markdown_line(text, limit)
+    elif text:
+        text = "…"
+    return f"- [{sign}] **{name}**: {text}".rstrip()
 
 
 def _previous_plans(plans: Sequence[PlanProgress], room: int) -> str:
@@ -558,11 +618,10 @@ def _previous_plans(plans: Sequence[PlanProgress], room: int) -> str:
 
 def _details_block(sections: Sequence[str], gone: int) -> str:
     """Return a collapsible block of plans, with the number of omitted ones."""
-    note = f"*{gone} older plan{'s' * (gone != 1)} left out: there is no room here.*"
-    notes = [note] if gone else []
-    return "\n\n".join(
-        [f"<details>\n<summary>{HISTORY_HEADING}</summary>", *notes, *sections, "</details>"]
-    )
+    parts = [f"<details>\n<summary>{HISTORY_HEADING}</summary>"]
+    if gone:
+        parts.append(f"*{pluralise(gone, 'older plan')} left out: there is no room here.*")
+    return "\n\n".join([*parts, *sections, "</details>"])
 
 
 def _plan_section(plan: PlanProgress) -> str:
@@ -574,7 +633,7 @@ def _plan_section(plan: PlanProgress) -> str:
         tasks,
         f"*{_progress(plan)}*",
     ]
-    return "\n\n".join(part for part in parts if part)
+    return "\n\n".join(filter(None, parts))
 
 
 class RunNotices:
@@ -610,20 +669,20 @@ class RunNotices:
         """Fold a record; earlier ones are ignored."""
         if record.seq <= self.seq:
             return
-        self._is_complete = self._is_complete and record.seq == self.seq + 1
-        self.seq, body = record.seq, record.body
+        if record.seq != self.seq + 1:
+            self._is_complete = False
+        self.seq = record.seq
+        body = record.body
         self._progress.fold(record)
-        self.checklist_changed |= (
-            isinstance(body, AttemptSucceeded | CallMade | PlanRevised)
-            or (isinstance(body, AttemptStarted) and body.call is not None)
-            or (isinstance(body, NoteAdded) and body.type == "plan")
-        )
-        if isinstance(
-            body, RunEnded | RunResumed
-        ):  # other records may follow the end, such as a failure to post it
-            self.end_status = body.status if isinstance(body, RunEnded) else ""
-        if isinstance(body, RunOpened) and body.forked_from is not None and body.forked_from[1]:
-            self._forked_revision = body.forked_from[1]
+        if _may_change_checklist(body):
+            self.checklist_changed = True
+        # Other records may follow the end, such as a failure to post it.
+        if isinstance(body, RunEnded):
+            self.end_status = body.status
+        elif isinstance(body, RunResumed):
+            self.end_status = ""
+        elif isinstance(body, RunOpened) and body.forked_from is not None:
+            self._forked_revision = body.forked_from[1] or None
         if self._forked_revision is None:
             for notice in record_notices(record, self._progress):
                 # Who reads this run has not been told that the replan began.
@@ -631,22 +690,42 @@ class RunNotices:
                 if not (is_foreign and notice.kind is NoticeKind.DONE):
                     self.pending.append(notice)
         elif isinstance(body, PlanRevised) and body.number == self._forked_revision:
-            self._forked_revision = None  # earlier records belong to the run that was forked
+            # Earlier records belong to the run that was forked.
+            self._forked_revision = None
             self._begun_before_fork = frozenset(self._progress.state.begun)
 
     @property
     def is_finished(self) -> bool:
         """True if the run is over and everything about it is posted."""
-        return self.end_status in ("succeeded", "failed", "aborted") and not (
-            self.pending or self.rejected or self.checklist_changed
-        )
+        if self.has_unsent or self.rejected:
+            return False
+        return self.end_status in ("succeeded", "failed", "aborted")
+
+    @property
+    def has_unsent(self) -> bool:
+        """True if a notice is to be posted, or the checklist to be edited."""
+        return bool(self.pending) or self.checklist_changed
 
     def checklist(self) -> str | None:
         """Return the checklist as a comment; None without a plan, or if records are missing."""
-        plans = self._progress.plans if self._is_complete else ()
+        plans = self._complete_plans()
         return render_checklist(plans, self.run) if plans else None
 
     def progress(self) -> str:
         """Return the progress on a single line; empty without a plan, or if records are missing."""
-        plans = self._progress.plans if self._is_complete else ()
+        plans = self._complete_plans()
         return progress_line(plans) if plans else ""
+
+    def _complete_plans(self) -> Sequence[PlanProgress]:
+        return self._progress.plans if self._is_complete else ()
+
+
+def _may_change_checklist(body: RecordBody) -> bool:
+    match body:
+        case AttemptSucceeded() | CallMade() | PlanRevised():
+            return True
+        case AttemptStarted():
+            return body.call is not None
+        case NoteAdded():
+            return body.type == "plan"
+    return False

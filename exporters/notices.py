@@ -1,4 +1,4 @@
-"""Exporters that report runs of planning mode to people: on a forge, in a Markdown file, or on the console."""
+"""Exporters that report runs of planning mode to people: on a forge, in a file, on the console."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from replanning.exporters._forge import (
     parse_time,
 )
 from replanning.exporters._notices import CHECKLIST_KIND, RunNotices
+from replanning.history.wording import pluralise
 from replanning.journal import Record
 from replanning.plan import RunId
 from replanning.planning.history import RunJournals
@@ -46,7 +47,7 @@ _COMMENT_DELIMITER: Final = re.compile(r"^<!-- (?=comment |end of comment )", re
 
 
 def _stored_comment(number: str, at: str, body: str) -> str:
-    """Return a comment as it stands in the file, without lines that would begin or end a comment."""
+    """Return a comment as it stands in the file, without lines that begin or end a comment."""
     lines = "\n".join(body.splitlines())  # with line ends as reading the file converts them
     text = _COMMENT_DELIMITER.sub("<!--", lines)
     return f"<!-- comment {number} at {at} -->\n\n{text}\n\n<!-- end of comment {number} -->\n"
@@ -55,8 +56,8 @@ def _stored_comment(number: str, at: str, body: str) -> str:
 class FileForge:
     """Markdown file as a forge: the comments follow one another, each between two hidden lines.
 
-    The file is read anew each time and replaced atomically, so that a crash cannot damage it. Text that people write
-    around the comments is kept. Only one process at a time may write to the file.
+    The file is read anew each time and replaced atomically, so that a crash cannot damage it. Text
+    that people write around the comments is kept. Only one process at a time may write to the file.
 
     Args:
         path: path of the file, created with its folders when the first comment is written.
@@ -77,18 +78,15 @@ class FileForge:
         Raises:
             ForgeError: the file cannot be read.
         """
+        comments: list[ForgeComment] = []
         with self._translated_errors("read"):
-            return [
-                ForgeComment(
-                    match["number"],
-                    "replanning",
-                    match["body"].strip("\n"),
-                    parse_time(match["at"]),
-                    own=True,
-                    notice=True,
-                )
-                for match in _COMMENT_PATTERN.finditer(self._read())
-            ]
+            text = self._read()
+        for match in _COMMENT_PATTERN.finditer(text):
+            body = match["body"].strip("\n")
+            at = parse_time(match["at"])
+            comment = ForgeComment(match["number"], "replanning", body, at, own=True, notice=True)
+            comments.append(comment)
+        return comments
 
     async def post(self, body: str) -> str:
         """Append a comment and return its number.
@@ -150,7 +148,7 @@ class FileForge:
 
     @contextmanager
     def _temporary_file(self) -> Iterator[Path]:
-        """Yield a new file with the permissions of this one, to replace it; it is deleted if it does not."""
+        """Yield a new file with the permissions of this one, which it may replace."""
         path = self.path.resolve()
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_name(f".{path.name}.new")
@@ -168,21 +166,20 @@ class FileForge:
         try:
             yield
         except (OSError, UnicodeError) as error:
-            raise ForgeError(
-                f"{self.name} cannot be {what}: {getattr(error, 'strerror', None) or error}"
-            ) from error
+            reason = getattr(error, "strerror", None) or error
+            raise ForgeError(f"{self.name} cannot be {what}: {reason}") from error
 
 
 EDIT_INTERVAL: Final = 3.0
-"""Shortest interval between edits of a checklist in seconds; changes in between become one edit."""
+"""Shortest interval between edits of a checklist, in seconds; they sum up what has changed."""
 
 _POLL_INTERVAL: Final = 0.5
 """Seconds between reads of new records during a wait."""
 
 _INITIAL_BACKOFF: Final = 10.0
+"""First pause after a failure of a forge, in seconds; it doubles with each."""
 
 _MAX_BACKOFF: Final = 300.0
-"""First and longest pause after failures of a forge, in seconds."""
 
 _FINAL_RETRY_DELAYS: Final = (0.0, 0.5, 1.0)
 """Seconds before each of the last tries, on closing."""
@@ -191,7 +188,7 @@ _FINAL_RESPONSE_TIMEOUT: Final = 3.0
 """Seconds of silence after which a forge is not asked again at the end of a run."""
 
 _TEXT_REJECTED_STATUSES: Final = (400, 413, 422)
-"""Statuses that reject one text (or, on GitHub, too many in a short time), and not the issue as a whole."""
+"""Statuses that reject one text (or, on GitHub, too many in a short time), not the whole issue."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -202,12 +199,13 @@ class Notifier(Exporter):
     ::
 
         notifier = Notifier(GitHubIssue("owner/repo#12"))
-        planning = PlanningCoordinator(settings, model, tools, task, store=store, exporters=[notifier])
+        planning = PlanningCoordinator(settings, model, tools, task, exporters=[notifier])
 
-    Every notice is posted once, also if the run is resumed elsewhere: comments carry hidden markers, and are read before
-    anything is written. The checklist is one comment, edited in place. A failing forge does not harm the run: it is
-    reported once, and unsent notices are posted later, at the latest when this is closed or the run is resumed. A forge
-    that does not respond at the end of a run is not waited for again.
+    Every notice is posted once, also if the run is resumed elsewhere: comments carry hidden
+    markers, and are read before anything is written. The checklist is one comment, edited in place.
+    A failing forge does not harm the run: it is reported once, and unsent notices are posted later,
+    at the latest when this is closed or the run is resumed. A forge that does not respond at the
+    end of a run is not waited for again.
 
     Args:
         forge: the forge.
@@ -227,7 +225,8 @@ class Notifier(Exporter):
         self.endpoint = str(getattr(forge, "id", forge.name))
         self._journals = RunJournals()
         self._clock: Clock = Environment().clock
-        self._edit_interval, self.hint = edit_interval, hint
+        self._edit_interval = edit_interval
+        self.hint = hint
         self._runs: dict[RunId, RunNotices] = {}
         self._last_edit = -math.inf
         self._failures = 0
@@ -248,16 +247,19 @@ class Notifier(Exporter):
     @property
     def problem(self) -> str:
         """The unsent notices with the reason; empty if everything is posted."""
-        unsent, why = self._unsent_summary(), self._problem or "no response in time"
-        return f"{unsent} could not be posted to {self.endpoint}: {why}" if unsent else ""
+        unsent = self._unsent_summary()
+        if not unsent:
+            return ""
+        why = self._problem or "no response in time"
+        return f"{unsent} could not be posted to {self.endpoint}: {why}"
 
     def write_error(self) -> str:
-        """Return the reason why nothing can be posted, as far as it is known in advance; empty if none is known."""
+        """Return the reason why nothing can be posted; empty if none is known in advance."""
         write_error = getattr(self.forge, "write_error", None)
         return str(write_error()) if write_error is not None else ""
 
     def attach(self, exporter_context: ExporterContext) -> None:
-        """Read the journals of resumed runs from the engine's store, and the time from its clock."""
+        """Read the journals of resumed runs from the engine's store, the time from its clock."""
         self._journals.add_store(exporter_context.store)
         self._clock = exporter_context.clock
 
@@ -272,20 +274,23 @@ class Notifier(Exporter):
         if record.seq > notices.seq + 1:  # the run is resumed
             self._read_ahead(notices)
         notices.fold(record)
-        while (notices.pending or notices.checklist_changed) and self._clock.now() >= max(
-            self._backoff_until, self._blocked_until
-        ):
+        while notices.has_unsent:
+            if self._clock.now() < max(self._backoff_until, self._blocked_until):
+                break
             self._read_ahead(notices)
             await self._send(notices)
-            while (  # until the checklist may be edited again, a notice is pending, or the run ends
-                notices.checklist_changed
-                and not (notices.pending or notices.end_status)
-                and (left := self._last_edit + self._edit_interval - self._clock.now()) > 0
-            ):
-                await self._clock.sleep(min(left, _POLL_INTERVAL))
-                self._read_ahead(notices)
+            await self._wait_for_edit(notices)
         if notices.is_finished:
             self._runs.pop(run, None)  # if the run is resumed, its journal is read again
+
+    async def _wait_for_edit(self, notices: RunNotices) -> None:
+        """Wait until the checklist may be edited again, a notice is pending, or the run ends."""
+        while notices.checklist_changed and not notices.pending and not notices.end_status:
+            left = self._last_edit + self._edit_interval - self._clock.now()
+            if left <= 0:
+                break
+            await self._clock.sleep(min(left, _POLL_INTERVAL))
+            self._read_ahead(notices)
 
     async def aclose(self) -> None:
         """Post the unsent notices, and close the connections.
@@ -301,18 +306,10 @@ class Notifier(Exporter):
                     self._read_ahead(notices)
                 notices.pending.extend(notices.rejected)
                 notices.rejected.clear()
-                for wait in () if self._unresponsive else _FINAL_RETRY_DELAYS:
-                    blocked = self._blocked_until - self._clock.now()
-                    if (
-                        not (notices.pending or notices.checklist_changed)
-                        or blocked > _POLL_INTERVAL
-                    ):
-                        break
-                    await self._clock.sleep(max(wait, blocked))
-                    with suppress(Exception):  # the unsent notices are reported below
-                        await self._send(notices)
+                await self._send_rest(notices)
         except anyio.get_cancelled_exc_class():
-            if unsent := self._unsent_summary():
+            unsent = self._unsent_summary()
+            if unsent:
                 _log.warning("%s could not be posted to %s in time", unsent, self.endpoint)
             raise
         finally:
@@ -320,15 +317,30 @@ class Notifier(Exporter):
         if self.problem:
             raise ForgeError(self.problem)
 
+    async def _send_rest(self, notices: RunNotices) -> None:
+        """Post what is left of a run with a few tries; a failure is in `problem`."""
+        if self._unresponsive:
+            return
+        for delay in _FINAL_RETRY_DELAYS:
+            blocked = self._blocked_until - self._clock.now()
+            if not notices.has_unsent or blocked > _POLL_INTERVAL:
+                break
+            await self._clock.sleep(max(delay, blocked))
+            with suppress(Exception):
+                await self._send(notices)
+
     def _unsent_summary(self) -> str:
         """Return the unsent notices in words; empty if everything is posted."""
-        count = sum(len(notices.pending) + len(notices.rejected) for notices in self._runs.values())
-        unsent = [f"{count} notice{'s' * (count != 1)}"] if count else []
-        unsent += (
-            ["the latest checklist"]
-            if any(notices.checklist_changed for notices in self._runs.values())
-            else []
-        )
+        count = 0
+        is_checklist_unsent = False
+        for notices in self._runs.values():
+            count += len(notices.pending) + len(notices.rejected)
+            is_checklist_unsent |= notices.checklist_changed
+        unsent: list[str] = []
+        if count:
+            unsent.append(pluralise(count, "notice"))
+        if is_checklist_unsent:
+            unsent.append("the latest checklist")
         return " and ".join(unsent)
 
     def _index_for(self, run: RunId) -> CommentIndex:
@@ -342,52 +354,57 @@ class Notifier(Exporter):
                 notices.fold(record)
 
     async def _send(self, notices: RunNotices) -> None:
-        """Post what is pending; after a failure, pause as long as the forge demands, else longer each time."""
+        """Post what is pending, and report the first failure; after one, there is a pause."""
         try:
             if notices.end_status:  # there may be little time left
                 await self._update_checklist(notices)
-            while notices.pending:
-                notice = notices.pending[0]
-                self._request_started = self._clock.now()
-                index = self._index_for(notices.run)
-                try:
-                    await index.write(
-                        notice.marker(notices.run), notice.body(notices.run, self.hint)
-                    )
-                except ForgeError as error:
-                    if error.status in _TEXT_REJECTED_STATUSES:
-                        notices.rejected.append(
-                            notices.pending.popleft()
-                        )  # the others can still be posted
-                    raise
-                if notices.pending and notices.pending[0] is notice:
-                    notices.pending.popleft()
+            await self._post_pending(notices)
             if self._clock.now() >= self._last_edit + self._edit_interval:
                 await self._update_checklist(notices)
         except anyio.get_cancelled_exc_class():
-            self._unresponsive = (
-                self._clock.now() - self._request_started >= _FINAL_RESPONSE_TIMEOUT
-            )
+            waited = self._clock.now() - self._request_started
+            self._unresponsive = waited >= _FINAL_RESPONSE_TIMEOUT
             raise
         except Exception as error:  # the forge may raise anything; the rest is tried later
-            is_reported, self._problem = bool(self._problem), str(error) or repr(error)
-            retry_after, now = getattr(error, "retry_after", None), self._clock.now()
-            if (
-                getattr(error, "final", False)
-                and getattr(error, "status", None) not in _TEXT_REJECTED_STATUSES
-            ):
-                self._blocked_until = math.inf
-            elif retry_after is not None:
-                self._blocked_until = now + max(retry_after, _POLL_INTERVAL)
-            else:
-                self._backoff_until = now + min(_INITIAL_BACKOFF * 2**self._failures, _MAX_BACKOFF)
-                self._failures += 1
+            is_reported = bool(self._problem)
+            self._note_failure(error)
             if not is_reported:
                 raise
         else:
-            self._failures, self._unresponsive = 0, False
+            self._failures = 0
+            self._unresponsive = False
             if not notices.rejected:
                 self._problem = ""
+
+    async def _post_pending(self, notices: RunNotices) -> None:
+        while notices.pending:
+            notice = notices.pending[0]
+            self._request_started = self._clock.now()
+            marker = notice.marker(notices.run)
+            body = notice.body(notices.run, self.hint)
+            try:
+                await self._index_for(notices.run).write(marker, body)
+            except ForgeError as error:
+                if error.status in _TEXT_REJECTED_STATUSES:
+                    # The others can still be posted.
+                    notices.rejected.append(notices.pending.popleft())
+                raise
+            if notices.pending and notices.pending[0] is notice:
+                notices.pending.popleft()
+
+    def _note_failure(self, error: Exception) -> None:
+        """Pause as long as the forge demands, else longer after each failure."""
+        self._problem = str(error) or repr(error)
+        now = self._clock.now()
+        retry_after = getattr(error, "retry_after", None)
+        is_final = getattr(error, "final", False)
+        if is_final and getattr(error, "status", None) not in _TEXT_REJECTED_STATUSES:
+            self._blocked_until = math.inf
+        elif retry_after is not None:
+            self._blocked_until = now + max(retry_after, _POLL_INTERVAL)
+        else:
+            self._backoff_until = now + min(_INITIAL_BACKOFF * 2**self._failures, _MAX_BACKOFF)
+            self._failures += 1
 
     async def _update_checklist(self, notices: RunNotices) -> None:
         """Write or edit the checklist if it has changed."""
@@ -397,10 +414,10 @@ class Notifier(Exporter):
         self._request_started = self._clock.now()
         try:
             text = notices.checklist()
+            if text is None:
+                return
             marker = Marker(CHECKLIST_KIND, notices.run)
-            if text is not None and await self._index_for(notices.run).write(
-                marker, text, edits=True
-            ):
+            if await self._index_for(notices.run).write(marker, text, edits=True):
                 self._last_edit = self._clock.now()
         except BaseException:
             notices.checklist_changed = True
@@ -415,7 +432,7 @@ ANSWER_HINT = (
 
 
 class FileNotifier(Notifier):
-    """Exporter that writes notices and checklist into a Markdown file, or a folder with a file for each run.
+    """Exporter that writes notices and checklists into a Markdown file, or one for each run.
 
     ::
 
@@ -446,17 +463,17 @@ class FileNotifier(Notifier):
 
     def write_error(self) -> str:
         """Return the reason why nothing can be written, found by trying; empty if it can."""
-        return FileForge(
-            self.endpoint if self._folder is None else Path(self.endpoint, "notices.md")
-        ).write_error()
+        path = Path(self.endpoint)
+        if self._folder is not None:
+            path /= "notices.md"
+        return FileForge(path).write_error()
 
     def _index_for(self, run: RunId) -> CommentIndex:
         if self._folder is None:
             return self._index
         if run not in self._indexes:
-            self._indexes[run] = CommentIndex(
-                FileForge(self._folder / f"{quote(run, safe='')}.md", clock=self._clock)
-            )
+            path = self._folder / f"{quote(run, safe='')}.md"
+            self._indexes[run] = CommentIndex(FileForge(path, clock=self._clock))
         return self._indexes[run]
 
 
@@ -491,14 +508,8 @@ class ConsoleNotifier(Exporter):
             StoreError: the journal of the run cannot be read.
         """
         notices = self._runs.get(run)
-        if notices is None:  # nothing from before the record is printed
-            notices = self._runs[run] = RunNotices(run)
-            for past in self._journals.records_until(run, 0, record):
-                if past is not record:
-                    notices.fold(past)
-            notices.pending.clear()
-            notices.checklist_changed = False
-            self._progress[run] = notices.progress()
+        if notices is None:
+            notices = self._first_seen(run, record)
         for past in self._journals.records_until(run, notices.seq, record):
             notices.fold(past)
         lines = [notice.line() for notice in notices.pending]
@@ -510,6 +521,19 @@ class ConsoleNotifier(Exporter):
             lines.append(f"📋 {progress}")
         if notices.is_finished:
             del self._runs[run]  # if it goes on all the same, everything is read again
-        stream = self._stream if self._stream is not None else sys.stderr
-        stream.writelines(f"{line}\n" for line in lines)
+        stream = sys.stderr if self._stream is None else self._stream
+        for line in lines:
+            stream.write(f"{line}\n")
         stream.flush()
+
+    def _first_seen(self, run: RunId, record: Record) -> RunNotices:
+        """Return a run of which nothing from before a record is printed."""
+        notices = RunNotices(run)
+        for past in self._journals.records_until(run, 0, record):
+            if past is not record:
+                notices.fold(past)
+        notices.pending.clear()
+        notices.checklist_changed = False
+        self._runs[run] = notices
+        self._progress[run] = notices.progress()
+        return notices

@@ -36,14 +36,14 @@ class _IssueNotifier(Notifier):
 
 
 class GitHubNotifier(_IssueNotifier):
-    """Writes notices and the checklist on an issue or pull request of GitHub, such as `owner/repo#12`."""
+    """Writes notices and the checklist on an issue or pull request of GitHub: `owner/repo#12`."""
 
     name: ClassVar[str] = "github"
     _issue_type = GitHubIssue
 
 
 class GitLabNotifier(_IssueNotifier):
-    """Writes notices and the checklist on an issue (`group/project#12`) or merge request (`!7`) of GitLab."""
+    """Writes notices and the checklist on an issue (`group/project#12`) or merge request of GitLab."""
 
     name: ClassVar[str] = "gitlab"
     _issue_type = GitLabIssue
