@@ -46,12 +46,12 @@ _CONTROL_CHARS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 @dataclass(frozen=True, slots=True)
 class ForgeSite:
-    """How one forge and its issues are named, and the settings for it.
+    """Names of a forge and its issues, and the settings for it.
 
     Attributes:
         name: name of the forge in settings and spans.
         title: name of the forge, for people.
-        id_prefix: what the ids of issues begin with.
+        id_prefix: prefix of the ids of issues.
         short_pattern: pattern of the short name of an issue, with the groups `project`, `number`
             and, if the forge numbers several kinds separately, `kind`.
         page_pattern: pattern of the path of an issue's page, with the same groups.
@@ -94,7 +94,7 @@ class IssueName(NamedTuple):
 
 
 class IssueClient(ABC):
-    """The requests that concern one issue, in the way of one forge.
+    """Client for one issue; each forge has a subclass.
 
     Its state is what the forge has told about accounts, such as the login of the token's owner.
     All requests are made within `ForgeApi.call`.

@@ -42,7 +42,7 @@ _SITE: Final = ForgeSite(
 
 
 class _GitHubClient(IssueClient):
-    """The requests to GitHub that concern one issue or pull request."""
+    """Client for one issue or pull request of GitHub."""
 
     author_path = ("user", "login")
     text_field = "body"

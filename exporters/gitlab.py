@@ -62,7 +62,7 @@ _SITE: Final = ForgeSite(
 
 
 class _GitLabClient(IssueClient):
-    """The requests to GitLab that concern one issue or merge request."""
+    """Client for one issue or merge request of GitLab."""
 
     author_path = ("author", "username")
     text_field = "description"

@@ -241,7 +241,7 @@ class SpanWriter:
 
 @dataclass
 class _EarlierProcesses:
-    """The spans of the processes that had a run before, as far as its journal tells.
+    """Spans of the earlier processes of a run, as far as its journal tells.
 
     Attributes:
         first: span of the run in the first process; invalid if there was none.
@@ -304,7 +304,7 @@ class _EarlierProcesses:
 
 
 class _AttemptSpans:
-    """The spans of attempts: those that are open, and the last unsuccessful one of each task.
+    """Spans of attempts: the open ones, and the last unsuccessful one of each task.
 
     Args:
         writer: writes the spans.
@@ -442,7 +442,7 @@ class _AttemptSpans:
 
 
 class _ReplanSpans:
-    """The open spans of replans, and of the questions that they ask.
+    """Open spans of replans, and of the questions that they ask.
 
     The span of a replan stays open as long as its question.
 
