@@ -166,7 +166,9 @@ def find_run(store: RunStore, name: str | None) -> RunInfo:
         return matches[0]
     if matches:
         ids = join_names([info.run for info in matches], 5)
-        raise UnknownRun(name, f"{len(matches)} ids begin with it: {ids}; give more of the id")
+        raise UnknownRun(
+            name, f"{len(matches)} ids begin with it: {ids}; type more of the one you mean"
+        )
     raise UnknownRun(
         name, did_you_mean(name, [info.run for info in runs]) or "replanning status lists the runs"
     )

@@ -41,6 +41,7 @@ from replanning.cli.context import (
 )
 from replanning.cli.plans import discover_tools
 from replanning.cli.summary import RunSummary
+from replanning.cli.terminal import program_name
 from replanning.engine.engine import run_workers
 from replanning.engine.registry import DECOMPOSER_PLUGIN, ProviderSpec
 from replanning.errors import PlanError, ReplanningError
@@ -295,7 +296,11 @@ def demo(
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
     if not options.quiet:
-        again = f"cd {shlex.quote(str(place))} && replanning run plan.yaml"  # its commands use relative paths
+        program = program_name()
+        # Its commands use relative paths, so it has to be run in the folder.
+        if os.sep in program:
+            program = str(Path(program).absolute())
+        again = f"cd {shlex.quote(str(place))} && {shlex.quote(program)} run plan.yaml"
         first = "the step 'pack' needs the program zpaq, which is not on this machine"
         if shutil.which("zpaq"):
             first = "(the step 'pack' needs the program zpaq; it is installed here, so that this time it works)"

@@ -167,23 +167,28 @@ def graph(
         ),
     ] = None,
     store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
 ) -> None:
     """Draw the plan of a run as an SVG: its tasks with their states and dependencies, what replaced what, and the revisions.
 
     Each state has a colour and a sign, and replaced tasks stand beside their replacements. Plans of more than 200 tasks are
     drawn in groups by stage and state. The file has no scripts, and shows the full text of a task under the pointer.
     """
-    if output is None and sys.stdout.isatty():
+    if output is None and not as_json and sys.stdout.isatty():
         fail("an SVG is no text for a terminal; name a file with --output")
     with existing_store(store) as opened:
-        text = draw_graph(read_overview(opened, find_run(opened, run), SystemClock().now()))
-    if output is None:
+        info = find_run(opened, run)
+        text = draw_graph(read_overview(opened, info, SystemClock().now()))
+    if output is not None:
+        try:
+            output.write_text(text, encoding="utf-8")
+        except OSError as error:
+            fail(f"--output: {str(output)!r} cannot be written: {error.strerror or error}")
+    if as_json:
+        file = None if output is None else str(output)
+        print_json({"run": info.run, "file": file, "svg": text})
+    elif output is None:
         sys.stdout.write(text)
-        return
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        fail(f"--output: {str(output)!r} cannot be written: {error.strerror or error}")
 
 
 def _print_overview(overview: RunOverview, place: str, *, everything: bool) -> None:

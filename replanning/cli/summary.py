@@ -121,10 +121,15 @@ class RunSummary:
         if tracer is not None:
             # An exporter of a plugin may have no endpoint.
             self._trace_place = str(getattr(tracer, "endpoint", None) or plugin_name(tracer))
-        problems = (
-            getattr(exporter, "problem", "") for exporter in exporters
-        )  # optional; final once closed
-        self._unsent = [problem for problem in problems if problem]
+        self._unsent: list[str] = []
+        self._has_missing_notices = False
+        for exporter in exporters:
+            problem = getattr(exporter, "problem", "")  # optional; final once closed
+            if problem:
+                self._unsent.append(problem)
+                # Spans that were not sent cannot be sent later.
+                if exporter is not tracer:
+                    self._has_missing_notices = True
         self._resume_options = [*resume_options, *secret_words(live.plan)]
         self._resume = self._command("resume", self.result.run, *self._resume_options)
         self._tasks: list[TaskRow] = []
@@ -320,7 +325,7 @@ class RunSummary:
             self._command("history", run),
             "tasks, attempts and replans in the order of time",
         )
-        if self._unsent:
+        if self._has_missing_notices:
             yield (
                 self._command("notify", run, "--to", "PLACE"),
                 "posts the missing notices, none of them twice",

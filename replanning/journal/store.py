@@ -239,6 +239,9 @@ def parse_place(place: str | PathLike[str]) -> tuple[str, str]:
     path = text
     if isinstance(place, str):
         before, colon, after = text.partition(":")
+        # Both schemes are common in addresses of the one store.
+        if before == "postgres":
+            before = "postgresql"
         installed = installed_plugins("stores")
         if colon and before in installed:
             name = before

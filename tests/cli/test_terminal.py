@@ -117,3 +117,13 @@ def test_decisions_of_every_run(asking):
     text = cli(asking, "decisions", REPLANNING_STORE=STORE).stdout
     assert text.startswith("replan 1 · ")
     assert "plan kept · ask by policy, rule dangerous-tool" in text
+
+
+def test_command_of_the_demo_works_from_anywhere(tmp_path):
+    """The command with which the demo can be run again works in a shell that does not find the program."""
+    path = ENVIRONMENT["PATH"].partition(":")[2]
+    done = process(tmp_path, "demo", PATH=path)
+    found = re.search(r"^ +cd (.*) && (.*) run plan.yaml$", done.stderr, re.MULTILINE)
+    assert found is not None, done.stderr
+    assert (tmp_path / found[1] / "plan.yaml").is_file()
+    assert found[2] == str(SCRIPT)
