@@ -239,7 +239,7 @@ class Narrator:
         if running:
             text += f"; waiting for {pluralise(running, 'task')} to finish"
             if event.reason in _SIGNAL_REASONS:
-                text += "; once more stops it at once"
+                text += "; do it again to stop at once"
             if event.within is not None:
                 text += f"; what still runs in {format_duration(event.within)} is cut off"
         return Line("‖", text, "yellow")

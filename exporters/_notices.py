@@ -429,7 +429,7 @@ def _outcome_notice(
         if failed:
             lines.append(markdown_field("Error", record.error, limit))
         for plan in plans:
-            lines.append(f"**Tasks**: {len(plan.steps)}, of which {plan.done} done")
+            lines.append(f"**Tasks**: {len(plan.steps)}, {plan.done} done")
         lines.append(f"**Duration**: {format_duration(record.duration)}")
         return lines
 

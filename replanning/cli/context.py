@@ -71,7 +71,7 @@ async def run_context_shell(call: ToolCall) -> JsonValue:
         raise ToolError(f"{tool} text to {place} that is not UTF-8") from None
     changes, problems = parse_context_file(text)
     if problems:
-        raise ToolError(f"{tool} to {place} what cannot be read: {'; '.join(problems)}")
+        raise ToolError(f"{tool} lines to {place} that cannot be read: {'; '.join(problems)}")
     if changes:
         attempt = cast("TaskContext", call.context)  # or what stands for it on another machine
         attempt.change_context(changes)

@@ -346,7 +346,7 @@ def decisions(
     told = [
         pluralise(statistics.decisions, "decision"),
         f"{statistics.wanted} to replan",
-        f"{statistics.executed} executed, of which {statistics.failed} failed",
+        f"{statistics.executed} executed, {statistics.failed} failed",
     ]
     if overridden:
         told.append(f"overridden: {', '.join(overridden)}")

@@ -513,7 +513,9 @@ def create_gate(
     at_terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
     ways = "use --ask store or --no-ask" if store.durable else "use --no-ask"
     if ask == "console" and not at_terminal:
-        raise SettingsError.at("--ask", f"nobody can be asked here: this is no terminal; {ways}")
+        raise SettingsError.at(
+            "--ask", f"nobody can be asked here, because this is not a terminal; {ways}"
+        )
     if ask == "store" and not (store.durable or remote_answers):
         problem = "nobody could answer: the run is kept in the memory of this process alone; use --ask console or --no-ask"
         raise SettingsError.at("--ask", problem)

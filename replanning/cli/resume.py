@@ -69,7 +69,7 @@ YesOption = Annotated[
         "replanning resume latest",
         "replanning resume 20250131-120000-1a2b3c4d5e6f --set context.region=us",
         "replanning resume latest --set token=…    a secret parameter, which no journal keeps",
-        "replanning resume latest --plan plan.yaml    go on with the plan as it is corrected in this file",
+        "replanning resume latest --plan plan.yaml    continue with the corrected plan in this file",
         "replanning resume latest --plan plan.yaml --rerun none -y    keep what is finished, and ask nothing",
         "replanning resume 20250131-120000-1a2b3c4d5e6f --from 2    a new run of the tasks that revision 2 had left",
         codes=RUN_EXIT_CODES_HELP,
@@ -361,7 +361,7 @@ def _check_opening(first: Record | None, run: RunId) -> RunOpened:
             else "executes functions of a program"
         )
         raise NotRunning(
-            f"run {run!r} {what}; only that program can go on with it, with run_id={run!r}"
+            f"run {run!r} {what}; only that program can resume it, with run_id={run!r}"
         )
     return opened
 

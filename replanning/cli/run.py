@@ -527,7 +527,7 @@ class _StopLimit:
     def _end_process(self, code: ExitCode) -> None:
         left = kill_marked_processes()
         run = self._current_run()
-        text = "error: the process does not end by itself in time, and is ended"
+        text = "error: the process did not stop in time and was ended"
         if run is not None:
             running = [repr(entry.id) for entry in run.live if entry.state is TaskState.RUNNING]
             if running:

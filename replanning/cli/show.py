@@ -175,7 +175,7 @@ def graph(
     drawn in groups by stage and state. The file has no scripts, and shows the full text of a task under the pointer.
     """
     if output is None and not as_json and sys.stdout.isatty():
-        fail("an SVG is no text for a terminal; name a file with --output")
+        fail("an SVG cannot be shown on a terminal; name a file with --output")
     with existing_store(store) as opened:
         info = find_run(opened, run)
         text = draw_graph(read_overview(opened, info, SystemClock().now()))

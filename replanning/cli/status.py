@@ -651,7 +651,7 @@ def _answer(
         question = lookup.find_question(store, words)
         count = len(question.candidates)
         if verdict == "approve" and not count:
-            refuse(f"{spoken_id(question.id)} has no candidates to approve; use reject or modify")
+            refuse(f"{spoken_id(question.id)} has no candidate to approve; reject it or modify it")
         if verdict == "approve" and not 1 <= choice <= count:
             fail(f"--choice: {spoken_id(question.id)} has candidates 1 to {count}, got {choice}")
         info = lookup.find_run(store, question.run)

@@ -65,7 +65,7 @@ def commands(group=None, lead: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
         ("run plan.yaml --trace smoke", "there is no exporter 'smoke'"),
         ("run plan.yaml --set region=eu", "the plan has no parameter 'region' and declares none"),
         ("run plan.yaml --set region", "expected NAME=VALUE for a parameter, or context.KEY=VALUE"),
-        ("run plan.yaml --ask console", "this is no terminal"),
+        ("run plan.yaml --ask console", "this is not a terminal"),
         ("run plan.yaml --ask store --no-ask", "contradict"),
         (
             "run plan.yaml --ask store --store memory",

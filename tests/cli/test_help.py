@@ -31,7 +31,9 @@ def test_help_of_run_fits_a_screen(tmp_path):
         assert part in text
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("worker", "mcp-proxy")])
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if name not in ("worker", "mcp-proxy", "view")]
+)
 def test_every_command_that_shows_something_has_json(tmp_path, name):
     """Every command that prints a result prints it as JSON, too; the others serve until they are stopped."""
     assert "--json" in cli(tmp_path, *name.split(), "--help", COLUMNS="80").stdout

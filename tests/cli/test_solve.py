@@ -479,7 +479,7 @@ def test_decisions_are_listed(folder):
     ]
     assert told["assumptions"][0][0] == "short words"
     count = len(told["decisions"])
-    counted = f"{count} decisions; 1 to replan; 0 executed, of which 0 failed"
+    counted = f"{count} decisions; 1 to replan; 0 executed, 0 failed"
     assert f"\n{counted}; overridden: 1 by confidence\n" in shown
     assert told["statistics"]["decisions"] == count
     assert told["statistics"]["overridden"] == {"confidence": 1}

@@ -625,7 +625,7 @@ async def test_done_is_told_once_there_is_another_plan():
         kinds = [notice.kind for notice in account.pending]
         assert plans == 2 or NoticeKind.DONE not in kinds
     assert kinds.count(NoticeKind.DONE) == 1
-    assert "**Tasks**: 2, of which 0 done" in the(records, NoticeKind.DONE)
+    assert "**Tasks**: 2, 0 done" in the(records, NoticeKind.DONE)
 
     unusable = {**replies, "revision": {"no": "plan"}}
     kinds = [notice.kind for notice in notices(await carried_out(unusable, failing=1))]
