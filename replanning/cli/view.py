@@ -56,8 +56,9 @@ def view(
             "--token",
             metavar="TEXT",
             envvar="REPLANNING_VIEW_TOKEN",
+            show_envvar=False,
             show_default=False,
-            help="The token that lets people in; made up by default.",
+            help="The token that lets people in (or $REPLANNING_VIEW_TOKEN); made up by default.",
         ),
     ] = None,
     auth_header: Annotated[
