@@ -1,12 +1,11 @@
-"""Plan repair over facts: poses the planning problems of a request, and puts their solutions into the plan."""
+"""Plan repair over facts: poses the problems of a request, and puts solutions into the plan."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
-from itertools import islice
-from operator import is_
 from typing import Final, TypeAlias
 
 import anyio.from_thread
@@ -32,7 +31,7 @@ from replanning.plan.json_values import as_text
 from replanning.plan.messages import join_names
 from replanning.plan.references import FactPattern, placeholders
 from replanning.plan.types import JsonValue, TaskId
-from replanning.providers._planner.domain import Domain, action_key
+from replanning.providers._planner.domain import Domain, ToolAction, action_key
 from replanning.providers._planner.search import (
     MAX_INLINE_NODES,
     PlanRemainder,
@@ -47,144 +46,191 @@ AnyPlanView: TypeAlias = PlanView | DraftView
 """The plan as it is, or as changes would leave it."""
 
 ArgumentSources: TypeAlias = dict[str, list[tuple[Task, bool]]]
-"""By parameter, the tasks that have an argument for it, each with whether it may be used beside
-those of steps.
+"""By parameter, the tasks that have an argument for it.
+
+Each with whether its argument may be used beside those of steps.
 """
 
 VERIFIED_CONFIDENCE: Final = 0.95
 """Confidence of a repair verified against the facts."""
 
 LARGE_PLAN_TASKS: Final = 1_000
-"""Initial tasks of a plan above which the event loop gets checkpoints."""
+"""Number of initial tasks of a plan above which the event loop gets checkpoints."""
 
 _MAX_SHORTCUT_SEARCHES: Final = 3
-"""Most searches for a cheaper path; all but the first look at the whole plan."""
+"""Limit of the searches for a cheaper path; all but the first look at the whole plan."""
 
 _MAX_SHORTCUT_PARTS: Final = 10
-"""Most independent parts of a plan in which a cheaper path is searched each time."""
+"""Limit of the independent parts of a plan in which a cheaper path is searched each time."""
 
 _MAX_LISTED_ITEMS: Final = 5
 
 
 async def find_repairs(request: ReplanRequest, *, threads: bool = True) -> list[Alternative]:
-    """Return repairs over facts, the one with the fewest changes first; without any, the verdict.
+    """Return repairs over facts, the one with the fewest changes first, and verdicts.
 
     Long searches run in a thread, unless `threads` is false.
     """
-    view = request.view
     problems = await repair_problems(request, whole_plan=False)
-    if not problems:
-        return []
     solutions = await _solve_all(problems, threads=threads)
+    # Steps elsewhere may need what a repair removes: then the whole plan is looked at.
+    if not all(map(_keeps_other_facts, problems, solutions)):
+        problems = await repair_problems(request)
+        solutions = await _solve_all(problems, threads=threads)
+    # The repairs of all parts together: the nearest, the cheapest, those from scratch.
+    alternatives = await _combine(solutions, ("repair", "cheaper", "scratch"), request.view)
     for problem, solution in zip(problems, solutions, strict=True):
-        steps = (*problem.remainders[-1].prefix, *problem.remainders[-1].suffix)
-        changed = {fact for step in steps for fact in (*step.action.adds, *step.action.removes)}
-        actions = (action for repair in solution.repairs for action in repair.actions)
-        if not all(
-            changed.issuperset(action.removes) for action in actions
-        ):  # steps elsewhere could need these facts
-            problems = await repair_problems(request)
-            solutions = await _solve_all(problems, threads=threads)
-            break
-    # The repairs of all parts together: the nearest, the cheapest, those from scratch; then the
-    # verdicts.
-    alternatives = await _combine(solutions, ("repair", "cheaper", "scratch"), view)
-    verdicts: list[Alternative] = []
-    for problem, solution in zip(problems, solutions, strict=True):
-        if solution.unreachable is not None:
-            stuck = (
-                ", ".join(repr(step.id) for step in problem.stuck[:_MAX_LISTED_ITEMS]) or "the goal"
-            )
-            reason = f"no sequence of available tools leads from the current facts past {stuck} to the goal of the plan"
-            verdicts.append(
-                Alternative(changes=(), reason=reason, unreachable=solution.unreachable)
-            )
-    return [*alternatives, *verdicts]
+        if solution.unreachable is None:
+            continue
+        stuck = ", ".join(repr(step.id) for step in problem.stuck[:_MAX_LISTED_ITEMS])
+        reason = (
+            "no sequence of available tools leads from the current facts past"
+            f" {stuck or 'the goal'} to the goal of the plan"
+        )
+        verdict = Alternative(changes=(), reason=reason, unreachable=solution.unreachable)
+        alternatives.append(verdict)
+    return alternatives
+
+
+def _keeps_other_facts(problem: RepairProblem, solution: Solution) -> bool:
+    """Return whether the repairs remove only facts that steps of the problem change."""
+    changed: set[str] = set()
+    rest = problem.remainders[-1]
+    for step in (*rest.prefix, *rest.suffix):
+        changed |= step.action.adds | step.action.removes
+    for repair in solution.repairs:
+        for action in repair.actions:
+            if not changed.issuperset(action.removes):
+                return False
+    return True
 
 
 async def find_cheaper_paths(request: ReplanRequest, *, threads: bool = True) -> list[Alternative]:
-    """Return cheaper paths to the goal through the parts of a plan with tasks that triggers name; none without stated facts.
+    """Return cheaper paths to the goal through parts of a plan; none without stated facts.
 
-    They achieve the goal and the effects of the steps that no other step requires. Steps whose
-    results are read, or about which a person is asked, are kept. Long searches run in a thread,
-    unless `threads` is false.
+    The parts are those with tasks that triggers name. The paths achieve the goal and the effects of
+    the steps that no other step requires. Steps whose results are read, or about which a person is
+    asked, are kept. Long searches run in a thread, unless `threads` is false.
     """
     view = request.view
+    named = _named_tasks(request)
     for searched in range(_MAX_SHORTCUT_SEARCHES):
-        named = {task_id for trigger in request.triggers for task_id in trigger.tasks}
         world = _planning_problem(request, tasks=() if searched else named)
         await _checkpoint_if_large(view)
         whole = world.feasibility(strict=True)
         if not world.closed_world:
             return []
-        required = {fact for step in world.steps for fact in step.action.requires}
-        ends = [step.action for step in world.steps if required.isdisjoint(step.action.adds)]
-        wanted = [fact for use in ends for fact in use.facts if fact in use.adds]
-        goal = [fact for fact in dict.fromkeys([*world.goal, *wanted]) if fact in whole.final_facts]
-        tasks = {step.id: view.task(step.id) for step in world.steps}
-        known = {name for task in tasks.values() for name in (task.id, task.root)}
-        fixed = {
-            name for task in tasks.values() for _, name, _ in result_references(task.task, known)
-        }
-        fixed.update(task.id for task in tasks.values() if task.is_held or task.root in fixed)
+        goal = _shortcut_goal(world, whole)
+        fixed = _fixed_tasks(world, view)
+        stuck = _step_ids(whole.stuck)
         solutions: list[Solution] = []
-        stuck = {step.id for step in whole.stuck}
-        groups = [{step.id for step in group} for group in whole.components()]
-        groups = [ids for ids in groups if stuck.isdisjoint(ids) and not ids.isdisjoint(named)]
-        for group in groups[:_MAX_SHORTCUT_PARTS]:
-            part = StripsProblem(
-                world.facts, tuple(s for s in world.steps if s.id in group), world.goal, True
-            )
-            feasibility = part.feasibility()
-            (problem,) = await _group_problems(
-                view, part, feasibility, [feasibility.executable], stated=bool(request.goal.facts)
-            )
-            rest = problem.remainders[-1]
-            rest = rest._replace(
-                removable=tuple(step for step in rest.removable if step.id not in fixed)
-            )
-            own_goal = tuple(fact for fact in goal if fact in feasibility.final_facts)
-            problem = replace(problem, goal=own_goal, remainders=(rest,))
+        parts = 0
+        for group in whole.components():
+            ids = _step_ids(group)
+            if parts == _MAX_SHORTCUT_PARTS or not stuck.isdisjoint(ids) or ids.isdisjoint(named):
+                continue
+            parts += 1
+            problem = await _shortcut_problem(request, world, ids, goal, fixed)
             solutions += await _solve_all([problem], find_shortcuts, threads=threads)
             await anyio.lowlevel.checkpoint()
-        alternatives = []
+        alternatives: list[Alternative] = []
         for alternative in await _combine(solutions, ("shortcut", "superfluous"), view):
             after = view.strips_problem(alternative.changes, tasks=named).feasibility()
-            if after.final_facts.issuperset(goal) and stuck.issuperset(
-                step.id for step in after.stuck
-            ):
+            if stuck.issuperset(_step_ids(after.stuck)) and after.final_facts.issuperset(goal):
                 alternatives.append(alternative)
         if alternatives or not any(solution.repairs for solution in solutions):
             return alternatives
-    return []  # during each search tasks began, or the path would disturb other parts of the plan
+    # During each search tasks began, or the path would disturb other parts of the plan.
+    return []
+
+
+def _shortcut_goal(world: StripsProblem, feasibility: Feasibility) -> list[str]:
+    """Return the facts that a cheaper path must achieve, of those that the plan achieves."""
+    required: set[str] = set()
+    for step in world.steps:
+        required |= step.action.requires
+    wanted = dict.fromkeys(world.goal)
+    for step in world.steps:
+        if required.isdisjoint(step.action.adds):
+            wanted |= _ordered(step.action, step.action.adds)
+    return [fact for fact in wanted if fact in feasibility.final_facts]
+
+
+def _fixed_tasks(world: StripsProblem, view: PlanView) -> set[TaskId]:
+    """Return the tasks whose results are read, or about which a person is asked."""
+    tasks = [view.task(step.id) for step in world.steps]
+    known: set[TaskId] = set()
+    for task in tasks:
+        known |= {task.id, task.root}
+    read: set[str] = set()
+    for task in tasks:
+        read |= {name for _, name, _ in result_references(task.task, known)}
+    fixed: set[TaskId] = set()
+    for task in tasks:
+        if task.is_held or not read.isdisjoint((task.id, task.root)):
+            fixed.add(task.id)
+    return fixed
+
+
+async def _shortcut_problem(
+    request: ReplanRequest,
+    world: StripsProblem,
+    part_ids: set[TaskId],
+    goal: Sequence[str],
+    fixed: set[TaskId],
+) -> RepairProblem:
+    """Return the problem of one part of a plan, none of whose fixed tasks may be removed."""
+    steps = tuple(step for step in world.steps if step.id in part_ids)
+    part = StripsProblem(world.facts, steps, world.goal, True)
+    feasibility = part.feasibility()
+    (problem,) = await _group_problems(
+        request.view,
+        part,
+        feasibility,
+        [feasibility.executable],
+        stated=bool(request.goal.facts),
+    )
+    rest = problem.remainders[-1]
+    removable = tuple(step for step in rest.removable if step.id not in fixed)
+    own_goal = tuple(fact for fact in goal if fact in feasibility.final_facts)
+    return replace(problem, goal=own_goal, remainders=(rest._replace(removable=removable),))
 
 
 async def _combine(
     solutions: Sequence[Solution], kinds: Sequence[str], view: PlanView
 ) -> list[Alternative]:
-    """Return one alternative for each kind of repair, of the repairs of all parts together."""
+    """Return one alternative for each kind of repair, of the repairs of all parts together.
+
+    A part without a repair of the kind gets its first one.
+    """
     alternatives: dict[str, Alternative] = {}
     options = [solution.repairs for solution in solutions if solution.repairs]
-    tried: list[list[Repair]] = []
-    for kind in kinds if options else ():
-        repairs = [
-            next((repair for repair in each if repair.kind == kind), each[0]) for each in options
-        ]
-        if any(all(map(is_, repairs, others)) for others in tried):
+    if not options:
+        return []
+    tried: set[tuple[int, ...]] = set()
+    for kind in kinds:
+        repairs: list[Repair] = []
+        for each in options:
+            repairs.append(next((repair for repair in each if repair.kind == kind), each[0]))
+        identity = tuple(map(id, repairs))
+        if identity in tried:
             continue
-        tried.append(repairs)
+        tried.add(identity)
+        changes: list[PlanChange] = []
+        cost = 0.0
         reserved_ids: set[str] = set()
-        costs = [action.cost for repair in repairs for action in repair.actions]
+        for repair in repairs:
+            changes += splice(repair, view, reserved_ids)
+            for action in repair.actions:
+                cost += action.cost
         alternative = Alternative(
-            changes=tuple(
-                change for repair in repairs for change in splice(repair, view, reserved_ids)
-            ),
+            changes=tuple(changes),
             reason="; ".join(map(_describe_repair, repairs)),
             confidence=VERIFIED_CONFIDENCE,
-            expected_cost=sum(costs) if any(costs) else None,
+            expected_cost=cost or None,
         )
         await _checkpoint_if_large(view)
-        if alternative.changes and not view.check(alternative.changes):
+        if changes and not view.check(changes):
             alternatives.setdefault(alternative.fingerprint(), alternative)
         # An alternative that removes much of a large plan takes long to assemble. Tasks that a
         # clock wakes at the first of two checkpoints run at the second.
@@ -196,72 +242,93 @@ async def _combine(
 async def complete_proposal(
     request: ReplanRequest, proposed: Alternative, *, threads: bool = True
 ) -> tuple[Alternative, bool] | None:
-    """Return another provider's alternative with a bridge that makes it executable, and whether all its tasks are kept.
+    """Return another provider's alternative with a bridge that makes it executable.
 
-    None if there is no bridge, or if it has more actions than tasks of the proposal remain.
+    Also whether all its tasks are kept. None if there is no bridge, or if it has more actions than
+    tasks of the proposal remain.
     """
     draft = request.view.with_changes(proposed.changes)
-    # Problems that the plan had elsewhere before are not its concern.
-    named = {task_id for trigger in request.triggers for task_id in trigger.tasks}
     present = _planning_problem(request)
     before = _with_assumed_facts(present).feasibility(strict=True)
     await _checkpoint_if_large(draft)
-    elsewhere = {step.id for step in before.stuck} - named
     world = _with_assumed_facts(replace(draft.strips_problem(), goal=present.goal))
     await _checkpoint_if_large(draft)
     feasibility = world.feasibility(strict=True)
     await _checkpoint_if_large(draft)
-    stuck = {step.id for step in feasibility.stuck} - elsewhere
-    groups = [
-        group for group in feasibility.components() if any(step.id in stuck for step in group)
-    ]
+    # Problems that the plan had elsewhere before are not its concern.
+    elsewhere = _step_ids(before.stuck) - _named_tasks(request)
+    groups = _groups_with(feasibility, _step_ids(feasibility.stuck) - elsewhere)
     if not groups and not feasibility.missing_goal_facts:
         return None
     stated = bool(request.goal.facts)
     problems = await _group_problems(draft, world, feasibility, groups, stated=stated)
     solutions = await _solve_all(problems, threads=threads)
-    if not problems or not all(solution.repairs for solution in solutions):
+    repairs = [solution.repairs[0] for solution in solutions if solution.repairs]
+    if not repairs or len(repairs) < len(problems):
         return None
-    repairs = [solution.repairs[0] for solution in solutions]
-    removed = {step.id for repair in repairs for step in repair.removed_steps}
-    kept = [task_id for task_id in draft.new_task_ids if task_id not in removed]
+
+    removed: set[TaskId] = set()
+    added = 0
+    bridge: list[PlanChange] = []
     reserved_ids: set[str] = set()
-    more = [change for repair in repairs for change in splice(repair, draft, reserved_ids)]
-    if (
-        len(kept) < sum(len(repair.actions) for repair in repairs)
-        or not kept
-        or not more
-        or draft.check(more)
-    ):
+    for repair in repairs:
+        removed |= _step_ids(repair.removed_steps)
+        added += len(repair.actions)
+        bridge += splice(repair, draft, reserved_ids)
+    kept = [task_id for task_id in draft.new_task_ids if task_id not in removed]
+    # With fewer tasks of the proposal than actions of the bridge, the plan is no longer its own.
+    if not kept or len(kept) < added:
         return None
-    # Tasks that would be added and then removed or rewired are left out, or added as they end up.
-    dropped = {change.task_id for change in more if isinstance(change, RemoveTask)}
-    new = {change.task.id for change in proposed.changes if isinstance(change, AddTask)}
-    rewired = {
-        c.task_id: c.fields["depends_on"]
-        for c in more
-        if isinstance(c, ModifyTask) and c.task_id in new
-    }
-    merged: list[PlanChange] = []
-    for change in proposed.changes:
-        if isinstance(change, AddTask) and change.task.id in rewired.keys() - dropped:
-            names = rewired[change.task.id]
-            depends_on = tuple(map(str, names)) if isinstance(names, list) else ()
-            task = change.task.model_copy(update={"depends_on": depends_on})
-            merged.append(change.model_copy(update={"task": task}))
-        elif not (isinstance(change, AddTask) and change.task.id in dropped):
-            merged.append(change)
-    merged += [c for c in more if not (isinstance(c, RemoveTask | ModifyTask) and c.task_id in new)]
+    if not bridge or draft.check(bridge):
+        return None
+    changes = _merge(proposed.changes, bridge)
+    if request.view.check(changes):
+        changes = [*proposed.changes, *bridge]
     alternative = Alternative(
-        changes=(*proposed.changes, *more) if request.view.check(merged) else tuple(merged),
+        changes=tuple(changes),
         reason=f"{proposed.reason}; completed by a {'; '.join(map(_describe_repair, repairs))}",
         confidence=VERIFIED_CONFIDENCE,
     )
     return alternative, len(kept) == len(draft.new_task_ids)
 
 
+def _merge(first: Sequence[PlanChange], then: Sequence[PlanChange]) -> list[PlanChange]:
+    """Return changes as one list, without tasks that are added and then removed.
+
+    A task that is added and then rewired is added as it ends up.
+    """
+    new = {change.task.id for change in first if isinstance(change, AddTask)}
+    dropped: set[TaskId] = set()
+    rewired: dict[TaskId, JsonValue] = {}
+    rest: list[PlanChange] = []
+    for change in then:
+        if isinstance(change, RemoveTask) and change.task_id in new:
+            dropped.add(change.task_id)
+        elif isinstance(change, ModifyTask) and change.task_id in new:
+            rewired[change.task_id] = change.fields["depends_on"]
+        else:
+            rest.append(change)
+    merged: list[PlanChange] = []
+    for change in first:
+        if not isinstance(change, AddTask):
+            merged.append(change)
+            continue
+        if change.task.id in dropped:
+            continue
+        names = rewired.get(change.task.id)
+        if isinstance(names, list):
+            task = change.task.model_copy(update={"depends_on": tuple(map(str, names))})
+            merged.append(change.model_copy(update={"task": task}))
+        else:
+            merged.append(change)
+    return [*merged, *rest]
+
+
 async def _checkpoint_if_large(view: AnyPlanView) -> None:
-    """Let other tasks of the event loop run between long steps in a large plan; they may change the plan."""
+    """Let other tasks of the event loop run between long steps in a large plan.
+
+    They may change the plan.
+    """
     if len(view.original_plan.tasks) > LARGE_PLAN_TASKS:
         await anyio.lowlevel.checkpoint()
 
@@ -273,33 +340,65 @@ async def _solve_all(
     for problem in problems:
         solution = search(problem, MAX_INLINE_NODES)
         if not solution.repairs and solution.unreachable is None:
-            in_thread = partial(search, problem, check_cancelled=anyio.from_thread.check_cancelled)
-            solution = await anyio.to_thread.run_sync(in_thread) if threads else search(problem)
+            if threads:
+                patient = partial(
+                    search, problem, check_cancelled=anyio.from_thread.check_cancelled
+                )
+                solution = await anyio.to_thread.run_sync(patient)
+            else:
+                solution = search(problem)
         solutions.append(solution)
     return solutions
 
 
+def _named_tasks(request: ReplanRequest) -> set[TaskId]:
+    named: set[TaskId] = set()
+    for trigger in request.triggers:
+        named.update(trigger.tasks)
+    return named
+
+
+def _step_ids(steps: Iterable[StripsStep]) -> set[TaskId]:
+    return {step.id for step in steps}
+
+
+def _ordered(action: GroundAction, facts: AbstractSet[str]) -> dict[str, None]:
+    """Return those of some facts that an action states, in the order in which its tool does.
+
+    The order of a set differs from one process to the next.
+    """
+    return {fact: None for fact in action.facts if fact in facts}
+
+
+def _groups_with(feasibility: Feasibility, ids: Collection[TaskId]) -> list[list[StripsStep]]:
+    """Return the independent groups of steps with one of some tasks."""
+    return [group for group in feasibility.components() if not _step_ids(group).isdisjoint(ids)]
+
+
+_REPAIR_KINDS: Final = {
+    "repair": "repair with the fewest changes",
+    "cheaper": "repair at the least cost",
+    "scratch": "plan anew",
+    "shortcut": "cheaper path to the goal",
+    "superfluous": "the same path without what is superfluous",
+}
+
+
 def _describe_repair(repair: Repair) -> str:
-    kinds = {
-        "repair": "repair with the fewest changes",
-        "cheaper": "repair at the least cost",
-        "scratch": "plan anew",
-        "shortcut": "cheaper path to the goal",
-        "superfluous": "the same path without what is superfluous",
-    }
-    actions = [
-        " ".join([action.tool, *map(as_text, action.arguments.values())])
-        for action in repair.actions
-    ]
+    parts: list[str] = []
+    if repair.actions:
+        uses: list[str] = []
+        for action in repair.actions[:_MAX_LISTED_ITEMS]:
+            uses.append(" ".join([action.tool, *map(as_text, action.arguments.values())]))
+        part = f"do {', '.join(uses)}"
+        more = len(repair.actions) - _MAX_LISTED_ITEMS
+        if more > 0:
+            part += f" and {more} more"
+        parts.append(part)
     removed = [repr(step.id) for step in repair.removed_steps]
-    more = (
-        f" and {len(actions) - _MAX_LISTED_ITEMS} more" if len(actions) > _MAX_LISTED_ITEMS else ""
-    )
-    parts = [
-        f"do {', '.join(actions[:_MAX_LISTED_ITEMS])}{more}" if actions else "",
-        f"leave out {join_names(removed, _MAX_LISTED_ITEMS)}" if removed else "",
-    ]
-    return f"{kinds[repair.kind]}: {' and '.join(filter(None, parts))}"
+    if removed:
+        parts.append(f"leave out {join_names(removed, _MAX_LISTED_ITEMS)}")
+    return f"{_REPAIR_KINDS[repair.kind]}: {' and '.join(parts)}"
 
 
 # Posing the problems
@@ -313,45 +412,54 @@ async def repair_problems(
     Unless `whole_plan` is true, steps that are not related to the triggers may be left out.
     """
     view = request.view
-    goal_changes = [
-        trigger
-        for trigger in request.triggers
-        if isinstance(trigger, ContextChanged) and trigger.goal
-    ]
-    concerns_all = any(
-        trigger.kind == "goal-unreachable" or not (trigger.tasks or trigger in goal_changes)
-        for trigger in request.triggers
-    )
-    named = {task_id for trigger in request.triggers for task_id in trigger.tasks}
-    whole_plan = bool(whole_plan or goal_changes or concerns_all)
+    named = _named_tasks(request)
+    goal_changed = False
+    concerns_all = False
+    requested = False
+    facts: set[str] = set()
+    for trigger in request.triggers:
+        if trigger.kind == "human-request":
+            requested = True
+        if isinstance(trigger, ContextChanged):
+            facts.update(trigger.facts)
+            if trigger.goal:
+                goal_changed = True
+                continue
+        if trigger.kind == "goal-unreachable" or not trigger.tasks:
+            concerns_all = True
+    if goal_changed or concerns_all:
+        whole_plan = True
     if whole_plan:
         world = _planning_problem(request)
     else:
-        facts = {
-            fact for t in request.triggers if isinstance(t, ContextChanged) for fact in t.facts
-        }
         world = _planning_problem(request, tasks=named, facts=facts)
     world = _with_assumed_facts(world)
     await _checkpoint_if_large(view)
     feasibility = world.feasibility(strict=True)
     await _checkpoint_if_large(view)
-    requested = any(trigger.kind == "human-request" for trigger in request.triggers)
-    stuck = [view.task(step.id) for step in feasibility.stuck if concerns_all or step.id in named]
-    concerned = {
-        task.id
-        for task in stuck
-        if (requested or task.state is not TaskState.BLOCKED)
-        and not (concerns_all and task.is_held)  # by a question
-    }
-    groups = [
-        group for group in feasibility.components() if any(step.id in concerned for step in group)
-    ]
-    if not (groups or whole_plan) and feasibility.missing_goal_facts:
-        return await repair_problems(request)  # effects of the other steps may be useful
-    if groups or (feasibility.missing_goal_facts and (goal_changes or not feasibility.stuck)):
-        stated = bool(request.goal.facts)
-        return await _group_problems(view, world, feasibility, groups, stated=stated)
-    return []
+    concerned: set[TaskId] = set()
+    for step in feasibility.stuck:
+        if not concerns_all and step.id not in named:
+            continue
+        task = view.task(step.id)
+        # Only a person may go beyond the limit that blocked a task.
+        if task.state is TaskState.BLOCKED and not requested:
+            continue
+        # A person has been asked about it.
+        if concerns_all and task.is_held:
+            continue
+        concerned.add(task.id)
+    groups = _groups_with(feasibility, concerned)
+    if not groups:
+        if not feasibility.missing_goal_facts:
+            return []
+        # Effects of the other steps may be useful.
+        if not whole_plan:
+            return await repair_problems(request)
+        if feasibility.stuck and not goal_changed:
+            return []
+    stated = bool(request.goal.facts)
+    return await _group_problems(view, world, feasibility, groups, stated=stated)
 
 
 def _planning_problem(
@@ -360,7 +468,10 @@ def _planning_problem(
     tasks: Collection[TaskId] = (),
     facts: Collection[str] = (),
 ) -> StripsProblem:
-    """Return the problem of a plan, or of a part of it as for `PlanView.strips_problem`, with the goal of the request."""
+    """Return the problem of a plan, or of a part of it, with the goal of the request.
+
+    The part is that of `PlanView.strips_problem`.
+    """
     view = request.view
     goal = tuple(request.goal.facts)
     if goal == tuple(view.goal.facts):
@@ -370,18 +481,19 @@ def _planning_problem(
 
 
 def _with_assumed_facts(world: StripsProblem) -> StripsProblem:
-    """Return the problem with, if the plan states no facts, those that steps need and no step adds."""
+    """Return the problem with the facts that may be assumed if the plan states none.
+
+    They are those that steps need and no step adds.
+    """
     if world.closed_world:
         return world
-    added = {fact for step in world.steps for fact in step.action.adds}
-    assumed = (
-        fact
-        for step in world.steps
-        for fact in step.action.facts
-        if fact in step.action.requires - added
-    )
-    facts = tuple(dict.fromkeys([*world.facts, *assumed]))
-    return StripsProblem(facts, world.steps, world.goal, world.closed_world)
+    added: set[str] = set()
+    for step in world.steps:
+        added |= step.action.adds
+    facts = dict.fromkeys(world.facts)
+    for step in world.steps:
+        facts |= _ordered(step.action, step.action.requires - added)
+    return StripsProblem(tuple(facts), world.steps, world.goal, world.closed_world)
 
 
 async def _group_problems(
@@ -392,77 +504,109 @@ async def _group_problems(
     *,
     stated: bool,
 ) -> list[RepairProblem]:
-    """Return a problem for each group; if there is no group, the problem of reaching the goal, whose facts may be stated."""
+    """Return a problem for each group of steps.
+
+    Without a group, the problem is to reach the goal, whose facts may be stated.
+    """
     await _checkpoint_if_large(view)
-    # The tasks that have arguments for unbound parameters of tools, read once for all problems. If
-    # the plan states its facts, arguments of all tasks that have not ended may be used.
-    closed = world.closed_world
-    sources: ArgumentSources = {
-        name: []
-        for tool in _usable_tools(view)
-        for name in _unbound_parameters(tool, view, closed=closed)
-    }
-    for task, state in view.task_states() if sources else ():
-        for name in sources.keys() & task.arguments.keys():
-            sources[name].append((task, closed and state not in FINISHED))
-    running = tuple(step for step in feasibility.executable if step.running)
+    sources = _argument_sources(view, closed=world.closed_world)
     problems: list[RepairProblem] = []
     for group in groups or [feasibility.executable]:
-        own_ids = {step.id for step in group}
-        stuck = [step for step in feasibility.stuck if step.id in own_ids] if groups else []
+        own_ids = _step_ids(group)
+        stuck = [step for step in feasibility.stuck if step.id in own_ids]
         if not all(_is_removable(step) or step.startable for step in stuck):
             continue
         await _checkpoint_if_large(view)
-        own = tuple(
-            step for step in feasibility.executable if step.id in own_ids and not step.running
-        )
-        others = tuple(
-            step for step in feasibility.executable if step.id not in own_ids and not step.running
-        )
-        placed = {step.id for step in (*running, *own, *stuck, *others)}
-        rest = tuple(_topological_order(step for step in world.steps if step.id not in placed))
+        running: list[StripsStep] = []
+        own: list[StripsStep] = []
+        others: list[StripsStep] = []
+        for step in feasibility.executable:
+            if step.running:
+                running.append(step)
+            elif step.id in own_ids:
+                own.append(step)
+            else:
+                others.append(step)
+        placed = _step_ids((*running, *own, *stuck, *others))
+        rest = _topological_order(step for step in world.steps if step.id not in placed)
         following = _dependent_steps((*own, *stuck), rest)
         # Facts that other stuck parts lack are left to the problems of those parts.
-        stuck_elsewhere = [step.action for step in feasibility.stuck if step.id not in own_ids]
-        granted = [
-            f
-            for use in stuck_elsewhere
-            for f in use.facts
-            if f in use.requires - feasibility.final_facts
-        ]
-        steps = (*running, *own, *stuck, *others, *rest)
+        facts = dict.fromkeys(world.facts)
+        for step in feasibility.stuck:
+            if step.id not in own_ids:
+                facts |= _ordered(step.action, step.action.requires - feasibility.final_facts)
         await _checkpoint_if_large(view)
         domain = build_domain(view, world, (*stuck, *own, *following), sources)
         await _checkpoint_if_large(view)
-        stuck_ids = {step.id for step in stuck}
-        remainders: list[PlanRemainder] = []
-        for before, behind in (
-            (((*running, *own), ()), (running, own)) if own else ((running, own),)
-        ):
-            removable = tuple(step for step in (*behind, *stuck, *following) if _is_removable(step))
-            unusable = [
-                i
-                for i, step in enumerate(removable, 1)
-                if step.id in stuck_ids and not step.startable
-            ]
-            suffix = (*behind, *stuck, *others, *rest)
-            remainders.append(
-                PlanRemainder(before, suffix, removable, unusable[-1] if unusable else 0)
-            )
-        tools = {step.id: view.tool(step.tool) for step in steps}
+        # The bridge comes after the steps of the group that can be executed, or before them.
+        unusable = {step.id for step in stuck if not step.startable}
+        later = (*others, *rest)
+        remainders = [_remainder(running, (*own, *stuck), following, later, unusable)]
+        if own:
+            after = _remainder((*running, *own), stuck, following, later, unusable)
+            remainders.insert(0, after)
+        steps = (*running, *own, *stuck, *others, *rest)
         problem = RepairProblem(
-            facts=tuple(dict.fromkeys([*world.facts, *granted])),
+            facts=tuple(facts),
             goal=_repair_goal(world, steps, stated=stated),
             domain=domain,
             remainders=tuple(remainders),
-            costs={
-                step_id: (tool.cost or 0.0) if tool is not None else 0.0
-                for step_id, tool in tools.items()
-            },
+            costs=_step_costs(steps, view),
             stuck=tuple(stuck),
         )
         problems.append(problem)
     return problems
+
+
+def _argument_sources(view: AnyPlanView, *, closed: bool) -> ArgumentSources:
+    """Return the tasks that have arguments for unbound parameters of tools.
+
+    If the plan states its facts, arguments of all tasks that have not ended may be used.
+    """
+    sources: ArgumentSources = {}
+    for tool in _usable_tools(view):
+        for name in _unbound_parameters(tool, view, closed=closed):
+            sources[name] = []
+    if not sources:
+        return sources
+    for task, state in view.task_states():
+        for name in sources.keys() & task.arguments.keys():
+            sources[name].append((task, closed and state not in FINISHED))
+    return sources
+
+
+def _remainder(
+    prefix: Sequence[StripsStep],
+    following: Sequence[StripsStep],
+    dependents: Sequence[StripsStep],
+    later: Sequence[StripsStep],
+    unusable: set[TaskId],
+) -> PlanRemainder:
+    """Return the steps around a bridge, which must at least replace the unusable ones.
+
+    Args:
+        prefix: the steps before the bridge.
+        following: the steps of its group after it.
+        dependents: those of the later steps that may be removed as well.
+        later: all steps after those.
+        unusable: the steps that cannot be executed.
+    """
+    removable = tuple(filter(_is_removable, (*following, *dependents)))
+    min_removed = 0
+    for number, step in enumerate(removable, 1):
+        if step.id in unusable:
+            min_removed = number
+    return PlanRemainder(tuple(prefix), (*following, *later), removable, min_removed)
+
+
+def _step_costs(steps: Iterable[StripsStep], view: AnyPlanView) -> dict[str, float]:
+    costs: dict[str, float] = {}
+    for step in steps:
+        tool = view.tool(step.tool)
+        costs[step.id] = 0.0
+        if tool is not None and tool.cost is not None:
+            costs[step.id] = tool.cost
+    return costs
 
 
 def _is_removable(step: StripsStep) -> bool:
@@ -474,33 +618,46 @@ def _topological_order(steps: Iterable[StripsStep]) -> list[StripsStep]:
     """Return steps, each after its dependencies among them, otherwise in their order."""
     remaining = list(steps)
     place = {step.id: index for index, step in enumerate(remaining)}
-    dependencies = [[place[dep] for dep in step.depends_on if dep in place] for step in remaining]
+    dependencies: list[list[int]] = []
+    for step in remaining:
+        dependencies.append([place[dep] for dep in step.depends_on if dep in place])
     return [remaining[index] for index in topological_order(dependencies)]
 
 
 def _dependent_steps(
     first: Sequence[StripsStep], following: Iterable[StripsStep]
 ) -> list[StripsStep]:
-    """Return the following steps that depend on the first ones, or need or change the facts that these change."""
-    related = {step.id for step in first}
-    changed = {fact for step in first for fact in (*step.action.adds, *step.action.removes)}
-    touched = changed.union(*(step.action.requires for step in first))
+    """Return the following steps that interfere with the first ones or depend on them.
+
+    A step interferes if it needs a fact that an earlier one changes, or changes one that an earlier
+    one needs or changes.
+    """
+    related: set[TaskId] = set()
+    changed: set[str] = set()
+    touched: set[str] = set()
+
+    def relate(step: StripsStep) -> None:
+        changes = step.action.adds | step.action.removes
+        related.add(step.id)
+        changed.update(changes)
+        touched.update(changes, step.action.requires)
+
+    for step in first:
+        relate(step)
     dependents: list[StripsStep] = []
     for step in following:
         changes = step.action.adds | step.action.removes
-        interferes = not (changed.isdisjoint(step.action.requires) and touched.isdisjoint(changes))
+        interferes = not changed.isdisjoint(step.action.requires) or not touched.isdisjoint(changes)
         if interferes or not related.isdisjoint(step.depends_on):
             dependents.append(step)
-            related.add(step.id)
-            changed |= changes
-            touched |= step.action.requires | changes
+            relate(step)
     return dependents
 
 
 def _repair_goal(
     world: StripsProblem, steps: Sequence[StripsStep], *, stated: bool
 ) -> tuple[str, ...]:
-    """Return the facts that must hold at the end: the stated goal, or all effects of the plan, and never less.
+    """Return the facts that must hold at the end: the stated goal, or all effects of the plan.
 
     If the plan states no facts, effects of a step that are only for steps that depend on it are
     left out.
@@ -508,19 +665,22 @@ def _repair_goal(
     if world.closed_world and stated:
         return world.goal
     adds = {step.id: step.action.adds for step in steps}
-    for_itself = {
-        dep
-        for step in steps
-        for dep in step.depends_on
-        if adds.get(dep, step.action.requires).isdisjoint(step.action.requires)
-    }
-    for_others = {dep for step in steps for dep in step.depends_on} - for_itself
+    dependencies: set[TaskId] = set()
+    for_itself: set[TaskId] = set()
+    for step in steps:
+        dependencies.update(step.depends_on)
+        for dep in step.depends_on:
+            if dep in adds and adds[dep].isdisjoint(step.action.requires):
+                for_itself.add(dep)
+    only_for_others: set[TaskId] = set()
+    if not world.closed_world:
+        only_for_others = dependencies - for_itself
     holds: dict[str, None] = {}
     for step in steps:
         for fact in step.action.removes:
             holds.pop(fact, None)
-        if world.closed_world or step.id not in for_others:
-            holds.update((fact, None) for fact in step.action.facts if fact in step.action.adds)
+        if step.id not in only_for_others:
+            holds |= _ordered(step.action, step.action.adds)
     return tuple(dict.fromkeys([*world.goal, *holds]))
 
 
@@ -533,65 +693,68 @@ def build_domain(
     concerned: Sequence[StripsStep],
     sources: ArgumentSources,
 ) -> Domain:
-    """Return the domain: the available tools, and the values that tasks have for their parameters."""
+    """Return the available tools, and the values that tasks have for their parameters."""
     tools = _usable_tools(view)
+    near = [view.task(step.id).task for step in concerned]
+    steps_of: dict[str | None, list[StripsStep]] = {}
+    for step in world.steps:
+        steps_of.setdefault(step.tool, []).append(step)
+    values: dict[tuple[str, str], tuple[JsonValue, ...]] = {}
+    for tool in tools:
+        steps = (*concerned, *steps_of.get(tool.name, ()), *world.steps)
+        for name in _unbound_parameters(tool, view, closed=world.closed_world):
+            candidates = _candidate_values(tool, name, near, steps, sources)
+            values[tool.name, name] = tuple(candidates)
+    assumed: frozenset[str] = frozenset()
+    if not world.closed_world:
+        assumed = frozenset(_assumed_patterns(view, tools))
+    failed = _failed_calls(view, concerned)
+    return Domain(tools, view.original_plan.objects, values, assumed, failed)
+
+
+def _failed_calls(view: AnyPlanView, concerned: Sequence[StripsStep]) -> frozenset[str]:
+    """Return the keys of calls that failed for tasks or for what these replaced.
+
+    A call may be used again where something that it needs was made true anew.
+    """
     failed: set[str] = set()
     for step in concerned:
         for part in view.lineage(step.id):
             if part.failure is None and part.state not in STUCK:
                 continue
-            # A call may be used again where something that it needs has ceased to hold, or was made
-            # true anew.
             tool = view.tool(part.task.tool)
             arguments = step.arguments if part.id == step.id else part.task.arguments
-            needs = (
-                ground_action(tool, arguments).requires
-                if tool is not None and part.attempts
-                else ()
-            )
+            needs: frozenset[str] = frozenset()
+            if tool is not None and part.attempts:
+                needs = ground_action(tool, arguments).requires
             if not any(view.made_true_since(need, part.id) for need in needs):
-                failed |= {
-                    action_key(part.task.tool, each) for each in (part.task.arguments, arguments)
-                }
-    near = [view.task(step.id).task for step in concerned]
-    steps_of: dict[str | None, list[StripsStep]] = {}
-    for step in world.steps:
-        steps_of.setdefault(step.tool, []).append(step)
-    values = {
-        (tool.name, name): tuple(
-            _candidate_values(
-                tool, name, near, (*concerned, *steps_of.get(tool.name, ()), *world.steps), sources
-            )
-        )
-        for tool in tools
-        for name in _unbound_parameters(tool, view, closed=world.closed_world)
-    }
-    assumed = frozenset() if world.closed_world else frozenset(_assumed_patterns(view, tools))
-    return Domain(tools, view.original_plan.objects, values, assumed, frozenset(failed))
+                failed.add(action_key(part.task.tool, part.task.arguments))
+                failed.add(action_key(part.task.tool, arguments))
+    return frozenset(failed)
 
 
 def _usable_tools(view: AnyPlanView) -> tuple[ToolSpec, ...]:
-    """Return the tools that are available, have effects, and take no more of any resource than there is."""
-    tools = (tool for tool in view.tools.values() if tool.available and tool.addition_patterns)
-    return tuple(
-        t
-        for t in tools
-        if all(view.capacity.get(n, 0.0) >= amount for n, amount in t.resources.items())
-    )
+    """Return the tools that are available, have effects, and do not lack resources."""
+    usable: list[ToolSpec] = []
+    for tool in view.tools.values():
+        fits = all(view.capacity.get(n, 0.0) >= amount for n, amount in tool.resources.items())
+        if fits and tool.available and tool.addition_patterns:
+            usable.append(tool)
+    return tuple(usable)
 
 
 def _unbound_parameters(tool: ToolSpec, view: AnyPlanView, *, closed: bool) -> Iterator[str]:
-    """Yield the parameters whose values come from tasks; those of the others come from facts and objects."""
-    bound = (
-        {name for need in tool.precondition_patterns for name in placeholders(need)}
-        if closed
-        else set()
-    )
+    """Yield the parameters whose values come from tasks, not from facts or objects."""
+    bound: set[str] = set()
+    if closed:
+        for need in tool.precondition_patterns:
+            bound.update(placeholders(need))
+    names = dict.fromkeys(tool.parameters)
+    if not names:
+        for text in filter(None, (*tool.fact_patterns, tool.command, tool.url)):
+            names |= dict.fromkeys(placeholders(text))
     types = set(view.original_plan.objects.values())
-    texts = (*tool.fact_patterns, tool.command or "", tool.url or "")
-    for name in tool.parameters or dict.fromkeys(
-        name for text in texts for name in placeholders(text)
-    ):
+    for name in names:
         if name not in bound and tool.parameters.get(name) not in types:
             yield name
 
@@ -603,43 +766,53 @@ def _candidate_values(
     steps: Sequence[StripsStep],
     sources: ArgumentSources,
 ) -> Iterator[JsonValue]:
-    """Yield the values of tasks for a parameter: of those concerned, then those of the same tool, then the others.
+    """Yield the values of tasks for a parameter.
 
-    A parameter that occurs in no fact gets the first value, with its references.
+    Those of the tasks concerned come first, then those of the same tool, then the others. A
+    parameter that occurs in no fact gets the first value, with its references.
     """
     if not any(name in placeholders(text) for text in tool.fact_patterns):
-        others = sorted(
-            (task for task, _ in sources.get(name, ())), key=lambda task: task.tool != tool.name
-        )
-        yield from islice(
-            (task.arguments[name] for task in (*near, *others) if name in task.arguments), 1
-        )
+        others = [task for task, _ in sources.get(name, ())]
+        others.sort(key=lambda task: task.tool != tool.name)
+        for task in (*near, *others):
+            if name in task.arguments:
+                yield task.arguments[name]
+                return
         return
     values = [step.arguments[name] for step in steps if name in step.arguments]
-    for task, may_be_used in sources.get(name, ()):  # the steps may be only a part of the plan
+    # The steps may be only a part of the plan.
+    for task, may_be_used in sources.get(name, ()):
         if may_be_used and "${" not in str(task.arguments[name]):
             values.append(task.arguments[name])
     distinct: dict[object, JsonValue] = {}
-    for value in values:  # most of them are text, which needs no encoding
-        distinct.setdefault(
-            value if isinstance(value, str) else (action_key(None, {"": value}),), value
-        )
+    for value in values:
+        # Most values are text, which needs no encoding.
+        key: object = value
+        if not isinstance(value, str):
+            key = (action_key(None, {"": value}),)
+        distinct.setdefault(key, value)
     yield from distinct.values()
 
 
 def _assumed_patterns(view: AnyPlanView, tools: Sequence[ToolSpec]) -> Iterator[str]:
-    """Yield the preconditions that no tool adds; if the plan states no facts, they are assumed to hold."""
-    effects = [pattern for tool in view.tools.values() for pattern in tool.addition_patterns]
+    """Yield the preconditions that no tool adds.
+
+    They are assumed to hold if the plan states no facts.
+    """
+    effects: list[str] = []
+    for tool in view.tools.values():
+        effects += tool.addition_patterns
     patterns = [FactPattern(effect) for effect in effects]
-    for need in (fact for tool in tools for fact in tool.precondition_patterns):
-        if placeholders(need):
-            start = need.partition("{")[0]
-            others = (effect.partition("{")[0] for effect in effects)
-            is_added = any(start.startswith(other) or other.startswith(start) for other in others)
-        else:
-            is_added = any(_may_add(pattern, need) for pattern in patterns)
-        if not is_added:
-            yield need
+    starts = [effect.partition("{")[0] for effect in effects]
+    for tool in tools:
+        for need in tool.precondition_patterns:
+            if placeholders(need):
+                start = need.partition("{")[0]
+                is_added = any(s.startswith(start) or start.startswith(s) for s in starts)
+            else:
+                is_added = any(_may_add(pattern, need) for pattern in patterns)
+            if not is_added:
+                yield need
 
 
 def _may_add(effect: FactPattern, fact: str) -> bool:
@@ -655,116 +828,180 @@ def _may_add(effect: FactPattern, fact: str) -> bool:
 def splice(repair: Repair, view: AnyPlanView, reserved_ids: set[str]) -> tuple[PlanChange, ...]:
     """Return the changes that put a repair into the plan.
 
+    The bridge replaces one of the removed steps, or it is added. The steps after it wait for it,
+    and those that waited for removed steps wait for whatever these waited for.
+
     Args:
         repair: the repair.
         view: the plan.
         reserved_ids: ids that are not free; those of new tasks are added.
     """
     removed = {step.id: step for step in repair.removed_steps}
-    kept = [step for step in repair.remainder.suffix if step.id not in removed]
-    bridge = GroundAction(
-        frozenset(fact for action in repair.actions for fact in action.needs),
-        frozenset(fact for action in repair.actions for fact in action.adds),
-        frozenset(fact for action in repair.actions for fact in action.removes),
-    )
-    before = [step for step in repair.remainder.prefix if _must_be_ordered(step.action, bridge)]
-    needed = {dep for step in before for dep in step.depends_on}
-    external = [
-        dep
-        for step in removed.values()
-        for dep in view.task(step.id).task.depends_on
-        if dep not in removed
-    ]
-    inherited = tuple(
-        dict.fromkeys([*external, *(step.id for step in before if step.id not in needed)])
-    )
-    affected = [
-        s
-        for s in kept
-        if _must_be_ordered(s.action, bridge) or not removed.keys().isdisjoint(s.depends_on)
-    ]
-    affected_ids = {step.id for step in affected if not step.running}
-    behind: set[str] = set()
-    dependents: list[str] = []  # those of them that depend on no other
-    for step in kept:
-        if any(dep in affected_ids or dep in behind for dep in step.depends_on):
-            behind.add(step.id)
-        elif step.id in affected_ids:
-            dependents.append(step.id)
-    is_new = isinstance(view, DraftView) and all(
-        view.task(i).root == i and i in view.new_task_ids for i in removed
-    )
-    # The bridge replaces the step that failed, else the last one that it makes superfluous; or it
-    # is added.
-    target: StripsStep | None = None
-    if repair.actions and removed and not is_new:
-        target = next(
-            (step for step in removed.values() if not step.startable), repair.removed_steps[-1]
-        )
-    # New tasks, each after the previous one; repetitions of a step are copies of its task.
-    used = {action.tool for action in repair.actions}
-    steps = (
-        step for step in (*repair.remainder.suffix, *repair.remainder.prefix) if step.tool in used
-    )
-    repeated = {action_key(step.tool, step.arguments): step for step in steps}
-    chain: list[Task] = []
-    for action in repair.actions:
-        new_id = view.unused_id(
-            view.task(target.id).root if target is not None else action.tool, reserved_ids
-        )
-        reserved_ids.add(new_id)
-        depends_on = (chain[-1].id,) if chain else ()
-        same = repeated.get(action.key)
-        if same is not None:
-            chain.append(
-                view.task(same.id).task.model_copy(update={"id": new_id, "depends_on": depends_on})
-            )
-        else:
-            chain.append(
-                Task(id=new_id, tool=action.tool, arguments=action.arguments, depends_on=depends_on)
-            )
+    bridge = _joint_action(repair.actions)
+    inherited = _bridge_dependencies(repair, bridge, view)
+    dependents = _bridge_dependents(repair, bridge)
+    target = _replaced_step(repair, view)
+    chain = _bridge_tasks(repair, target, view, reserved_ids)
     changes: list[PlanChange] = []
-    instead = tuple[str, ...]()
-    late = set[str]()
+    end: tuple[TaskId, ...] = ()
+    late: set[TaskId] = set()
     if target is not None:
         if view.task(target.id).task.depends_on != inherited:
             changes.append(ModifyTask(task_id=target.id, fields={"depends_on": list(inherited)}))
         changes.append(ReplaceTask(task_id=target.id, tasks=tuple(chain)))
         del removed[target.id]
-        instead = (target.id,)
-        late = set(dependents)
+        end = (target.id,)
+        late.update(dependents)
     elif chain:
         chain[0] = chain[0].model_copy(update={"depends_on": inherited})
-        changes += [AddTask(task=task) for task in chain[:-1]]
+        for task in chain[:-1]:
+            changes.append(AddTask(task=task))
         changes.append(AddTask(task=chain[-1], before=tuple(dependents)))
-        instead = (chain[-1].id,)
+        end = (chain[-1].id,)
     # The kept steps on which each removed step depended, also through other removed steps.
-    behind_removed: dict[str, dict[str, None]] = {}
+    behind_removed: dict[TaskId, Sequence[TaskId]] = {}
     for step in repair.remainder.suffix:
         old = view.task(step.id).task.depends_on
-        new = [dep for dep in old if dep not in removed]
+        new = dict.fromkeys(dep for dep in old if dep not in removed)
         if len(new) < len(old) or step.id in late:
-            left = instead or (other for dep in old for other in behind_removed.get(dep, ()))
-            new = list(dict.fromkeys([*new, *left]))
+            new |= dict.fromkeys(end)
+            if not end:
+                for dep in old:
+                    new |= dict.fromkeys(behind_removed.get(dep, ()))
+        depends_on = tuple(new)
         if step.id in removed:
-            behind_removed[step.id] = dict.fromkeys(new)
-        elif new != list(old) and not step.running and step is not target:
-            changes.append(ModifyTask(task_id=step.id, fields={"depends_on": list(new)}))
-    for step in removed.values():
-        if view.task(step.id).root == step.id:
-            changes.append(RemoveTask(task_id=step.id))
-        else:  # its lineage must be satisfied
-            changes.append(SkipTask(task_id=step.id, reason="the repair makes it superfluous"))
+            behind_removed[step.id] = depends_on
+        elif depends_on != old and not step.running and step is not target:
+            changes.append(ModifyTask(task_id=step.id, fields={"depends_on": list(depends_on)}))
+    for task_id in removed:
+        if view.task(task_id).root == task_id:
+            changes.append(RemoveTask(task_id=task_id))
+        else:
+            # Its lineage must be satisfied.
+            reason = "the repair makes it superfluous"
+            changes.append(SkipTask(task_id=task_id, reason=reason))
     return tuple(changes)
 
 
+def _joint_action(actions: Sequence[ToolAction]) -> GroundAction:
+    """Return all preconditions and effects of actions as those of one."""
+    needs: set[str] = set()
+    adds: set[str] = set()
+    removes: set[str] = set()
+    for action in actions:
+        needs.update(action.needs)
+        adds.update(action.adds)
+        removes.update(action.removes)
+    return GroundAction(frozenset(needs), frozenset(adds), frozenset(removes))
+
+
+def _bridge_dependencies(
+    repair: Repair, bridge: GroundAction, view: AnyPlanView
+) -> tuple[TaskId, ...]:
+    """Return what a bridge waits for.
+
+    Whatever the removed steps waited for, and the steps before it with which it interferes, unless
+    another one of those waits for them.
+    """
+    removed = _step_ids(repair.removed_steps)
+    dependencies: dict[TaskId, None] = {}
+    for step in repair.removed_steps:
+        for dep in view.task(step.id).task.depends_on:
+            if dep not in removed:
+                dependencies[dep] = None
+    before = [step for step in repair.remainder.prefix if _must_be_ordered(step.action, bridge)]
+    waited_for: set[TaskId] = set()
+    for step in before:
+        waited_for.update(step.depends_on)
+    for step in before:
+        if step.id not in waited_for:
+            dependencies[step.id] = None
+    return tuple(dependencies)
+
+
+def _bridge_dependents(repair: Repair, bridge: GroundAction) -> list[TaskId]:
+    """Return the kept steps that must wait for a bridge, unless they wait for another of these.
+
+    They interfere with it, or depend on a removed step.
+    """
+    removed = _step_ids(repair.removed_steps)
+    behind: set[TaskId] = set()
+    first: list[TaskId] = []
+    kept = [step for step in repair.remainder.suffix if step.id not in removed]
+    affected: set[TaskId] = set()
+    for step in kept:
+        if step.running:
+            continue
+        if not removed.isdisjoint(step.depends_on) or _must_be_ordered(step.action, bridge):
+            affected.add(step.id)
+    for step in kept:
+        if not affected.isdisjoint(step.depends_on) or not behind.isdisjoint(step.depends_on):
+            behind.add(step.id)
+        elif step.id in affected:
+            first.append(step.id)
+    return first
+
+
+def _replaced_step(repair: Repair, view: AnyPlanView) -> StripsStep | None:
+    """Return the step that the bridge replaces; None if it is added, or there is none.
+
+    It is the step that failed, else the last one that the bridge makes superfluous.
+    """
+    removed = repair.removed_steps
+    if not repair.actions or not removed:
+        return None
+    # Tasks that a draft adds are not replaced, but left out of it.
+    if isinstance(view, DraftView):
+        new = set(view.new_task_ids)
+        if all(step.id in new and view.task(step.id).root == step.id for step in removed):
+            return None
+    for step in removed:
+        if not step.startable:
+            return step
+    return removed[-1]
+
+
+def _bridge_tasks(
+    repair: Repair, target: StripsStep | None, view: AnyPlanView, reserved_ids: set[str]
+) -> list[Task]:
+    """Return the tasks of a bridge, each after the previous one.
+
+    A repetition of a step is a copy of its task.
+    """
+    used = {action.tool for action in repair.actions}
+    repeated: dict[str, TaskId] = {}
+    for step in (*repair.remainder.suffix, *repair.remainder.prefix):
+        if step.tool in used:
+            repeated[action_key(step.tool, step.arguments)] = step.id
+    chain: list[Task] = []
+    depends_on: tuple[TaskId, ...] = ()
+    for action in repair.actions:
+        base = action.tool if target is None else view.task(target.id).root
+        new_id = view.unused_id(base, reserved_ids)
+        reserved_ids.add(new_id)
+        if action.key in repeated:
+            same = view.task(repeated[action.key]).task
+            task = same.model_copy(update={"id": new_id, "depends_on": depends_on})
+        else:
+            task = Task(
+                id=new_id, tool=action.tool, arguments=action.arguments, depends_on=depends_on
+            )
+        chain.append(task)
+        depends_on = (new_id,)
+    return chain
+
+
 def _must_be_ordered(one: GroundAction, other: GroundAction) -> bool:
-    """Return whether the order of two actions matters: one changes facts that the other needs or changes."""
+    """Return whether the order of two actions matters.
+
+    It does if one changes facts that the other needs or changes.
+    """
     changed = one.adds | one.removes
     touched = other.adds | other.removes
-    return not (
-        changed.isdisjoint(other.requires)
-        and touched.isdisjoint(one.requires)
-        and one.adds.isdisjoint(other.removes)
-        and one.removes.isdisjoint(other.adds)
+    pairs = (
+        (changed, other.requires),
+        (touched, one.requires),
+        (one.adds, other.removes),
+        (one.removes, other.adds),
     )
+    return not all(facts.isdisjoint(others) for facts, others in pairs)

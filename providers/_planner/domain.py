@@ -21,12 +21,10 @@ from replanning.plan.references import FactPattern, placeholders
 from replanning.plan.types import JsonValue
 
 MAX_ACTIONS: Final = 20_000
-"""Most actions that are considered."""
+"""Limit of the actions that are considered."""
 
 _JOINS_PER_ACTION: Final = 50
-"""Combinations of matching facts that are examined, for each of the most actions that may be
-found.
-"""
+"""Limit of the combinations of matching facts, for each action of the limit of actions."""
 
 _PYTHON_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "integer": (int,),
@@ -58,7 +56,13 @@ class ToolAction(NamedTuple):
 
 
 class Grounding(NamedTuple):
-    """The actions that can become possible, whether these are all, and whether there were too many."""
+    """Result of grounding.
+
+    Attributes:
+        actions: the actions that can become possible.
+        complete: whether these are all.
+        truncated: whether there were too many.
+    """
 
     actions: tuple[ToolAction, ...]
     complete: bool
@@ -72,16 +76,16 @@ def action_key(tool: str | None, arguments: Mapping[str, JsonValue]) -> str:
 
 @dataclass(frozen=True)
 class Domain:
-    """Tools and values that actions are made of.
+    """Tools and values of which actions are made.
 
     Attributes:
         tools: the tools that can be used.
-        objects: the objects of the facts: name to type.
+        objects: the type of each object of the facts, by name.
         parameter_values: by tool and parameter, values of tasks for parameters that no fact and no
             type determines.
         assumed_patterns: patterns of facts that are assumed to hold.
-        failed_actions: keys of actions that have failed, and can be used again only after something
-            that they need was removed and made true anew.
+        failed_actions: keys of actions that have failed. They can be used again only after
+            something that they need was removed and made true anew.
     """
 
     tools: Sequence[ToolSpec]
@@ -97,90 +101,131 @@ def reachable_actions(facts: Sequence[str], domain: Domain, most: int = MAX_ACTI
     One fact is taken after another, and every action that it completes is made.
     """
     schemas = [_ActionSchema(tool, domain) for tool in domain.tools]
-    reached: dict[str, None] = dict.fromkeys(facts)
-    queue = list(reached)
-    actions: dict[str, ToolAction] = {}
-    complete = True
+    relaxation = _Relaxation(facts, domain, most)
     truncated = False
-    joins_left = most * _JOINS_PER_ACTION
-
-    def add_actions(schema: _ActionSchema, binding: Binding) -> None:
-        """Make the actions with all arguments that fit a binding; none if a parameter has no values."""
-        nonlocal complete
-        tool = schema.tool
-        combinations: list[JsonObject] = [{}]
-        for name in schema.parameters:
-            values: Sequence[JsonValue]
-            if name in binding:
-                values = [_parse_value(binding[name], tool.parameters.get(name, "any"))]
-            elif name in schema.choices:
-                values = schema.choices[name]
-            else:
-                values = domain.parameter_values.get((tool.name, name), ())
-                complete = complete and bool(values)
-            combinations = [{**one, name: value} for one in combinations for value in values]
-            if len(combinations) > MAX_ACTIONS:
-                complete = False
-                combinations = combinations[:MAX_ACTIONS]
-        for arguments in combinations:
-            key = action_key(tool.name, arguments)
-            if key in actions:
-                continue
-            needs = tuple(need for need in tool.preconditions(arguments) if need in reached)
-            adds = tool.additions(arguments)
-            removes = tuple(fact for fact in tool.deletions(arguments) if fact not in adds)
-            actions[key] = ToolAction(tool.name, arguments, needs, adds, removes, tool.cost or 0.0)
-            for fact in adds:
-                if fact not in reached:
-                    reached[fact] = None
-                    queue.append(fact)
-
     for schema in schemas:
         if not schema.matchers:
-            add_actions(schema, {})
-    for fact in queue:  # grows during the loop
+            relaxation.add_actions(schema, {})
+    for fact in relaxation.queue:  # it grows
         for schema in schemas:
             for matched in schema.matchers:
                 binding = matched.match(fact)
-                if binding is None:
-                    continue
-                # Complete the binding in every way that the facts matched so far allow.
-                bindings = [binding]
-                rest = [matcher for matcher in schema.matchers if matcher is not matched]
-                while rest and bindings:
-                    bound = bindings[0].keys()
-                    rest.sort(key=lambda matcher: matcher.join_cost(bound))
-                    matcher = rest.pop(0)
-                    joined: list[Binding] = []
-                    for one in bindings:
-                        options = matcher.candidates(one)
-                        joins_left -= len(options)
-                        if joins_left < 0:
-                            break
-                        joined += [
-                            {**one, **more}
-                            for more in options
-                            if all(one.get(name, value) == value for name, value in more.items())
-                        ]
-                    bindings = joined
-                for one in bindings:
-                    add_actions(schema, one)
-        if len(actions) > most or joins_left < 0:
-            complete = False
+                if binding is not None:
+                    for one in relaxation.complete_bindings(schema, matched, binding):
+                        relaxation.add_actions(schema, one)
+        if len(relaxation.actions) > most or relaxation.joins_left < 0:
             truncated = True
             break
-    found = list(actions.values())
-    for failed in [action for key, action in actions.items() if key in domain.failed_actions]:
-        again = f"{failed.key} can be used again"  # a fact that only actions add which remove what it needs
-        for index, action in enumerate(found):
-            if action.key == failed.key:
-                found[index] = action._replace(needs=(*action.needs, again))
-            elif not frozenset(action.removes).isdisjoint(failed.needs):
-                found[index] = action._replace(adds=(*action.adds, again))
-    complete = complete and all(
-        matcher.complete for schema in schemas for matcher in schema.matchers
-    )
-    return Grounding(tuple(found), complete, truncated)
+    complete = relaxation.complete and not truncated
+    for schema in schemas:
+        if not all(matcher.complete for matcher in schema.matchers):
+            complete = False
+    return Grounding(tuple(relaxation.usable_actions()), complete, truncated)
+
+
+class _Relaxation:
+    """Facts and actions that are reached, as if no fact were ever removed.
+
+    Attributes:
+        reached: the facts.
+        queue: the facts in the order in which they are taken.
+        actions: the actions by key.
+        complete: whether every action could be made so far.
+        joins_left: number of combinations of facts that may still be examined.
+    """
+
+    def __init__(self, facts: Sequence[str], domain: Domain, most: int) -> None:
+        self._domain = domain
+        self.reached: dict[str, None] = dict.fromkeys(facts)
+        self.queue = list(self.reached)
+        self.actions: dict[str, ToolAction] = {}
+        self.complete = True
+        self.joins_left = most * _JOINS_PER_ACTION
+
+    def complete_bindings(
+        self, schema: _ActionSchema, matched: _PatternMatcher, binding: Binding
+    ) -> list[Binding]:
+        """Complete the binding of one matcher in every way that the facts so far allow."""
+        bindings = [binding]
+        rest = [matcher for matcher in schema.matchers if matcher is not matched]
+        while rest and bindings:
+            bound = bindings[0].keys()
+            rest.sort(key=lambda matcher: matcher.join_cost(bound))
+            matcher = rest.pop(0)
+            joined: list[Binding] = []
+            for one in bindings:
+                options = matcher.candidates(one)
+                self.joins_left -= len(options)
+                if self.joins_left < 0:
+                    break
+                for more in options:
+                    if _agree(one, more):
+                        joined.append({**one, **more})
+            bindings = joined
+        return bindings
+
+    def add_actions(self, schema: _ActionSchema, binding: Binding) -> None:
+        """Add the actions with all arguments that fit a binding.
+
+        There are none if a parameter has no values.
+        """
+        tool = schema.tool
+        combinations: list[JsonObject] = [{}]
+        for name in schema.parameters:
+            values = self._values(schema, name, binding)
+            combinations = [{**one, name: value} for one in combinations for value in values]
+            if len(combinations) > MAX_ACTIONS:
+                self.complete = False
+                combinations = combinations[:MAX_ACTIONS]
+        for arguments in combinations:
+            key = action_key(tool.name, arguments)
+            if key in self.actions:
+                continue
+            needs = tuple(need for need in tool.preconditions(arguments) if need in self.reached)
+            adds = tool.additions(arguments)
+            removes = tuple(fact for fact in tool.deletions(arguments) if fact not in adds)
+            cost = tool.cost or 0.0
+            self.actions[key] = ToolAction(tool.name, arguments, needs, adds, removes, cost)
+            for fact in adds:
+                if fact not in self.reached:
+                    self.reached[fact] = None
+                    self.queue.append(fact)
+
+    def _values(self, schema: _ActionSchema, name: str, binding: Binding) -> Sequence[JsonValue]:
+        """Return the values that a parameter may have."""
+        if name in binding:
+            return [_parse_value(binding[name], schema.tool.parameters.get(name, "any"))]
+        if name in schema.choices:
+            return schema.choices[name]
+        values = self._domain.parameter_values.get((schema.tool.name, name), ())
+        if not values:
+            self.complete = False
+        return values
+
+    def usable_actions(self) -> list[ToolAction]:
+        """Return the actions; one that has failed needs a change of what it needs first.
+
+        Each such action needs a fact of its own, which only actions add that remove what it needs.
+        """
+        actions = list(self.actions.values())
+        for key, failed in self.actions.items():
+            if key not in self._domain.failed_actions:
+                continue
+            again = f"{key} can be used again"
+            for index, action in enumerate(actions):
+                if action.key == key:
+                    actions[index] = action._replace(needs=(*action.needs, again))
+                elif not frozenset(action.removes).isdisjoint(failed.needs):
+                    actions[index] = action._replace(adds=(*action.adds, again))
+        return actions
+
+
+def _agree(one: Binding, other: Binding) -> bool:
+    """Return whether two bindings have the same values for the names that they share."""
+    for name, value in other.items():
+        if one.get(name, value) != value:
+            return False
+    return True
 
 
 class _ActionSchema:
@@ -188,18 +233,18 @@ class _ActionSchema:
 
     def __init__(self, tool: ToolSpec, domain: Domain) -> None:
         needs = [n for n in tool.precondition_patterns if n not in domain.assumed_patterns]
-        patterns = (*needs, *tool.addition_patterns, *tool.removes)
-        named = (name for text in patterns for name in placeholders(text))
-        types = set(domain.objects.values())
+        names = dict.fromkeys(tool.parameters)
+        for pattern in (*needs, *tool.addition_patterns, *tool.removes):
+            names |= dict.fromkeys(placeholders(pattern))
+        objects: dict[str, list[str]] = {}
+        for thing, kind in domain.objects.items():
+            objects.setdefault(kind, []).append(thing)
         self.tool = tool
-        self.parameters = tuple(dict.fromkeys([*tool.parameters, *named]))
-        self.choices = {
-            name: tuple(
-                thing for thing, kind in domain.objects.items() if kind == tool.parameters[name]
-            )
-            for name in self.parameters
-            if tool.parameters.get(name) in types
-        }
+        self.parameters = tuple(names)
+        self.choices: dict[str, tuple[str, ...]] = {}
+        for name, kind in tool.parameters.items():
+            if kind in objects:
+                self.choices[name] = tuple(objects[kind])
         self.matchers = [_PatternMatcher(pattern, self.choices) for pattern in needs]
 
 
@@ -232,22 +277,32 @@ class _PatternMatcher:
         return binding
 
     def join_cost(self, bound: AbstractSet[str]) -> tuple[bool, int]:
-        """Return the cost of a join with these bound names: whether none is shared, then how many remain unbound."""
+        """Return the cost of a join with these bound names.
+
+        That is whether none is shared, then how many names remain unbound.
+        """
         unbound = sum(name not in bound for name in self.names)
         return 0 < unbound == len(self.names), unbound
 
     def candidates(self, bound: Binding) -> Sequence[Binding]:
-        """Return the bindings that may agree with another: those with the same value of the first name in common."""
-        shared = next((name for name in self.names if name in bound), None)
-        return self.bindings if shared is None else self._by_value.get((shared, bound[shared]), ())
+        """Return the bindings that may agree with another.
+
+        They have the same value of the first name that both bind.
+        """
+        for name in self.names:
+            if name in bound:
+                return self._by_value.get((name, bound[name]), ())
+        return self.bindings
 
 
 def _parse_value(text: str, kind: str) -> JsonValue:
     """Return the text of a placeholder as a value of a parameter's type."""
-    if kind in _PYTHON_TYPES:
-        try:
-            value: JsonValue = json.loads(text)
-        except (ValueError, RecursionError):
-            return text
-        return value if isinstance(value, _PYTHON_TYPES[kind]) else text
+    if kind not in _PYTHON_TYPES:
+        return text
+    try:
+        value: JsonValue = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if isinstance(value, _PYTHON_TYPES[kind]):
+        return value
     return text
