@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final, TypeAlias
@@ -39,7 +38,10 @@ from replanning.providers._planner.search import (
     RepairProblem,
     Solution,
     find_shortcuts,
+    ordered,
     solve,
+    step_ids,
+    without,
 )
 
 AnyPlanView: TypeAlias = PlanView | DraftView
@@ -122,23 +124,25 @@ async def find_cheaper_paths(request: ReplanRequest, *, threads: bool = True) ->
             return []
         goal = _shortcut_goal(world, whole)
         fixed = _fixed_tasks(world, view)
-        stuck = _step_ids(whole.stuck)
+        stuck = step_ids(whole.stuck)
         solutions: list[Solution] = []
         parts = 0
         for group in whole.components():
-            ids = _step_ids(group)
+            ids = step_ids(group)
             if parts == _MAX_SHORTCUT_PARTS or not stuck.isdisjoint(ids) or ids.isdisjoint(named):
                 continue
             parts += 1
             problem = await _shortcut_problem(request, world, ids, goal, fixed)
-            solutions += await _solve_all([problem], find_shortcuts, threads=threads)
+            (solution,) = await _solve_all([problem], find_shortcuts, threads=threads)
+            if solution.repairs:
+                solutions.append(solution)
             await anyio.lowlevel.checkpoint()
         alternatives: list[Alternative] = []
         for alternative in await _combine(solutions, ("shortcut", "superfluous"), view):
             after = view.strips_problem(alternative.changes, tasks=named).feasibility()
-            if stuck.issuperset(_step_ids(after.stuck)) and after.final_facts.issuperset(goal):
+            if stuck.issuperset(step_ids(after.stuck)) and after.final_facts.issuperset(goal):
                 alternatives.append(alternative)
-        if alternatives or not any(solution.repairs for solution in solutions):
+        if alternatives or not solutions:
             return alternatives
     # During each search tasks began, or the path would disturb other parts of the plan.
     return []
@@ -152,19 +156,20 @@ def _shortcut_goal(world: StripsProblem, feasibility: Feasibility) -> list[str]:
     wanted = dict.fromkeys(world.goal)
     for step in world.steps:
         if required.isdisjoint(step.action.adds):
-            wanted |= _ordered(step.action, step.action.adds)
+            wanted |= ordered(step.action, step.action.adds)
     return [fact for fact in wanted if fact in feasibility.final_facts]
 
 
 def _fixed_tasks(world: StripsProblem, view: PlanView) -> set[TaskId]:
     """Return the tasks whose results are read, or about which a person is asked."""
-    tasks = [view.task(step.id) for step in world.steps]
+    tasks = list(map(view.task, step_ids(world.steps)))
     known: set[TaskId] = set()
     for task in tasks:
         known |= {task.id, task.root}
     read: set[str] = set()
     for task in tasks:
-        read |= {name for _, name, _ in result_references(task.task, known)}
+        for _, name, _ in result_references(task.task, known):
+            read.add(name)
     fixed: set[TaskId] = set()
     for task in tasks:
         if task.is_held or not read.isdisjoint((task.id, task.root)):
@@ -180,7 +185,8 @@ async def _shortcut_problem(
     fixed: set[TaskId],
 ) -> RepairProblem:
     """Return the problem of one part of a plan, none of whose fixed tasks may be removed."""
-    steps = tuple(step for step in world.steps if step.id in part_ids)
+    others = step_ids(world.steps) - part_ids
+    steps = without(world.steps, others)
     part = StripsProblem(world.facts, steps, world.goal, True)
     feasibility = part.feasibility()
     (problem,) = await _group_problems(
@@ -191,7 +197,7 @@ async def _shortcut_problem(
         stated=bool(request.goal.facts),
     )
     rest = problem.remainders[-1]
-    removable = tuple(step for step in rest.removable if step.id not in fixed)
+    removable = without(rest.removable, fixed)
     own_goal = tuple(fact for fact in goal if fact in feasibility.final_facts)
     return replace(problem, goal=own_goal, remainders=(rest._replace(removable=removable),))
 
@@ -204,14 +210,14 @@ async def _combine(
     A part without a repair of the kind gets its first one.
     """
     alternatives: dict[str, Alternative] = {}
-    options = [solution.repairs for solution in solutions if solution.repairs]
-    if not options:
-        return []
     tried: set[tuple[int, ...]] = set()
     for kind in kinds:
         repairs: list[Repair] = []
-        for each in options:
-            repairs.append(next((repair for repair in each if repair.kind == kind), each[0]))
+        for solution in solutions:
+            if solution.repairs:
+                repairs.append(_repair_of_kind(kind, solution.repairs))
+        if not repairs:
+            break
         identity = tuple(map(id, repairs))
         if identity in tried:
             continue
@@ -239,6 +245,13 @@ async def _combine(
     return list(alternatives.values())
 
 
+def _repair_of_kind(kind: str, options: Sequence[Repair]) -> Repair:
+    for repair in options:
+        if repair.kind == kind:
+            return repair
+    return options[0]
+
+
 async def complete_proposal(
     request: ReplanRequest, proposed: Alternative, *, threads: bool = True
 ) -> tuple[Alternative, bool] | None:
@@ -256,26 +269,27 @@ async def complete_proposal(
     feasibility = world.feasibility(strict=True)
     await _checkpoint_if_large(draft)
     # Problems that the plan had elsewhere before are not its concern.
-    elsewhere = _step_ids(before.stuck) - _named_tasks(request)
-    groups = _groups_with(feasibility, _step_ids(feasibility.stuck) - elsewhere)
+    elsewhere = step_ids(before.stuck) - _named_tasks(request)
+    groups = _groups_with(feasibility, step_ids(feasibility.stuck) - elsewhere)
     if not groups and not feasibility.missing_goal_facts:
         return None
     stated = bool(request.goal.facts)
     problems = await _group_problems(draft, world, feasibility, groups, stated=stated)
     solutions = await _solve_all(problems, threads=threads)
-    repairs = [solution.repairs[0] for solution in solutions if solution.repairs]
-    if not repairs or len(repairs) < len(problems):
-        return None
-
     removed: set[TaskId] = set()
     added = 0
     bridge: list[PlanChange] = []
+    descriptions: list[str] = []
     reserved_ids: set[str] = set()
-    for repair in repairs:
-        removed |= _step_ids(repair.removed_steps)
+    for solution in solutions:
+        if not solution.repairs:
+            return None
+        repair = solution.repairs[0]
+        descriptions.append(_describe_repair(repair))
+        removed |= step_ids(repair.removed_steps)
         added += len(repair.actions)
         bridge += splice(repair, draft, reserved_ids)
-    kept = [task_id for task_id in draft.new_task_ids if task_id not in removed]
+    kept = set(draft.new_task_ids) - removed
     # With fewer tasks of the proposal than actions of the bridge, the plan is no longer its own.
     if not kept or len(kept) < added:
         return None
@@ -286,7 +300,7 @@ async def complete_proposal(
         changes = [*proposed.changes, *bridge]
     alternative = Alternative(
         changes=tuple(changes),
-        reason=f"{proposed.reason}; completed by a {'; '.join(map(_describe_repair, repairs))}",
+        reason=f"{proposed.reason}; completed by a {'; '.join(descriptions)}",
         confidence=VERIFIED_CONFIDENCE,
     )
     return alternative, len(kept) == len(draft.new_task_ids)
@@ -358,21 +372,13 @@ def _named_tasks(request: ReplanRequest) -> set[TaskId]:
     return named
 
 
-def _step_ids(steps: Iterable[StripsStep]) -> set[TaskId]:
-    return {step.id for step in steps}
-
-
-def _ordered(action: GroundAction, facts: AbstractSet[str]) -> dict[str, None]:
-    """Return those of some facts that an action states, in the order in which its tool does.
-
-    The order of a set differs from one process to the next.
-    """
-    return {fact: None for fact in action.facts if fact in facts}
-
-
 def _groups_with(feasibility: Feasibility, ids: Collection[TaskId]) -> list[list[StripsStep]]:
-    """Return the independent groups of steps with one of some tasks."""
-    return [group for group in feasibility.components() if not _step_ids(group).isdisjoint(ids)]
+    """Return the independent groups of steps that have one of some ids."""
+    groups: list[list[StripsStep]] = []
+    for group in feasibility.components():
+        if not step_ids(group).isdisjoint(ids):
+            groups.append(group)
+    return groups
 
 
 _REPAIR_KINDS: Final = {
@@ -412,7 +418,6 @@ async def repair_problems(
     Unless `whole_plan` is true, steps that are not related to the triggers may be left out.
     """
     view = request.view
-    named = _named_tasks(request)
     goal_changed = False
     concerns_all = False
     requested = False
@@ -432,23 +437,14 @@ async def repair_problems(
     if whole_plan:
         world = _planning_problem(request)
     else:
-        world = _planning_problem(request, tasks=named, facts=facts)
+        world = _planning_problem(request, tasks=_named_tasks(request), facts=facts)
     world = _with_assumed_facts(world)
     await _checkpoint_if_large(view)
     feasibility = world.feasibility(strict=True)
     await _checkpoint_if_large(view)
-    concerned: set[TaskId] = set()
-    for step in feasibility.stuck:
-        if not concerns_all and step.id not in named:
-            continue
-        task = view.task(step.id)
-        # Only a person may go beyond the limit that blocked a task.
-        if task.state is TaskState.BLOCKED and not requested:
-            continue
-        # A person has been asked about it.
-        if concerns_all and task.is_held:
-            continue
-        concerned.add(task.id)
+    concerned = _concerned_steps(
+        request, feasibility, concerns_all=concerns_all, requested=requested
+    )
     groups = _groups_with(feasibility, concerned)
     if not groups:
         if not feasibility.missing_goal_facts:
@@ -460,6 +456,26 @@ async def repair_problems(
             return []
     stated = bool(request.goal.facts)
     return await _group_problems(view, world, feasibility, groups, stated=stated)
+
+
+def _concerned_steps(
+    request: ReplanRequest, feasibility: Feasibility, *, concerns_all: bool, requested: bool
+) -> set[TaskId]:
+    """Return the stuck steps that need a repair: those that triggers name, or all."""
+    named = _named_tasks(request)
+    concerned: set[TaskId] = set()
+    for step in feasibility.stuck:
+        if not concerns_all and step.id not in named:
+            continue
+        task = request.view.task(step.id)
+        # Only a person may go beyond the limit that blocked a task.
+        if task.state is TaskState.BLOCKED and not requested:
+            continue
+        # A person has been asked about it.
+        if concerns_all and task.is_held:
+            continue
+        concerned.add(task.id)
+    return concerned
 
 
 def _planning_problem(
@@ -492,7 +508,7 @@ def _with_assumed_facts(world: StripsProblem) -> StripsProblem:
         added |= step.action.adds
     facts = dict.fromkeys(world.facts)
     for step in world.steps:
-        facts |= _ordered(step.action, step.action.requires - added)
+        facts |= ordered(step.action, step.action.requires - added)
     return StripsProblem(tuple(facts), world.steps, world.goal, world.closed_world)
 
 
@@ -512,9 +528,19 @@ async def _group_problems(
     sources = _argument_sources(view, closed=world.closed_world)
     problems: list[RepairProblem] = []
     for group in groups or [feasibility.executable]:
-        own_ids = _step_ids(group)
-        stuck = [step for step in feasibility.stuck if step.id in own_ids]
-        if not all(_is_removable(step) or step.startable for step in stuck):
+        own_ids = step_ids(group)
+        stuck: list[StripsStep] = []
+        unusable: list[StripsStep] = []
+        facts = dict.fromkeys(world.facts)
+        for step in feasibility.stuck:
+            if step.id not in own_ids:
+                # Facts that other stuck parts lack are left to the problems of those parts.
+                facts |= ordered(step.action, step.action.requires - feasibility.final_facts)
+                continue
+            stuck.append(step)
+            if not step.startable:
+                unusable.append(step)
+        if not all(map(_is_removable, unusable)):
             continue
         await _checkpoint_if_large(view)
         running: list[StripsStep] = []
@@ -527,23 +553,18 @@ async def _group_problems(
                 own.append(step)
             else:
                 others.append(step)
-        placed = _step_ids((*running, *own, *stuck, *others))
-        rest = _topological_order(step for step in world.steps if step.id not in placed)
+        placed = step_ids((*running, *own, *stuck, *others))
+        rest = _topological_order(without(world.steps, placed))
         following = _dependent_steps((*own, *stuck), rest)
-        # Facts that other stuck parts lack are left to the problems of those parts.
-        facts = dict.fromkeys(world.facts)
-        for step in feasibility.stuck:
-            if step.id not in own_ids:
-                facts |= _ordered(step.action, step.action.requires - feasibility.final_facts)
         await _checkpoint_if_large(view)
         domain = build_domain(view, world, (*stuck, *own, *following), sources)
         await _checkpoint_if_large(view)
         # The bridge comes after the steps of the group that can be executed, or before them.
-        unusable = {step.id for step in stuck if not step.startable}
         later = (*others, *rest)
-        remainders = [_remainder(running, (*own, *stuck), following, later, unusable)]
+        unusable_ids = step_ids(unusable)
+        remainders = [_remainder(running, (*own, *stuck), following, later, unusable_ids)]
         if own:
-            after = _remainder((*running, *own), stuck, following, later, unusable)
+            after = _remainder((*running, *own), stuck, following, later, unusable_ids)
             remainders.insert(0, after)
         steps = (*running, *own, *stuck, *others, *rest)
         problem = RepairProblem(
@@ -680,7 +701,7 @@ def _repair_goal(
         for fact in step.action.removes:
             holds.pop(fact, None)
         if step.id not in only_for_others:
-            holds |= _ordered(step.action, step.action.adds)
+            holds |= ordered(step.action, step.action.adds)
     return tuple(dict.fromkeys([*world.goal, *holds]))
 
 
@@ -695,7 +716,9 @@ def build_domain(
 ) -> Domain:
     """Return the available tools, and the values that tasks have for their parameters."""
     tools = _usable_tools(view)
-    near = [view.task(step.id).task for step in concerned]
+    near: list[Task] = []
+    for step in concerned:
+        near.append(view.task(step.id).task)
     steps_of: dict[str | None, list[StripsStep]] = {}
     for step in world.steps:
         steps_of.setdefault(step.tool, []).append(step)
@@ -779,7 +802,10 @@ def _candidate_values(
                 yield task.arguments[name]
                 return
         return
-    values = [step.arguments[name] for step in steps if name in step.arguments]
+    values: list[JsonValue] = []
+    for step in steps:
+        if name in step.arguments:
+            values.append(step.arguments[name])
     # The steps may be only a part of the plan.
     for task, may_be_used in sources.get(name, ()):
         if may_be_used and "${" not in str(task.arguments[name]):
@@ -799,20 +825,32 @@ def _assumed_patterns(view: AnyPlanView, tools: Sequence[ToolSpec]) -> Iterator[
 
     They are assumed to hold if the plan states no facts.
     """
-    effects: list[str] = []
+    effects: dict[str, FactPattern] = {}
     for tool in view.tools.values():
-        effects += tool.addition_patterns
-    patterns = [FactPattern(effect) for effect in effects]
-    starts = [effect.partition("{")[0] for effect in effects]
+        for effect in tool.addition_patterns:
+            effects[effect] = FactPattern(effect)
     for tool in tools:
         for need in tool.precondition_patterns:
-            if placeholders(need):
-                start = need.partition("{")[0]
-                is_added = any(s.startswith(start) or start.startswith(s) for s in starts)
-            else:
-                is_added = any(_may_add(pattern, need) for pattern in patterns)
-            if not is_added:
+            if not _may_be_added(need, effects):
                 yield need
+
+
+def _may_be_added(need: str, effects: Mapping[str, FactPattern]) -> bool:
+    """Return whether one of some effects may add a fact, or a fact that fits a pattern.
+
+    Of two patterns, only the texts before their placeholders are compared.
+    """
+    is_pattern = bool(placeholders(need))
+    start = need.partition("{")[0]
+    for effect, pattern in effects.items():
+        if not is_pattern:
+            if _may_add(pattern, need):
+                return True
+            continue
+        other = effect.partition("{")[0]
+        if start.startswith(other) or other.startswith(start):
+            return True
+    return False
 
 
 def _may_add(effect: FactPattern, fact: str) -> bool:
@@ -836,7 +874,7 @@ def splice(repair: Repair, view: AnyPlanView, reserved_ids: set[str]) -> tuple[P
         view: the plan.
         reserved_ids: ids that are not free; those of new tasks are added.
     """
-    removed = {step.id: step for step in repair.removed_steps}
+    removed = step_ids(repair.removed_steps)
     bridge = _joint_action(repair.actions)
     inherited = _bridge_dependencies(repair, bridge, view)
     dependents = _bridge_dependents(repair, bridge)
@@ -849,7 +887,7 @@ def splice(repair: Repair, view: AnyPlanView, reserved_ids: set[str]) -> tuple[P
         if view.task(target.id).task.depends_on != inherited:
             changes.append(ModifyTask(task_id=target.id, fields={"depends_on": list(inherited)}))
         changes.append(ReplaceTask(task_id=target.id, tasks=tuple(chain)))
-        del removed[target.id]
+        removed.remove(target.id)
         end = (target.id,)
         late.update(dependents)
     elif chain:
@@ -873,13 +911,15 @@ def splice(repair: Repair, view: AnyPlanView, reserved_ids: set[str]) -> tuple[P
             behind_removed[step.id] = depends_on
         elif depends_on != old and not step.running and step is not target:
             changes.append(ModifyTask(task_id=step.id, fields={"depends_on": list(depends_on)}))
-    for task_id in removed:
-        if view.task(task_id).root == task_id:
-            changes.append(RemoveTask(task_id=task_id))
+    for step in repair.removed_steps:
+        if step is target:
+            continue
+        if view.task(step.id).root == step.id:
+            changes.append(RemoveTask(task_id=step.id))
         else:
             # Its lineage must be satisfied.
             reason = "the repair makes it superfluous"
-            changes.append(SkipTask(task_id=task_id, reason=reason))
+            changes.append(SkipTask(task_id=step.id, reason=reason))
     return tuple(changes)
 
 
@@ -903,16 +943,18 @@ def _bridge_dependencies(
     Whatever the removed steps waited for, and the steps before it with which it interferes, unless
     another one of those waits for them.
     """
-    removed = _step_ids(repair.removed_steps)
+    removed = step_ids(repair.removed_steps)
     dependencies: dict[TaskId, None] = {}
     for step in repair.removed_steps:
         for dep in view.task(step.id).task.depends_on:
             if dep not in removed:
                 dependencies[dep] = None
-    before = [step for step in repair.remainder.prefix if _must_be_ordered(step.action, bridge)]
+    before: list[StripsStep] = []
     waited_for: set[TaskId] = set()
-    for step in before:
-        waited_for.update(step.depends_on)
+    for step in repair.remainder.prefix:
+        if _must_be_ordered(step.action, bridge):
+            before.append(step)
+            waited_for.update(step.depends_on)
     for step in before:
         if step.id not in waited_for:
             dependencies[step.id] = None
@@ -924,10 +966,10 @@ def _bridge_dependents(repair: Repair, bridge: GroundAction) -> list[TaskId]:
 
     They interfere with it, or depend on a removed step.
     """
-    removed = _step_ids(repair.removed_steps)
+    removed = step_ids(repair.removed_steps)
     behind: set[TaskId] = set()
     first: list[TaskId] = []
-    kept = [step for step in repair.remainder.suffix if step.id not in removed]
+    kept = without(repair.remainder.suffix, removed)
     affected: set[TaskId] = set()
     for step in kept:
         if step.running:
@@ -998,10 +1040,8 @@ def _must_be_ordered(one: GroundAction, other: GroundAction) -> bool:
     """
     changed = one.adds | one.removes
     touched = other.adds | other.removes
-    pairs = (
-        (changed, other.requires),
-        (touched, one.requires),
-        (one.adds, other.removes),
-        (one.removes, other.adds),
-    )
-    return not all(facts.isdisjoint(others) for facts, others in pairs)
+    if not changed.isdisjoint(other.requires):
+        return True
+    if not touched.isdisjoint(one.requires):
+        return True
+    return not one.adds.isdisjoint(other.removes) or not one.removes.isdisjoint(other.adds)

@@ -118,8 +118,8 @@ def reachable_actions(facts: Sequence[str], domain: Domain, most: int = MAX_ACTI
             break
     complete = relaxation.complete and not truncated
     for schema in schemas:
-        if not all(matcher.complete for matcher in schema.matchers):
-            complete = False
+        for matcher in schema.matchers:
+            complete = complete and matcher.complete
     return Grounding(tuple(relaxation.usable_actions()), complete, truncated)
 
 
@@ -147,7 +147,8 @@ class _Relaxation:
     ) -> list[Binding]:
         """Complete the binding of one matcher in every way that the facts so far allow."""
         bindings = [binding]
-        rest = [matcher for matcher in schema.matchers if matcher is not matched]
+        rest = list(schema.matchers)
+        rest.remove(matched)
         while rest and bindings:
             bound = bindings[0].keys()
             rest.sort(key=lambda matcher: matcher.join_cost(bound))

@@ -13,7 +13,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -21,35 +22,43 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from replanning.live import GroundAction, StripsStep
 from replanning.live.strips import regress_at
+from replanning.plan.types import TaskId
 from replanning.providers._planner.domain import (
     MAX_ACTIONS,
     Domain,
+    Grounding,
     ToolAction,
     action_key,
     reachable_actions,
 )
 
 MAX_ASTAR_NODES: Final = 20_000
-"""Most states that A* expands."""
+"""Limit of the states that A* expands."""
 
 MAX_GREEDY_NODES: Final = 3_000
-"""Most states that greedy search expands."""
+"""Limit of the states that greedy search expands."""
 
 NODES_PER_CANCEL_CHECK: Final = 50
-"""States that are expanded between two checks for cancellation."""
+"""Number of states that are expanded between two checks for cancellation."""
 
 _INFINITY: Final = 1 << 40
 
 
 class Target(NamedTuple):
-    """Target of a search: the facts that must hold (None: unreachable), and the cost of the steps it leaves out."""
+    """Target of a search: the facts that must hold, and the cost of the steps it leaves out.
+
+    It cannot be reached if its facts are None.
+    """
 
     needs: frozenset[str] | None
     cost: float
 
 
 class SearchResult(NamedTuple):
-    """Actions that lead to one of the targets, or None; `conclusive` if there certainly is no better result."""
+    """Actions that lead to one of the targets, or None.
+
+    It is `conclusive` if there certainly is no better result.
+    """
 
     actions: tuple[ToolAction, ...] | None
     target: int
@@ -67,7 +76,15 @@ class _Move(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _SearchSpace:
-    """Search space in which each fact is one bit of a state."""
+    """Search space in which each fact is one bit of a state.
+
+    Attributes:
+        start: the state in which the search begins.
+        moves: the actions.
+        goals: the facts, the cost and the number of each target.
+        min_weight: the least cost of an action.
+        max_adds: the largest number of facts that one action adds.
+    """
 
     start: int
     moves: tuple[_Move, ...]
@@ -77,10 +94,11 @@ class _SearchSpace:
 
     def heuristic(self, state: int) -> float:
         """Return a lower bound of the cost from a state to a target."""
-        return min(
-            cost + math.ceil((needs & ~state).bit_count() / self.max_adds) * self.min_weight
-            for needs, cost, _ in self.goals
-        )
+        least = math.inf
+        for needs, cost, _ in self.goals:
+            steps = math.ceil((needs & ~state).bit_count() / self.max_adds)
+            least = min(least, cost + steps * self.min_weight)
+        return least
 
     def successors(self, state: int) -> Iterator[tuple[int, float, ToolAction]]:
         """Yield the states to which one action leads, with its weight."""
@@ -90,10 +108,13 @@ class _SearchSpace:
 
     def satisfied_target(self, state: int) -> tuple[float, int] | None:
         """Return the cost and number of the cheapest target that a state satisfies."""
-        return min(
-            ((cost, number) for needs, cost, number in self.goals if not needs & ~state),
-            default=None,
-        )
+        cheapest: tuple[float, int] | None = None
+        for needs, cost, number in self.goals:
+            if needs & ~state:
+                continue
+            if cheapest is None or cost < cheapest[0]:
+                cheapest = (cost, number)
+        return cheapest
 
 
 def find_cheapest_path(
@@ -110,64 +131,79 @@ def find_cheapest_path(
 
     Args:
         start: facts that hold.
-        targets: of equally cheap ones the first is taken.
+        targets: the targets; of equally cheap ones the first is taken.
         actions: actions that can be used.
         weight: cost of an action.
-        nodes: most states that A* expands.
-        greedy_nodes: most states that greedy search expands, if A* has found no result within its
-            bound.
+        nodes: limit of the states that A* expands.
+        greedy_nodes: limit of the states that greedy search expands, if A* has found no result
+            within its bound.
         check_cancelled: called now and then; an exception of it ends the search.
     """
     holds = frozenset(start)
-    # Only actions that can contribute are tried: they add facts that are missing, or will be after
-    # other such actions. From every plan with other actions, these can be left out.
+    actions = _contributing_actions(holds, targets, actions)
+    # Targets that are out of reach in the delete relaxation are left out.
+    within_reach = set(holds)
+    bits: dict[str, int] = {}
+    for action in actions:
+        within_reach.update(action.adds)
+        for fact in (*action.adds, *action.removes):
+            bits.setdefault(fact, 1 << len(bits))
+    goals: list[tuple[int, float, int]] = []
+    for number, (needs, cost) in enumerate(targets):
+        if needs is not None and needs <= within_reach:
+            goals.append((_mask(needs, bits), cost, number))
+    if not goals:
+        return SearchResult(None, -1, True, 0)
+    moves: list[_Move] = []
+    max_adds = 1
+    for action in actions:
+        if within_reach.issuperset(action.needs):
+            needed = _mask(action.needs, bits)
+            added = _mask(action.adds, bits)
+            removed = _mask(action.removes, bits)
+            moves.append(_Move(needed, added, removed, weight(action), action))
+            max_adds = max(max_adds, added.bit_count())
+    least = min((move.weight for move in moves), default=0)
+    space = _SearchSpace(_mask(holds, bits), tuple(moves), tuple(goals), least, max_adds)
+    result = _a_star(space, nodes, check_cancelled)
+    if result.actions is None and not result.conclusive and greedy_nodes:
+        return _greedy_search(space, greedy_nodes, check_cancelled)
+    return result
+
+
+def _contributing_actions(
+    holds: frozenset[str], targets: Sequence[Target], actions: Sequence[ToolAction]
+) -> list[ToolAction]:
+    """Return the actions that add facts that are missing, or will be after other such actions.
+
+    From every plan with other actions, these can be left out.
+    """
     adding: dict[str, list[int]] = {}
     for number, action in enumerate(actions):
         for fact in action.adds:
             adding.setdefault(fact, []).append(number)
-    needed = {fact for needs, _ in targets for fact in needs or ()}
+    needed: set[str] = set()
+    for needs, _ in targets:
+        needed.update(needs or ())
     removed: set[str] = set()
     lacking = list(needed - holds)
     seen = set(lacking)
     chosen: set[int] = set()
     while lacking:
         for number in adding.get(lacking.pop(), ()):
-            if number not in chosen:
-                chosen.add(number)
-                action = actions[number]
-                needed.update(action.needs)
-                removed.update(action.removes)
-                both = [
-                    f
-                    for f in (*action.needs, *action.removes)
-                    if f in needed and (f in removed or f not in holds)
-                ]
-                lacking += [fact for fact in both if fact not in seen]
-                seen.update(both)
-    actions = [actions[number] for number in sorted(chosen)]
-    # Targets that are out of reach in the delete relaxation are left out.
-    within_reach = holds.union(*(action.adds for action in actions))
-    changing = dict.fromkeys(fact for action in actions for fact in (*action.adds, *action.removes))
-    bits = {fact: 1 << number for number, fact in enumerate(changing)}
-    goals = [
-        (_mask(needs, bits), cost, number)
-        for number, (needs, cost) in enumerate(targets)
-        if needs is not None and needs <= within_reach
-    ]
-    if not goals:
-        return SearchResult(None, -1, True, 0)
-    moves = tuple(
-        _Move(_mask(a.needs, bits), _mask(a.adds, bits), _mask(a.removes, bits), weight(a), a)
-        for a in actions
-        if within_reach.issuperset(a.needs)
-    )
-    most = max((move.adds.bit_count() for move in moves), default=1)
-    least = min((move.weight for move in moves), default=0)
-    space = _SearchSpace(_mask(holds, bits), moves, tuple(goals), least, max(most, 1))
-    result = _a_star(space, nodes, check_cancelled)
-    if result.actions is None and not result.conclusive and greedy_nodes:
-        return _greedy_search(space, greedy_nodes, check_cancelled)
-    return result
+            if number in chosen:
+                continue
+            chosen.add(number)
+            action = actions[number]
+            needed.update(action.needs)
+            removed.update(action.removes)
+            for fact in (*action.needs, *action.removes):
+                if fact in seen or fact not in needed:
+                    continue
+                if fact in removed or fact not in holds:
+                    seen.add(fact)
+                    lacking.append(fact)
+    return [actions[number] for number in sorted(chosen)]
 
 
 def _mask(facts: Iterable[str], bits: dict[str, int]) -> int:
@@ -254,25 +290,41 @@ def _greedy_search(
 
 
 def _additive_heuristic(space: _SearchSpace) -> Callable[[int], float]:
-    """Return the additive heuristic: the sum of the costs of a target's facts, each as if it were reached alone."""
-    goals = [(list(_bits(needs)), cost) for needs, cost, _ in space.goals]
-    moves = [(list(_bits(m.needs)), list(_bits(m.adds)), m.weight) for m in space.moves]
-    masks = (
-        *(needs for needs, _, _ in space.goals),
-        *(m.adds | m.removes | m.needs for m in space.moves),
-    )
-    size = max(space.start, *masks).bit_length()
+    """Return the additive heuristic.
+
+    That is the sum of the costs of a target's facts, each as if it were reached alone.
+    """
+    goals: list[tuple[list[int], float]] = []
+    largest = space.start
+    for needs, cost, _ in space.goals:
+        goals.append((list(_bits(needs)), cost))
+        largest |= needs
+    for move in space.moves:
+        largest |= move.adds | move.removes | move.needs
+    size = largest.bit_length()
+    # By fact, the actions that need it; by action, the number of facts that it needs.
     users: list[list[int]] = [[] for _ in range(size)]
-    for number, (needs, _, _) in enumerate(moves):
-        for fact in needs:
+    counts: list[int] = []
+    moves: list[tuple[list[int], float]] = []
+    # What actions add that need nothing.
+    free: list[tuple[float, int]] = []
+    for number, move in enumerate(space.moves):
+        needed = list(_bits(move.needs))
+        added = list(_bits(move.adds))
+        counts.append(len(needed))
+        moves.append((added, move.weight))
+        for fact in needed:
             users[fact].append(number)
+        if not needed:
+            for fact in added:
+                free.append((move.weight, fact))
 
     def distance(state: int) -> float:
         costs: list[float] = [_INFINITY] * size
-        left = [len(needs) for needs, _, _ in moves]
+        left = counts.copy()
         sums = [0.0] * len(left)
         queue = [(0.0, fact) for fact in _bits(state) if fact < size]
-        queue += [(weight, fact) for needs, adds, weight in moves if not needs for fact in adds]
+        queue += free
         heapq.heapify(queue)
         while queue:
             cost, fact = heapq.heappop(queue)
@@ -283,11 +335,14 @@ def _additive_heuristic(space: _SearchSpace) -> Callable[[int], float]:
                 left[number] -= 1
                 sums[number] += cost
                 if not left[number]:
-                    _, adds, weight = moves[number]
+                    adds, weight = moves[number]
                     for added in adds:
                         if sums[number] + weight < costs[added]:
                             heapq.heappush(queue, (sums[number] + weight, added))
-        return min(target_cost + sum(costs[fact] for fact in needs) for needs, target_cost in goals)
+        least = float(_INFINITY)
+        for facts, target_cost in goals:
+            least = min(least, target_cost + sum(costs[fact] for fact in facts))
+        return least
 
     return distance
 
@@ -302,14 +357,16 @@ def _bits(mask: int) -> Iterator[int]:
 
 
 MAX_INLINE_NODES: Final = 300
-"""Most states that are expanded on the event loop; longer searches run in a thread."""
+"""Limit of the states that are expanded on the event loop; longer searches run in a thread."""
 
 MAX_INLINE_ACTIONS: Final = 100
+"""Limit of the actions of a search on the event loop."""
+
 MAX_INLINE_STEPS: Final = 1_000
-"""Likewise, most actions, and most suffixes times steps."""
+"""Limit of the product of suffixes and steps of a search on the event loop."""
 
 MAX_SUFFIX_TARGETS: Final = 200
-"""Most suffixes of the plan that are targets, besides the goal."""
+"""Limit of the suffixes of the plan that are targets, besides the goal."""
 
 SCRATCH_NODES: Final = 2_000
 SCRATCH_GREEDY_NODES: Final = 50
@@ -321,9 +378,7 @@ each action.
 """
 
 SHORTCUT_CHOICES: Final = 100
-"""Product of actions and suffixes up to which the search for a cheaper plan expands all its states;
-fewer above.
-"""
+"""Product of actions and suffixes above which the search for a cheaper plan is cut short."""
 
 _SuffixTarget: TypeAlias = tuple[int, frozenset[str] | None, float]
 
@@ -353,7 +408,7 @@ class RepairProblem:
         goal: facts that must hold at the end.
         domain: available tools and values.
         remainders: places of a bridge; with the last one, most of the plan can be removed.
-        costs: of the steps, by id.
+        costs: costs of the steps, by id.
         stuck: steps that cannot be executed.
     """
 
@@ -366,7 +421,7 @@ class RepairProblem:
 
 
 class Repair(NamedTuple):
-    """Solution: the actions of the bridge, its place, and the number of removable steps that it removes."""
+    """Solution: a bridge, its place, and the number of removable steps that it removes."""
 
     kind: Literal["repair", "cheaper", "scratch", "shortcut", "superfluous"]
     remainder: PlanRemainder
@@ -380,14 +435,20 @@ class Repair(NamedTuple):
 
     @property
     def distance(self) -> int:
-        """Number of actions added and removed; an action that is removed and added again counts as neither."""
-        removed = Counter(action_key(step.tool, step.arguments) for step in self.removed_steps)
-        added = Counter(action.key for action in self.actions)
+        """Number of actions added and removed.
+
+        An action that is removed and added again counts as neither.
+        """
+        removed = Counter(map(_step_key, self.removed_steps))
+        added = _count_calls(self.actions)
         return removed.total() + added.total() - 2 * (removed & added).total()
 
 
 class Solution(NamedTuple):
-    """Repairs, the nearest first, or the verdict; neither if the bound was too small for a verdict."""
+    """Repairs, the nearest first, or the verdict.
+
+    It has neither if the bound was too small for a verdict.
+    """
 
     repairs: tuple[Repair, ...] = ()
     unreachable: Literal["proven-unreachable", "not-found-within-bound"] | None = None
@@ -398,79 +459,91 @@ def solve(
     nodes: int = MAX_ASTAR_NODES,
     check_cancelled: Callable[[], None] = lambda: None,
 ) -> Solution:
-    """Return the distinct repairs of one part of a plan: the nearest, the cheapest, and one from scratch.
+    """Return repairs of one part of a plan: the nearest, the cheapest, and one from scratch.
 
     Args:
         problem: the problem.
-        nodes: most states that each search expands; with fewer than `MAX_ASTAR_NODES`, there is no
-            verdict when they are used up.
+        nodes: limit of the states that each search expands; with less than `MAX_ASTAR_NODES`, there
+            is no verdict when they are used up.
         check_cancelled: called now and then; an exception of it ends the search.
     """
     patient = nodes >= MAX_ASTAR_NODES
-    search = partial(find_cheapest_path, check_cancelled=check_cancelled)
-    facts = dict.fromkeys(problem.facts)
-    for step in problem.remainders[0].prefix:
-        facts.update((fact, None) for fact in step.action.facts if fact in step.action.adds)
-    if (
-        not patient
-        and max(len(rest.removable) * len(rest.suffix) for rest in problem.remainders)
-        > MAX_INLINE_STEPS
-    ):
+    search = partial(find_cheapest_path, nodes=nodes, check_cancelled=check_cancelled)
+    grounded = _ground(problem, patient=patient)
+    if grounded is None:
         return Solution()
-    grounded = reachable_actions(
-        tuple(facts), problem.domain, MAX_ACTIONS if patient else MAX_INLINE_ACTIONS
-    )
-    if not patient and grounded.truncated:
-        return Solution()
-    near = []
-    results = []
+    actions = grounded.actions
+    static = _static_facts(problem, actions)
     whole = problem.remainders[-1]
-    changing = (step.action.removes for step in (*whole.prefix, *whole.suffix))
-    # Without facts that hold and are never removed, the preconditions of long suffixes stay short.
-    static = frozenset(problem.facts).difference(
-        *changing, *(action.removes for action in grounded.actions)
-    )
+    near: list[Repair] = []
+    certain = True
     suffixes: list[_SuffixTarget] = []
     for rest in problem.remainders:
         suffixes = list(_suffix_targets(problem, rest, static))
         targets = [Target(needs, removed) for removed, needs, _ in suffixes]
         start = _initial_facts(problem, rest)
         greedy = MAX_GREEDY_NODES if patient else 0
-        result = search(start, targets, grounded.actions, nodes=nodes, greedy_nodes=greedy)
-        results.append(result)
+        result = search(start, targets, actions, greedy_nodes=greedy)
+        certain = certain and result.conclusive
         if result.actions is not None:
             near.append(Repair("repair", rest, result.actions, rest.min_removed + result.target))
-    certain = all(result.conclusive for result in results)
     if not certain and not patient:
         return Solution()
     if not near:
-        return Solution(
-            (), "proven-unreachable" if certain and grounded.complete else "not-found-within-bound"
-        )
+        if certain and grounded.complete:
+            return Solution((), "proven-unreachable")
+        return Solution((), "not-found-within-bound")
+
     repairs = [min(near, key=lambda repair: repair.distance)]
-    others: list[SearchResult] = []
     start = _initial_facts(problem, whole)
-    actions = grounded.actions
     if len({action.cost for action in actions}) > 1:
         targets = [Target(needs, cost) for _, needs, cost in suffixes]
-        result = search(
-            start, targets, actions, weight=lambda action: action.cost, nodes=nodes, greedy_nodes=0
-        )
-        others.append(result)
+        result = search(start, targets, actions, weight=lambda action: action.cost, greedy_nodes=0)
         if result.actions is not None:
-            repairs.append(
-                Repair("cheaper", whole, result.actions, whole.min_removed + result.target)
-            )
+            count = whole.min_removed + result.target
+            repairs.append(Repair("cheaper", whole, result.actions, count))
+        elif not patient:
+            return Solution()
     share = min(1.0, SCRATCH_ACTIONS / max(len(actions), 1))
     few = min(nodes, int(SCRATCH_NODES * share))
     greedy = int(SCRATCH_GREEDY_NODES * share)
     result = search(start, [Target(suffixes[-1][1], 0)], actions, nodes=few, greedy_nodes=greedy)
-    others.append(result)
     if result.actions is not None:
         repairs.append(Repair("scratch", whole, result.actions, len(whole.removable)))
-    if not patient and any(other.actions is None for other in others):
+    elif not patient:
         return Solution()
     return Solution(tuple(_keep_repeated_steps(problem, repair) for repair in repairs))
+
+
+def _ground(problem: RepairProblem, *, patient: bool) -> Grounding | None:
+    """Return the actions that can become possible; None if they are too many for the event loop."""
+    limit = MAX_ACTIONS
+    if not patient:
+        limit = MAX_INLINE_ACTIONS
+        for rest in problem.remainders:
+            if len(rest.removable) * len(rest.suffix) > MAX_INLINE_STEPS:
+                return None
+    facts = dict.fromkeys(problem.facts)
+    for step in problem.remainders[0].prefix:
+        facts |= ordered(step.action, step.action.adds)
+    grounded = reachable_actions(tuple(facts), problem.domain, limit)
+    if grounded.truncated and not patient:
+        return None
+    return grounded
+
+
+def _static_facts(problem: RepairProblem, actions: Iterable[ToolAction]) -> frozenset[str]:
+    """Return the facts that hold and are never removed.
+
+    Without them, the preconditions of long suffixes stay short.
+    """
+    whole = problem.remainders[-1]
+    static = set(problem.facts)
+    for step in (*whole.prefix, *whole.suffix):
+        static -= step.action.removes
+    for action in actions:
+        static.difference_update(action.removes)
+    return frozenset(static)
 
 
 def find_shortcuts(
@@ -478,61 +551,58 @@ def find_shortcuts(
     nodes: int = SCRATCH_NODES,
     check_cancelled: Callable[[], None] = lambda: None,
 ) -> Solution:
-    """Return cheaper ways to the goal of a plan that can be executed: the cheapest, and the plan without superfluous steps.
+    """Return cheaper ways to the goal of a plan that can be executed.
+
+    They are the cheapest one, and the plan without superfluous steps.
 
     Args:
         problem: the problem; its last remainder is the plan.
-        nodes: most states that are expanded, fewer with many actions. With at most
+        nodes: limit of the states that are expanded, lower with many actions. With at most
             `MAX_INLINE_NODES`, the search has no result if it uses them up.
         check_cancelled: called now and then; an exception of it ends the search.
     """
     patient = nodes > MAX_INLINE_NODES
     whole = problem.remainders[-1]
-    prices = {tool.name: 1.0 if tool.cost is None else tool.cost for tool in problem.domain.tools}
-    problem = replace(
-        problem, costs={step.id: prices.get(step.tool or "", 0.0) for step in whole.suffix}
-    )
+    prices: dict[str, float] = {}
+    for tool in problem.domain.tools:
+        prices[tool.name] = 1.0 if tool.cost is None else tool.cost
+    costs: dict[str, float] = {}
+    for step in whole.suffix:
+        costs[step.id] = prices.get(step.tool or "", 0.0)
     superfluous = _superfluous_steps(problem, whole)
-    left_out = {step.id for step in superfluous}
-    others = (step for step in whole.removable if step.id not in left_out)
+    others = without(whole.removable, step_ids(superfluous))
     rest = whole._replace(removable=(*superfluous, *others), min_removed=len(superfluous))
-    facts = dict.fromkeys(
-        [*problem.facts, *(fact for step in rest.prefix for fact in sorted(step.action.adds))]
-    )
-    grounded = reachable_actions(
-        tuple(facts), problem.domain, MAX_ACTIONS if patient else MAX_INLINE_ACTIONS
-    )
-    if not patient and (
-        grounded.truncated or len(rest.removable) * len(rest.suffix) > MAX_INLINE_STEPS
-    ):
+    problem = replace(problem, costs=costs, remainders=(rest,))
+    grounded = _ground(problem, patient=patient)
+    if grounded is None:
         return Solution()
-    suffixes = list(_suffix_targets(problem, rest, frozenset()))
-    targets = [Target(needs, cost) for _, needs, cost in suffixes]
+    targets = [
+        Target(needs, cost) for _, needs, cost in _suffix_targets(problem, rest, frozenset())
+    ]
+    choices = max(len(grounded.actions) * len(targets), 1)
     result = find_cheapest_path(
         _initial_facts(problem, rest),
         targets,
         grounded.actions,
         weight=lambda action: prices[action.tool],
-        nodes=int(
-            nodes * min(1.0, SHORTCUT_CHOICES / max(len(grounded.actions) * len(targets), 1))
-        ),
+        nodes=int(nodes * min(1.0, SHORTCUT_CHOICES / choices)),
         greedy_nodes=0,
         check_cancelled=check_cancelled,
     )
     if not result.conclusive and not patient:
         return Solution()
     found = Repair("shortcut", rest, result.actions or (), len(superfluous) + max(result.target, 0))
-    shortcuts = [
+    cheaper: list[Repair] = []
+    for shortcut in (
         _keep_repeated_steps(problem, found),
         Repair("superfluous", rest, (), len(superfluous)),
-    ]
-    cheaper = [
-        shortcut
-        for shortcut in shortcuts
-        if sum(problem.costs[step.id] for step in shortcut.removed_steps)
-        > sum(prices[action.tool] for action in shortcut.actions)
-    ]
-    return Solution(tuple(cheaper)) if cheaper else Solution((), "not-found-within-bound")
+    ):
+        saved = sum(costs[step.id] for step in shortcut.removed_steps)
+        if saved > sum(prices[action.tool] for action in shortcut.actions):
+            cheaper.append(shortcut)
+    if not cheaper:
+        return Solution((), "not-found-within-bound")
+    return Solution(tuple(cheaper))
 
 
 def _superfluous_steps(problem: RepairProblem, rest: PlanRemainder) -> tuple[StripsStep, ...]:
@@ -547,7 +617,7 @@ def _superfluous_steps(problem: RepairProblem, rest: PlanRemainder) -> tuple[Str
         held.append(step.action.adds & facts)
         facts -= step.action.removes
         facts |= step.action.adds
-    removable = {step.id for step in rest.removable}
+    removable = step_ids(rest.removable)
     needed = set(problem.goal)
     superfluous: list[StripsStep] = []
     for step, before in zip(reversed(rest.suffix), reversed(held), strict=True):
@@ -564,85 +634,134 @@ def _keep_repeated_steps(problem: RepairProblem, repair: Repair) -> Repair:
 
     All of them are kept if they can precede the bridge, else those with which it begins.
     """
-    repeated = Counter(action.key for action in repair.actions)
-    same = [
-        s
-        for s in repair.removed_steps
-        if s.startable and _take(repeated, action_key(s.tool, s.arguments))
-    ]
+    repeated = _count_calls(repair.actions)
+    same: list[StripsStep] = []
+    for step in repair.removed_steps:
+        if step.startable and _take(repeated, _step_key(step)):
+            same.append(step)
     first: list[StripsStep] = []
     for step, action in zip(repair.removed_steps, repair.actions, strict=False):
-        if not step.startable or action_key(step.tool, step.arguments) != action.key:
+        if not step.startable or _step_key(step) != action.key:
             break
         first.append(step)
-    facts = _initial_facts(problem, repair.remainder)
     for steps in filter(None, (same, first)):
-        kept = Counter(action_key(step.tool, step.arguments) for step in steps)
-        actions = tuple(action for action in repair.actions if not _take(kept, action.key))
-        kept_ids = {step.id for step in steps}
-        remainder = PlanRemainder(
-            (*repair.remainder.prefix, *steps),
-            tuple(step for step in repair.remainder.suffix if step.id not in kept_ids),
-            tuple(step for step in repair.remainder.removable if step.id not in kept_ids),
-            0,
-        )
-        count = repair.removed_count - len(steps)
-        shorter = repair._replace(remainder=remainder, actions=actions, removed_count=count)
-        removed = {step.id for step in shorter.removed_steps}
-        uses = [step.action for step in steps]
-        uses += (
-            GroundAction(frozenset(a.needs), frozenset(a.adds), frozenset(a.removes))
-            for a in actions
-        )
-        uses += (step.action for step in remainder.suffix if step.id not in removed)
-        needs = regress_at(problem.goal, uses)[0]
-        later = {step.id for step in remainder.suffix}
-        independent = all(later.isdisjoint(step.depends_on) for step in steps)
-        if independent and needs is not None and needs <= facts:
+        shorter = _keep_steps(repair, steps)
+        if _precede_bridge(problem, shorter, steps):
             return shorter
     return repair
 
 
+def _keep_steps(repair: Repair, steps: Sequence[StripsStep]) -> Repair:
+    """Return the repair with removed steps before its bridge, which does not repeat them."""
+    kept = Counter(map(_step_key, steps))
+    actions = tuple(action for action in repair.actions if not _take(kept, action.key))
+    kept_ids = step_ids(steps)
+    rest = repair.remainder
+    remainder = PlanRemainder(
+        (*rest.prefix, *steps),
+        without(rest.suffix, kept_ids),
+        without(rest.removable, kept_ids),
+        0,
+    )
+    count = repair.removed_count - len(steps)
+    return repair._replace(remainder=remainder, actions=actions, removed_count=count)
+
+
+def _precede_bridge(problem: RepairProblem, repair: Repair, steps: Sequence[StripsStep]) -> bool:
+    """Return whether a repair reaches the goal with steps at the end of its prefix."""
+    later = step_ids(repair.remainder.suffix)
+    uses: list[GroundAction] = []
+    for step in steps:
+        if not later.isdisjoint(step.depends_on):
+            return False
+        uses.append(step.action)
+    for action in repair.actions:
+        uses.append(
+            GroundAction(frozenset(action.needs), frozenset(action.adds), frozenset(action.removes))
+        )
+    for step in without(repair.remainder.suffix, step_ids(repair.removed_steps)):
+        uses.append(step.action)
+    needs = regress_at(problem.goal, uses)[0]
+    if needs is None:
+        return False
+    prefix = repair.remainder.prefix[: -len(steps)]
+    return needs <= _facts_after(prefix, problem.facts)
+
+
+def step_ids(steps: Iterable[StripsStep]) -> set[TaskId]:
+    """Return the ids of steps."""
+    return {step.id for step in steps}
+
+
+def without(steps: Iterable[StripsStep], ids: Collection[TaskId]) -> tuple[StripsStep, ...]:
+    """Return the other steps, in their order."""
+    return tuple(step for step in steps if step.id not in ids)
+
+
+def ordered(action: GroundAction, facts: AbstractSet[str]) -> dict[str, None]:
+    """Return those of some facts that an action states, in the order in which its tool does.
+
+    The order of a set differs from one process to the next.
+    """
+    return {fact: None for fact in action.facts if fact in facts}
+
+
+def _step_key(step: StripsStep) -> str:
+    return action_key(step.tool, step.arguments)
+
+
+def _count_calls(actions: Iterable[ToolAction]) -> Counter[str]:
+    return Counter(action.key for action in actions)
+
+
 def _take(counts: Counter[str], key: str) -> bool:
+    """Take one from a count; return whether there was one."""
     counts[key] -= 1
     return counts[key] >= 0
 
 
 def _initial_facts(problem: RepairProblem, rest: PlanRemainder) -> frozenset[str]:
-    facts = frozenset(problem.facts)
-    for step in rest.prefix:
-        facts = step.action.apply(facts)
-    return facts
+    return _facts_after(rest.prefix, problem.facts)
+
+
+def _facts_after(steps: Iterable[StripsStep], facts: Iterable[str]) -> frozenset[str]:
+    holds = frozenset(facts)
+    for step in steps:
+        holds = step.action.apply(holds)
+    return holds
 
 
 def _suffix_targets(
     problem: RepairProblem, rest: PlanRemainder, static: frozenset[str]
 ) -> Iterator[_SuffixTarget]:
-    """Yield, by the number of removed steps, the facts that must hold before the kept steps, and their cost.
+    """Yield the targets by the number of removed steps.
 
-    The facts needed after the last removed step are computed once for all numbers.
+    Each has that number, the facts that must hold before the kept steps, and their cost. The facts
+    needed after the last removed step are computed once for all numbers.
     """
     place = {step.id: number for number, step in enumerate(rest.suffix)}
     loose = [place[step.id] for step in rest.removable]
-    movable = set(loose)
-    staying = [number for number in range(len(rest.suffix)) if number not in movable]
+    staying = sorted(set(place.values()).difference(loose))
     last = list(accumulate(loose, max, initial=-1))
-    tried = {
-        *range(rest.min_removed, min(rest.min_removed + MAX_SUFFIX_TARGETS, len(loose)) + 1),
-        len(loose),
-    }
-    uses = [step.action._replace(requires=step.action.requires - static) for step in rest.suffix]
+    most = min(rest.min_removed + MAX_SUFFIX_TARGETS, len(loose))
+    tried = {*range(rest.min_removed, most + 1), len(loose)}
+    uses: list[GroundAction] = []
+    for step in rest.suffix:
+        uses.append(step.action._replace(requires=step.action.requires - static))
     goal = frozenset(problem.goal) - static
     behind = regress_at(goal, uses, {last[removed] + 1 for removed in tried})
     cost = sum(problem.costs[step.id] for step in rest.suffix)
     cost -= sum(problem.costs[step.id] for step in rest.removable[: rest.min_removed])
     for removed in range(rest.min_removed, len(loose) + 1):
-        after = behind[last[removed] + 1] if removed in tried else None
-        if after is None:
-            yield removed, None, cost
-        else:
-            before = sorted(
-                number for number in (*staying, *loose[removed:]) if number < last[removed]
-            )
-            yield removed, regress_at(after, [uses[number] for number in before])[0], cost
-        cost -= problem.costs[rest.removable[removed].id] if removed < len(loose) else 0.0
+        needs: frozenset[str] | None = None
+        if removed in tried:
+            needs = behind[last[removed] + 1]
+        if needs is not None:
+            before: list[GroundAction] = []
+            for number in sorted((*staying, *loose[removed:])):
+                if number < last[removed]:
+                    before.append(uses[number])
+            needs = regress_at(needs, before)[0]
+        yield removed, needs, cost
+        if removed < len(loose):
+            cost -= problem.costs[rest.removable[removed].id]
