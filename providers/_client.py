@@ -365,6 +365,14 @@ def system_prompt(options: LLMOptions, *, schema_in_prompt: bool) -> str:
     return "\n\n".join(parts)
 
 
+def chat_messages(system: str, prompt: str) -> list[JsonValue]:
+    """Return the messages of a chat: the system prompt, if there is one, and the prompt."""
+    messages: list[JsonValue] = [{"role": "user", "content": prompt}]
+    if system:
+        messages.insert(0, {"role": "system", "content": system})
+    return messages
+
+
 @lru_cache(maxsize=64)
 def strict_schema(schema: type[BaseModel]) -> JsonObject | None:
     """Return a schema in the subset of JSON Schema that services enforce.

@@ -323,16 +323,13 @@ class PromptBuilder:
 
     def _facts(self) -> Iterator[JsonValue]:
         """Yield the facts, those that share words with the goal or the tasks concerned first."""
-        view = self._view
-        if view.original_plan.facts is None and not view.facts:
-            return
         texts = list(self._request.goal.facts)
         for task in self._concerned:
             texts.append(encode_data(truncate_value(task.task.arguments, 2000)))
         words: set[str] = set()
         for text in texts:
             words.update(re.findall(r"\w+", text[: _MAX_KEYS * 100]))
-        facts = list(islice(view.facts, 10 * _MAX_FACTS))
+        facts = list(islice(self._view.facts, 10 * _MAX_FACTS))
         facts.sort(key=lambda fact: words.isdisjoint(re.findall(r"\w+", fact)))
         yield from facts[:_MAX_FACTS]
 

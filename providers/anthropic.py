@@ -103,7 +103,8 @@ class AnthropicProvider(HTTPLLMProvider):
                 body["tool_choice"] = {"type": "tool", "name": _ANSWER_TOOL}
             if "temperature" not in left_out:
                 # The service accepts no higher one.
-                body["temperature"] = min(options.temperature or 0.0, 1.0)
+                assert options.temperature is not None
+                body["temperature"] = min(options.temperature, 1.0)
             system = system_prompt(options, schema_in_prompt="schema" in left_out)
             if system:
                 body["system"] = system

@@ -13,8 +13,7 @@ from replanning.errors import LLMError
 from replanning.llm import Completion, FinishReason, LLMOptions
 from replanning.llm.provider import json_schema
 from replanning.plan import JsonObject
-from replanning.plan.types import JsonValue
-from replanning.providers._client import HTTPLLMProvider, system_prompt
+from replanning.providers._client import HTTPLLMProvider, chat_messages, system_prompt
 
 _DEFAULT_PORT: Final = 11434
 _EXPLICIT_PORT: Final = re.compile(r"^[^/]*:\d+(?:/|$)")
@@ -116,18 +115,16 @@ class OllamaProvider(HTTPLLMProvider):
                 "temperature": options.temperature,
                 "num_predict": options.max_tokens,
             }
-            answer_tokens = options.max_tokens or 0
+            answer_tokens = options.max_tokens
+            assert answer_tokens is not None
             # A prompt is estimated as one token for each byte.
             prompt_tokens = (self.estimate(prompt, options).tokens - answer_tokens) // 2
             needed = prompt_tokens + answer_tokens
             if needed > _DEFAULT_CONTEXT_TOKENS:
                 settings["num_ctx"] = 2 ** (needed - 1).bit_length()
-            messages: list[JsonValue] = [{"role": "user", "content": prompt}]
             system = system_prompt(options, schema_in_prompt="schema" in left_out)
-            if system:
-                messages.insert(0, {"role": "system", "content": system})
             body["options"] = settings
-            body["messages"] = messages
+            body["messages"] = chat_messages(system, prompt)
             return body
 
         response = await self.post_with_downgrade("/api/chat", make_body, optional, options)

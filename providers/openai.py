@@ -13,8 +13,12 @@ from pydantic import BaseModel, BeforeValidator, Field, FiniteFloat, NonNegative
 from replanning.llm import Completion, FinishReason, LLMOptions
 from replanning.llm.provider import json_schema
 from replanning.plan import JsonObject
-from replanning.plan.types import JsonValue
-from replanning.providers._client import HTTPLLMProvider, strict_schema, system_prompt
+from replanning.providers._client import (
+    HTTPLLMProvider,
+    chat_messages,
+    strict_schema,
+    system_prompt,
+)
 
 _FINISH_REASONS: Final[Mapping[str | None, FinishReason]] = {
     "stop": "stop",
@@ -133,13 +137,10 @@ class OpenAIProvider(HTTPLLMProvider):
                 body["response_format"] = {"type": "json_schema", "json_schema": schema}
             if "temperature" not in left_out:
                 body["temperature"] = options.temperature
-            messages: list[JsonValue] = [{"role": "user", "content": prompt}]
             system = system_prompt(options, schema_in_prompt="schema" in left_out)
+            body["messages"] = chat_messages(system, prompt)
             if system and "system" in left_out:
-                messages = [{"role": "user", "content": f"{system}\n\n{prompt}"}]
-            elif system:
-                messages.insert(0, {"role": "system", "content": system})
-            body["messages"] = messages
+                body["messages"] = chat_messages("", f"{system}\n\n{prompt}")
             return body
 
         response = await self.post_with_downgrade("/chat/completions", make_body, optional, options)

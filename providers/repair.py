@@ -70,8 +70,6 @@ _UNPREPARED: Final[Mapping[str, str]] = {
 
 _FAILURE_KINDS: Final = ("task-failed", "timeout")
 
-_UNENDED: Final = WAITING | {TaskState.RUNNING}
-
 _REPAIRABLE_WAITING: Final = {
     "resource-changed": WAITING,
     "human-request": WAITING,
@@ -312,7 +310,7 @@ class RepairCase:
             declared.append(fallback.model_copy(update=inherited))
         for index, fallback in enumerate(declared):
             fields = {name: getattr(fallback, name) for name in fallback.model_fields_set}
-            others = (*declared[:index], *declared[index + 1 :])
+            others = [other for other in declared if other is not fallback]
             fields["fallbacks"] = (*fallback.fallbacks, *others)
             name = fallback.name or fallback.tool or f"number {index + 1}"
             reason = f"replace {task.id!r} by its declared fallback {name!r}"
@@ -492,12 +490,12 @@ def _repair_tasks(request: ReplanRequest) -> tuple[list[Alternative], list[Alter
     for trigger in request.triggers:
         if isinstance(trigger, GoalUnreachable):
             missing += trigger.missing_facts
-    verdicts: list[Alternative] = []
-    if unrepairable or (missing and not repairable):
-        proven = not missing and _is_final(unrepairable, view)
-        reason = f"no repair for {_join_lines(_verdict_lines(unrepairable, missing, view))}"
-        verdicts.append(_verdict(reason, proven=proven))
-    return alternatives, verdicts
+    # A repair may achieve the missing facts as well.
+    if not unrepairable and (repairable or not missing):
+        return alternatives, []
+    proven = not missing and _is_final(unrepairable, view)
+    reason = f"no repair for {_join_lines(_verdict_lines(unrepairable, missing, view))}"
+    return alternatives, [_verdict(reason, proven=proven)]
 
 
 def _concerned_tasks(request: ReplanRequest) -> dict[TaskId, tuple[TaskView, set[str]]]:
@@ -522,8 +520,8 @@ def _examined_tasks(trigger: TriggerEvent, view: PlanView) -> list[TaskView]:
     """Return the tasks that a trigger names, after the stuck ones if it is about the whole plan."""
     named = [view.task(task_id) for task_id in trigger.tasks]
     about_plan = trigger.kind == "goal-unreachable"
-    if trigger.kind == "human-request" and not named:
-        about_plan = True
+    if not named:
+        about_plan = trigger.kind in ("goal-unreachable", "human-request")
     if not about_plan:
         return named
     # A person has been asked about the others.
@@ -542,8 +540,9 @@ def _needs_repair(task: TaskView, trigger: TriggerEvent) -> bool:
     if task.state is TaskState.CANCELLED:
         return trigger.kind == "goal-unreachable"
     # Whoever raised the trigger says that the task has failed, whatever the plan shows.
-    is_reported = bool(trigger.by) and trigger.kind in _FAILURE_KINDS
-    return is_reported and task.state in _UNENDED
+    if trigger.by and trigger.kind in _FAILURE_KINDS:
+        return task.state in WAITING | {TaskState.RUNNING}
+    return False
 
 
 def _combinations(repairable: Sequence[list[RepairOption]], limit: int) -> list[Alternative]:
@@ -652,7 +651,9 @@ def _equally_capable_paths(
             if used.capability != tool.capability:
                 continue
             result = RepairCase(task, {trigger.kind}, view, new_ids).replace_tool(tool)
-            if isinstance(result, RepairOption) and not view.check((result.change,)):
+            if isinstance(result, NotApplicable):
+                continue
+            if not view.check((result.change,)):
                 options.append(result)
         if options:
             alternatives.append(_alternative(options))
