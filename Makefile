@@ -123,7 +123,7 @@ jaeger: ## build Jaeger, once: minutes; the tests of tracing in `make test-slow`
 # Stamps: setting up is repeated only when pyproject.toml has changed.
 
 $(VENV)/.runtime: pyproject.toml
-	@PYTHON="$(PYTHON)" scripts/setup $(VENV)
+	@PYTHON="$(PYTHON)" EXTRA=view scripts/setup $(VENV)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Checks that the core is written out: one thought a statement, and comments that say why.
+"""Checks that the code is written out: one thought a statement, and comments that say why.
 
 Dense code is hard to step through and hard to change, and it grows denser one line at a time. So
-the figures of the packages below have limits, per statement, because no formatter changes those.
+the figures of the core, and of each other package by itself, have limits, per statement, because no
+formatter changes those.
 
 Usage: check_density.py [ROOT]. It prints what exceeds a limit and where, and exits with 1 then.
 """
@@ -13,11 +14,12 @@ import ast
 import sys
 import tokenize
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 PACKAGES = ("run", "live", "decision", "engine", "plan", "history")
+"""The core, whose figures are taken together."""
 
 # What is counted, and its limit: at most, but for comments, which are at least. Where an aim is not
 # reached yet, the limit is what has been reached, so that it gets no worse.
@@ -41,6 +43,37 @@ LIMITS: dict[str, float] = {
     UNEXPLAINED_CLASSES: 0,
     TANGLED_FUNCTIONS: 8,
 }
+
+OTHER_LIMITS: dict[str, float] = {
+    NODES: 10.8,
+    CONDITIONALS: 25,
+    COMPREHENSIONS: 32,
+    BOOLEANS: 48,
+    TUPLES: 3,
+    LARGE_CLASSES: 0,
+    UNEXPLAINED_CLASSES: 0,
+    TANGLED_FUNCTIONS: 0,
+}
+"""Limits of every other package, by itself."""
+
+OTHER_PACKAGES: dict[str, dict[str, float]] = {
+    "benchmarks": {},
+    "exporters": {},
+    "providers": {},
+    "providers/_planner": {},
+    "replanning/cli": {},
+    "replanning/expectations": {},
+    "replanning/integrations": {},
+    "replanning/journal": {},
+    "replanning/llm": {},
+    "replanning/planning": {},
+    "replanning/telemetry": {},
+    "replanning/testing": {},
+    "replanning/tools": {},
+    "replanning/view": {},
+    "triggers": {},
+}
+"""The other packages, with what has been reached where that is not the limit yet."""
 
 MAX_ATTRIBUTES = 20
 MAX_UNEXPLAINED_ATTRIBUTES = 15
@@ -81,16 +114,25 @@ def main() -> int:
     root = Path(__file__).resolve().parent.parent
     if len(sys.argv) > 1:
         root = Path(sys.argv[1])
-    report = exceeded_limits(measure(root))
+    core: list[Path] = []
+    for package in PACKAGES:
+        core += sorted((root / "replanning" / package).rglob("*.py"))
+    report = exceeded_limits(measure(root, core, LIMITS), LIMITS)
+    for name, reached in OTHER_PACKAGES.items():
+        limits = {**OTHER_LIMITS, **reached}
+        files = sorted((root / name).glob("*.py"))
+        if files:
+            lines = exceeded_limits(measure(root, files, limits), limits)
+            report += [line if line.startswith(" ") else f"{name}: {line}" for line in lines]
     for line in report:
         sys.stdout.write(f"{line}\n")
     return int(len(report) > 0)
 
 
-def exceeded_limits(figures: Figures) -> list[str]:
+def exceeded_limits(figures: Figures, limits: Mapping[str, float]) -> list[str]:
     """Return a line for each figure beyond its limit, and one for each place that adds to it."""
     report: list[str] = []
-    for name, limit in LIMITS.items():
+    for name, limit in limits.items():
         value = figures.value(name)
         exceeded = value > limit
         bound = "at most"
@@ -103,12 +145,9 @@ def exceeded_limits(figures: Figures) -> list[str]:
     return report
 
 
-def measure(root: Path) -> Figures:
-    """Return the figures of the packages in a checkout."""
-    trees: dict[Path, ast.Module] = {}
-    for package in PACKAGES:
-        for path in sorted((root / "replanning" / package).rglob("*.py")):
-            trees[path] = ast.parse(path.read_text())
+def measure(root: Path, files: Iterable[Path], limits: Mapping[str, float]) -> Figures:
+    """Return the figures of some files of a checkout, taken together."""
+    trees = {path: ast.parse(path.read_text()) for path in files}
     models = find_models(trees.values())
     figures = Figures()
     # The whole has one figure, so the functions furthest above it tell where to begin.
@@ -131,7 +170,7 @@ def measure(root: Path) -> Figures:
             for node in ast.walk(function):
                 nodes += 1
                 statements += isinstance(node, ast.stmt)
-            excess = nodes - round(LIMITS[NODES] * statements)
+            excess = nodes - round(limits[NODES] * statements)
             share = f"{nodes / statements:.1f} nodes per statement"
             dense.append((excess, f"{where}:{function.lineno} {function.name}: {share}"))
     dense.sort(reverse=True)

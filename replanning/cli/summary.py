@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from typing import Final
 
 from rich.console import Console
@@ -325,6 +326,9 @@ class RunSummary:
             self._command("history", run),
             "tasks, attempts and replans in the order of time",
         )
+        # A hint proposes what works here: the pages are an extra.
+        if self._repairs and find_spec("uvicorn") and find_spec("jinja2"):
+            yield self._command("view", run, "--open"), "the run in the browser"
         if self._has_missing_notices:
             yield (
                 self._command("notify", run, "--to", "PLACE"),
