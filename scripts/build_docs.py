@@ -50,7 +50,8 @@ CODE_WIDTH: Final = 88
 
 LINK: Final = re.compile(r"(\]\(|<img [^>]*src=\")(?![a-z]+:|#)([^)#\s\"]+)(#[^)\s]*)?")
 ROW: Final = re.compile(r"^\|.*$", re.MULTILINE)
-WORDS_OF_CODE: Final = re.compile(r"(?<!`)(`(?=[^`]{24})[^`]+ [^`]+`)(?!`)")
+CODE: Final = re.compile(r"`[^`]+`")
+LONG_CODE: Final = 26
 FENCE: Final = re.compile(r"^( *)(```|~~~).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 
 API: Final = {
@@ -271,7 +272,13 @@ def relinked(text: str, source: str, page: str) -> str:
 
 def wrapping(text: str) -> str:
     """Return Markdown in whose tables code of many words may be wrapped: the stylesheet keeps that of a few words in one piece."""
-    return ROW.sub(lambda row: WORDS_OF_CODE.sub(r"\1{.wrap}", row[0]), text)
+
+    def marked(code: re.Match[str]) -> str:
+        if " " in code[0] and len(code[0]) > LONG_CODE:
+            return f"{code[0]}{{.wrap}}"
+        return code[0]
+
+    return ROW.sub(lambda row: CODE.sub(marked, row[0]), text)
 
 
 def reference() -> dict[str, str]:

@@ -17,7 +17,7 @@ from replanning.live.states import (
 CSS: Final = """
 svg { color-scheme: light dark }
 text { font: 12px ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace; fill: #1f2328 }
-.label { font: 12px system-ui, 'Segoe UI', 'Liberation Sans', 'DejaVu Sans', sans-serif; fill: #4c545d }
+.label { font: 11.5px system-ui, 'Segoe UI', 'Liberation Sans', 'DejaVu Sans', sans-serif; fill: #4c545d }
 .line { fill: none; stroke: #7a828b; stroke-width: 1.4 }
 .tip { fill: #7a828b }
 .waiting { fill: #e8edff; stroke: #4a63c8 }
