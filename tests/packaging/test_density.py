@@ -105,3 +105,16 @@ def test_a_few_functions_may_have_many_decisions(tmp_path):
         "functions of more than 20 decisions: 9.0, expected at most 8",
         "  replanning/plan/module.py:1 tangled: 22 decisions",
     ]
+
+
+def test_every_other_package_has_limits_of_its_own(tmp_path):
+    """Outside the core, each package is measured by itself, and the report begins with its name."""
+    package = tmp_path / "replanning" / "llm"
+    package.mkdir(parents=True)
+    (package / "module.py").write_text("a, b = 1, 2\n" + PLAIN)
+    done = check(tmp_path, PLAIN)
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == [
+        "replanning/llm: tuples assigned to tuples per 1,000 statements: 125.0, expected at most 3",
+        "  replanning/llm/module.py:1",
+    ]
