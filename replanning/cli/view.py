@@ -107,15 +107,11 @@ def view(
             path = f"/runs/{quote(lookup.find_run(opened, run).run)}"
     if auth_header is None and token is None:
         token = secrets.token_urlsafe(24)
-    identify = None
-    if auth_header is not None:
-        name = auth_header
-        identify = lambda request: request.headers.get(name, "")  # noqa: E731
     app = create_app(
         lookup.open_store(store, must_exist=True),
         token=token,
+        auth_header=auth_header,
         read_only=read_only,
-        identify=identify,
         trace_url=trace_url,
     )
     # Ctrl-C is how it ends.

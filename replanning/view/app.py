@@ -48,7 +48,7 @@ from replanning.plan.types import JsonObject, RunId, TaskId
 from replanning.version import __version__
 from replanning.view import pages
 from replanning.view.reader import RunReader
-from replanning.view.security import SecurityHeaders, TokenGate
+from replanning.view.security import NameGate, SecurityHeaders, TokenGate
 
 POLL_SECONDS: Final = 0.25
 """Seconds between two looks at the store while a page is open."""
@@ -194,7 +194,11 @@ class _Views:
     def part(self, name: str, content: Mapping[str, Any], base: str) -> str:
         """Return one part of a page as HTML."""
         return self._templates.get_template(f"parts/{name}.html").render(
-            content, csrf=self.secret, read_only=self.read_only, base=base
+            content,
+            csrf=self.secret,
+            read_only=self.read_only,
+            asks_for_name=self.asks_for_name,
+            base=base,
         )
 
     def page(
@@ -270,6 +274,7 @@ def create_app(
     store: RunStore | str | PathLike[str],
     *,
     token: str | None = None,
+    auth_header: str | None = None,
     read_only: bool = False,
     identify: Callable[[Request], str] | None = None,
     trace_url: str = "",
@@ -283,6 +288,8 @@ def create_app(
     Args:
         store: the store of the runs, or its place, as the engine takes it.
         token: who has it may come in; None if the host decides.
+        auth_header: the header in which a proxy names whoever sends a request; requests without it
+            are refused, and the name is that of the journal.
         read_only: show the runs, and let nobody answer or pause.
         identify: returns the name of whoever sends a request, for the journal; without it, people
             give their names when they answer.
@@ -294,6 +301,12 @@ def create_app(
     Raises:
         StoreError: the store cannot be opened.
     """
+    if auth_header is not None:
+        header = auth_header
+
+        def identify(request: Request) -> str:
+            return request.headers[header]
+
     views = _Views(
         open_store(store),
         identify,
@@ -327,6 +340,8 @@ def create_app(
     )
     if token is not None:
         app = TokenGate(app, token)
+    if auth_header is not None:
+        app = NameGate(app, auth_header)
     return SecurityHeaders(app)
 
 

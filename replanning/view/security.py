@@ -89,3 +89,25 @@ class TokenGate:
                 return response
         text = "Open the address that `replanning view` has printed: it carries a token.\n"
         return PlainTextResponse(text, 401)
+
+
+class NameGate:
+    """Lets nobody in whom the proxy in front has not named.
+
+    Args:
+        app: what is behind it.
+        header: the header with the name.
+    """
+
+    def __init__(self, app: ASGIApp, header: str) -> None:
+        self._app = app
+        self._header = header
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse it."""
+        if scope["type"] != "http" or Headers(scope=scope).get(self._header):
+            await self._app(scope, receive, send)
+            return
+        text = f"The proxy has not said who you are: the header {self._header} is missing.\n"
+        response = PlainTextResponse(text, 401)
+        await response(scope, receive, send)

@@ -179,6 +179,18 @@ async def test_token(store: MemoryStore) -> None:
         assert (await client.get("/")).status_code == 200
 
 
+async def test_proxy_names_people(store: MemoryStore) -> None:
+    """Behind a proxy, nobody comes in without a name, and answers have the name that it gives."""
+    app = create_app(store, auth_header="X-Forwarded-User", secret=SECRET)
+    async with browser(app) as client:
+        assert (await client.get("/runs/asking")).status_code == 401
+    async with browser(app, **{"x-forwarded-user": "Grace"}) as client:
+        assert "Your name" not in text_of(await client.get("/runs/asking"))
+        await client.post("/runs/asking/questions/1", data=answer("approve", by="somebody else"))
+    (message,) = store.inbox("asking")  # type: ignore[arg-type]
+    assert message.by == "Grace"
+
+
 def answer(verdict: str, **fields: str) -> dict[str, str]:
     """The form with which somebody answers a question."""
     return {"csrf": SECRET, "by": "Ada", "choice": "0", "comment": "", "verdict": verdict, **fields}
