@@ -1,4 +1,4 @@
-"""Planning mode: from a goal in words to a completed plan, with a model's decision after every phase."""
+"""Planning mode: from a goal in words to a completed plan, with a decision after every phase."""
 
 from __future__ import annotations
 

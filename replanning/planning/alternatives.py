@@ -1,4 +1,4 @@
-"""Alternatives of planning mode for failed tasks, tool outages and feedback, which the engine applies."""
+"""Alternatives of planning mode for failed tasks, tool outages and feedback."""
 
 from __future__ import annotations
 
@@ -73,13 +73,14 @@ class _Recovery:
     """Recovery of the tasks that one request of the engine is about."""
 
     def __init__(self, session: PlanningSession, request: ReplanRequest) -> None:
-        self._session, self._request = session, request
+        self._session = session
+        self._request = request
         self._goal_unreachable = any(
             trigger.kind == "goal-unreachable" for trigger in request.triggers
         )
 
     async def find_alternative(self) -> Alternative | None:
-        """Return the alternative for the first failed task; the others are considered after that."""
+        """Return the alternative for the first failed task; the others follow after that."""
         request = self._request
         tasks = [
             request.view.task(task_id) for trigger in request.triggers for task_id in trigger.tasks
@@ -112,8 +113,10 @@ class _Recovery:
     # Phases that failed or wait for a person
 
     def _recover_phase(self, task: TaskView) -> Alternative | None:
-        session, held = self._session, self._session.state.held.get(task.id)
-        failure, unavailable = task.failure, [error.__name__ for error in MODEL_UNAVAILABLE_ERRORS]
+        session = self._session
+        held = self._session.state.held.get(task.id)
+        failure = task.failure
+        unavailable = [error.__name__ for error in MODEL_UNAVAILABLE_ERRORS]
         retried = task.attempts < _MAX_ATTEMPTS and (
             held is None or (held.why == "intervention" and held.verdict != "reject")
         )
@@ -150,7 +153,9 @@ class _Recovery:
         self, task: Task, held: TaskHold, *, assumed: str = ""
     ) -> list[PlanChange]:
         """Return the changes that follow approval, or that are assumed because no answer came."""
-        live, notes, target = self._session.run.live, PlanningTask.of(task), held.target
+        live = self._session.run.live
+        notes = PlanningTask.of(task)
+        target = held.target
         if assumed and held.is_replan_approval:  # a replan that needs approval is not assumed
             target = None if notes.asks or held.considered is None else held.considered.phase
         if target is None and notes.asks:
@@ -167,14 +172,13 @@ class _Recovery:
             "replan": held.considered.replan_id if held.considered is not None and replan else "",
         }
         if notes.phase is not Phase.REFLECTION:
-            last, repeated = (
-                notes.phase or Phase.ACTION_SEQUENCE,
-                notes.in_round().model_copy(update=update),
-            )
+            last = notes.phase or Phase.ACTION_SEQUENCE
+            repeated = notes.in_round().model_copy(update=update)
             return _replace(
                 task, *repeat_phases(live, target, last, notes=repeated, approved_by=task.id)
             )
-        fresh, revised = PlanningTask.model_validate(update), tuple[Task, ...]()
+        fresh = PlanningTask.model_validate(update)
+        revised = tuple[Task, ...]()
         if target is not Phase.REFLECTION:  # the plan is revised before another reflection
             revised = repeat_phases(live, target, notes=fresh, approved_by=task.id)
         again = phase_task(
@@ -183,7 +187,7 @@ class _Recovery:
         return _replace(task, *revised, again)
 
     def _declined_alternative(self, task: Task, held: TaskHold) -> Alternative | None:
-        """Return the alternative after a person declined, or did not answer in time; None ends the run."""
+        """Return the alternative after a person declined or did not answer; None ends the run."""
         live = self._session.run.live
         if self._assume_answers(held):
             assumed = "; ".join(held.effective_assumptions)
@@ -209,7 +213,7 @@ class _Recovery:
         return None
 
     def _assume_answers(self, held: TaskHold) -> bool:
-        """Journal the assumptions in place of an answer, if settings allow them; return whether they do."""
+        """Journal assumptions in place of an answer; return whether settings allow that."""
         goal = self._session.settings.replanning.goal_understanding
         if held.why != "clarification" or not goal.auto_assume_on_no_response:
             return False
@@ -222,8 +226,8 @@ class _Recovery:
     async def _recover_action(self, task: TaskView) -> Alternative | None:
         """Return the alternative for a failed action: its fallback, or the decision of the model.
 
-        Of a list, it is that of one element and all that failed alike. One that may be left out has its fallbacks
-        alone: the model has decided already that the rest goes on without it.
+        Of a list, it is that of one element and all that failed alike. One that may be left out has
+        its fallbacks alone: the model has decided already that the rest goes on without it.
         """
         session = self._session
         if session.tool_loop_only:
@@ -260,7 +264,9 @@ class _Recovery:
                 _replace(task, task.task.model_copy(update=changed)), "there is no answer"
             )
         if held is not None and held.why == "dangerous" and not held.verdict:
-            plan, live, rest = session.state.plan, session.run.live, ""
+            plan = session.state.plan
+            live = session.run.live
+            rest = ""
             if plan is not None:
                 entries = {
                     name: live.entry(TaskId(one)) for name, one in plan.tasks.items() if one in live
@@ -289,8 +295,12 @@ class _Recovery:
         return await self._follow_decision(task, considered, data)
 
     async def _recover_from_tool_outage(self, task: TaskView) -> Alternative | None:
-        """Return the alternative for an action whose tool is down: its fallback, or the model's decision; None to wait."""
-        session, tool = self._session, task.task.tool or ""
+        """Return the alternative for an action whose tool is down; None to wait.
+
+        It is the fallback of the action, or else the decision of the model.
+        """
+        session = self._session
+        tool = task.task.tool or ""
         reason = session.state.unavailable_tools.get(tool, "")
         error = f"{task.id} needs the tool {tool!r}, which is not available{f': {reason}' if reason else ''}"
         if self._goal_unreachable:  # the model was asked when it went down
@@ -301,7 +311,8 @@ class _Recovery:
             )
         data, cause = self._prompt_data(task, error)
         considered = await session.manager.consider(Phase.EXECUTION, data, cause)
-        decision, ruling = considered.decision, considered.ruling
+        decision = considered.decision
+        ruling = considered.ruling
         waits = decision is None or decision.replan_type in (ReplanType.RETRY, ReplanType.NONE)
         if ruling.questions or (ruling.is_followed and not waits):
             return await self._follow_decision(task, considered, data)
@@ -324,7 +335,9 @@ class _Recovery:
     async def _follow_decision(
         self, task: TaskView, considered: Consideration, data: JsonObject
     ) -> Alternative | None:
-        session, ruling, decision = self._session, considered.ruling, considered.decision
+        session = self._session
+        ruling = considered.ruling
+        decision = considered.decision
         waits_for_person = session.config.escalation.on_no_alternative == "wait"
         waits = waits_for_person or session.config.escalation.on_no_alternative is None
         if considered.model_unavailable and waits and task.attempts < _MAX_ATTEMPTS:
@@ -339,7 +352,8 @@ class _Recovery:
         )
         if not (harmless or ruling.questions) and (decision is None or not ruling.is_followed):
             return await self._reflect(task, considered, data)
-        settings, subject = session.settings.reflection, f"{task.id}#{task.attempts}"
+        settings = session.settings.reflection
+        subject = f"{task.id}#{task.attempts}"
         reflected = any(one.get("task") == subject for one in session.state.reflections)
         if (
             settings.enabled
@@ -395,7 +409,7 @@ class _Recovery:
     async def _ask_about_decision(
         self, task: TaskView, considered: Consideration, alternative: Alternative
     ) -> Alternative:
-        """Hold the task, and return the alternative with the question that a person must answer before it is applied."""
+        """Hold a task, and return the alternative with the question to answer first."""
         risk = self._risk_of(
             task, retries=any(change.kind == "retry" for change in alternative.changes)
         )
@@ -415,7 +429,7 @@ class _Recovery:
     def _decide_retry(
         self, task: TaskView, cause: ReplanCause, questions: tuple[str, ...]
     ) -> Consideration:
-        """Decide to try a failed action again with an answer, or an assumption in its place; it counts as a retry."""
+        """Decide to retry a failed action with an answer, or an assumption in its place."""
         decision = ExecutionDecision(
             replan_needed=True,
             confidence=1,
@@ -430,8 +444,9 @@ class _Recovery:
     async def _reflect(
         self, task: TaskView, considered: Consideration, data: JsonObject
     ) -> Alternative | None:
-        """Have the model reflect on a failure without a usable decision, which may revise the plan."""
-        session, settings = self._session, self._session.settings.reflection
+        """Have the model reflect on a failure without a usable decision; it may revise the plan."""
+        session = self._session
+        settings = self._session.settings.reflection
         reason = f"{task.id} failed, and no decision helps: {considered.ruling.reason}"
         reflects = (
             settings.enabled and settings.trigger_on_error and considered.phase is Phase.EXECUTION
@@ -441,7 +456,8 @@ class _Recovery:
             not reflects or escalated
         ):  # in the latter case, the model was asked for another way already
             return self._escalate(task, reason)
-        subject, cause = f"{task.id}#{task.attempts}", considered.cause
+        subject = f"{task.id}#{task.attempts}"
+        cause = considered.cause
         reflection = await reflect(session, subject, cause.action or task.id, data)
         if reflection is None or not reflection.plan_revision_needed:
             return self._escalate(task, reason)
@@ -472,13 +488,14 @@ class _Recovery:
     def _replan_changes(
         self, task: TaskView, target: Phase | None, reason: str, *, replan: str, asks: bool = False
     ) -> list[PlanChange]:
-        """Return the changes that follow a failed action: a retry, or the phases from a target on."""
+        """Return the changes after a failed action: a retry, or the phases from a target on."""
         alike = self._failed_alike(task)
         if target is None:
             return [RetryTask(task_id=one.id) for one in alike]
         lineage = self._session.state.lineage_of(task.root)
         notes = PlanningTask(reason=reason, replan=replan, after=task.id, lineage=lineage)
-        live, approved_by = self._session.run.live, task.id if asks else None
+        live = self._session.run.live
+        approved_by = task.id if asks else None
         changes = _replace(task, *repeat_phases(live, target, notes=notes, approved_by=approved_by))
         for other in alike:
             if other.id != task.id:
@@ -486,9 +503,11 @@ class _Recovery:
         return changes
 
     def _failed_alike(self, task: TaskView) -> list[TaskView]:
-        """Return a failed action, and the other elements of its list that have failed of the same cause."""
-        view, live = self._request.view, self._session.run.live
-        template, failure = live.entry(task.id).template, task.failure
+        """Return a failed action and the elements of its list that failed of the same cause."""
+        view = self._request.view
+        live = self._session.run.live
+        template = live.entry(task.id).template
+        failure = task.failure
         if template is None or failure is None:
             return [task]
         cause = (failure.type, normalised_cause(failure.message))
@@ -504,7 +523,7 @@ class _Recovery:
         return alike
 
     def _escalate(self, task: TaskView, reason: str) -> Alternative:
-        """Return the alternative where there is no other way; a failed action is never skipped silently."""
+        """Return the alternative where no other is left; no failed action is skipped silently."""
         skip = SkipTask(task_id=task.id, reason=reason)
         try:
             self._session.escalate(task.id, reason)
@@ -515,7 +534,7 @@ class _Recovery:
         return _alternative([skip], f"{reason}; it is assumed that the rest can do without")
 
     async def _record_replan(self, considered: Consideration, alternative: Alternative) -> str:
-        """Count a replan that the engine applies; return its problem, such as a change that does not fit the plan."""
+        """Count a replan that the engine applies; return its problem, if it has one."""
 
         async def apply(_: ReplanDecision) -> None:
             if problem := self._request.rejection_reason(alternative):
@@ -526,18 +545,17 @@ class _Recovery:
     # Feedback of people
 
     async def _handle_feedback(self, trigger: HumanRequest) -> Alternative | None:
-        """Return the alternative that follows the feedback of a person, which counts as a reflection."""
-        session, live = self._session, self._session.run.live
+        """Return the alternative after feedback of a person, which counts as a reflection."""
+        session = self._session
+        live = self._session.run.live
         session.note("reflection", {"by": trigger.by, "feedback": trigger.reason})
         if pending_reflection(live) is None:
             return None
         cause = ReplanCause(error=trigger.reason)
         considered = await session.manager.consider(Phase.REFLECTION, session.prompt_data(), cause)
-        decision, ruling, reflection = (
-            considered.decision,
-            considered.ruling,
-            pending_reflection(live),
-        )
+        decision = considered.decision
+        ruling = considered.ruling
+        reflection = pending_reflection(live)
         stuck = [
             e
             for e in live
@@ -579,7 +597,7 @@ class _Recovery:
 
 
 class PlanningAlternativeProvider:
-    """Provider of the alternatives that planning mode decides on; it has no session before the run starts."""
+    """Provider of the alternatives of planning mode; it has no session before the run starts."""
 
     name: str = "planning"
     last_resort = True
@@ -593,7 +611,7 @@ class PlanningAlternativeProvider:
         )
 
     async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
-        """Return the alternative for the first failed task, tool outage or feedback, if there is one."""
+        """Return the alternative for the first failed task, tool outage or feedback, if any."""
         if self.session is None:
             return []
         await self.session.settle_approvals()
@@ -611,7 +629,7 @@ class LineagePolicy(ReplanPolicy):
     def check_limits(
         self, triggers: Sequence[Trigger], view: PlanView, ledger: Ledger
     ) -> Decision | None:
-        """Return the decision that limits force before any provider is asked; None when they force none."""
+        """Return the decision that limits force before a provider is asked; None without one."""
         session = self._recovery.session
         failed = [
             view.task(task_id)
@@ -628,7 +646,8 @@ class LineagePolicy(ReplanPolicy):
                 or task.task.on_item_failure == "skip"
             ):
                 continue
-            name, limits = session.state.lineage_of(task.root), session.manager.limits
+            name = session.state.lineage_of(task.root)
+            limits = session.manager.limits
             if exhausted_lineage(
                 limits, session.manager.counts, ReplanCause(action=name, lineage=name)
             ):

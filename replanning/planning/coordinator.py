@@ -1,4 +1,4 @@
-"""Coordinator of planning mode: a run whose first tasks are the phases, executed like any other run."""
+"""Coordinator of planning mode: a run whose first tasks are the phases of planning."""
 
 from __future__ import annotations
 
@@ -46,30 +46,35 @@ _Output = TypeVar("_Output", bound=BaseModel)
 
 
 class PlanningCoordinator:
-    """Plans and executes a goal: a model understands it, decomposes it, plans the actions, and judges every phase.
+    """Plans and executes a goal, with a model that judges every phase.
+
+    The model understands the goal, decomposes it, and plans the actions.
 
     ::
 
-        coordinator = PlanningCoordinator(settings, model, plan.tools, "Make the failing test pass", work=executor)
+        goal = "Make the failing test pass"
+        coordinator = PlanningCoordinator(settings, model, plan.tools, goal, work=executor)
         if not await coordinator.execute_with_planning():
             print(coordinator.result.reason, coordinator.state.completion)
 
-    If the settings name a folder under `planning.history.directory`, the planning history is written there, unless one
-    of the exporters writes it elsewhere.
+    If the settings name a folder under `planning.history.directory`, the planning history is
+    written there, unless one of the exporters writes it elsewhere.
 
     Args:
         config: the settings.
         llm_client: the language model.
-        tools: the only tools that may be used; a plan stands for its tools, resources, servers and objects.
+        tools: the only tools that may be used; a plan stands for its tools, resources, servers and
+            objects.
         task: the goal, in words or with criteria, or a request with the issue that it comes from.
-        work: executes an action with its tool, such as a `ToolExecutor`; None if nothing is executed.
+        work: executes an action with its tool, such as a `ToolExecutor`; None if nothing is
+            executed.
         gate: asks a person; without one, questions are kept in the store.
         store: keeps the journal.
         exporters: receive every record of the journal.
         environment: time, chance and ids.
         max_concurrency: maximum number of tasks that run at once.
-        wait_for_answers: whether to wait, as long as settings say, for answers through the store where there is no
-            gate; else the assumptions of the model are made at once.
+        wait_for_answers: whether to wait, as long as settings say, for answers through the store
+            where there is no gate; else the assumptions of the model are made at once.
 
     Raises:
         PlanError: the tools do not fit together; with all problems.
@@ -105,8 +110,11 @@ class PlanningCoordinator:
         if work is not None:
             validate_work(work, max_concurrency)
         self.settings = config
-        self._llm, self._work, self._gate = llm_client, work, gate
-        self._max_concurrency, self._wait_for_answers = max_concurrency, wait_for_answers
+        self._llm = llm_client
+        self._work = work
+        self._gate = gate
+        self._max_concurrency = max_concurrency
+        self._wait_for_answers = wait_for_answers
         library = tools
         if not isinstance(library, Plan):
             library = Plan(goal=Goal(objective=""), tools=tuple(library))
@@ -202,8 +210,8 @@ class PlanningCoordinator:
     async def execute_with_planning(self, run_id: str | None = None) -> bool:
         """Execute the whole goal, or resume a run.
 
-        If `planning.enabled` is false, there is no plan: the model uses one tool after another until it says that it is
-        done.
+        If `planning.enabled` is false, there is no plan: the model uses one tool after another
+        until it says that it is done.
 
         Args:
             run_id: id of the run; one that is in the store is resumed, and not planned anew.
@@ -222,7 +230,9 @@ class PlanningCoordinator:
     # The phases, one by one
 
     async def understand_goal(self, run_id: str | None = None) -> GoalUnderstanding | None:
-        """Run until the goal is understood, and pause there; None if the run ended before: see `result`.
+        """Run until the goal is understood, and pause there.
+
+        None is returned if the run ended before; see `result`.
 
         Each of these methods continues the current run, and begins one if there is none.
 
@@ -238,25 +248,29 @@ class PlanningCoordinator:
 
     async def plan_actions(self, run_id: str | None = None) -> ActionPlan | None:
         """Run until the actions are planned, and pause there; else as `understand_goal`."""
-        reached, plan = await self._run_until(Phase.ACTION_SEQUENCE, run_id), self.state.plan
+        reached = await self._run_until(Phase.ACTION_SEQUENCE, run_id)
+        plan = self.state.plan
         return plan.action_plan if reached and plan is not None else None
 
     async def execute_actions(self, run_id: str | None = None) -> bool:
-        """Run until all actions are executed, and pause there; return whether they were; else as `execute_with_planning`."""
+        """Run until all actions are executed, and pause there; return whether they were.
+
+        Else as `execute_with_planning`.
+        """
         self._require_work()
         return await self._run_until(Phase.EXECUTION, run_id)
 
     async def reflect(self, run_id: str | None = None) -> JsonObject | None:
-        """Run to the end, which the last reflection decides; return the summary of `state.completion`."""
+        """Run to the end, which the last reflection decides; return `state.completion`."""
         self._require_work()
         await self._run_or_resume(run_id)
         return self.state.completion
 
     async def make_plan(self, run_id: str | None = None) -> Plan | None:
-        """Only plan: return the plan that would be executed, with all arguments; None if there is none.
+        """Only plan: return the plan to execute, with all arguments; None if there is none.
 
-        Dangerous tools in it are not approved by anyone: that is left to the execution of the returned plan. If this
-        run is continued instead, a person is asked before each use of one.
+        Dangerous tools in it are not approved by anyone: that is left to the execution of the
+        returned plan. If this run is continued instead, a person is asked before each use of one.
 
         Raises:
             SettingsError: planning is switched off.
@@ -330,7 +344,8 @@ class PlanningCoordinator:
                 if self.settings.planning.enabled
                 else [Phase.EXECUTION]
             )
-            notes, tasks = PlanningTask(request=self._request.to_metadata()), list[Task]()
+            notes = PlanningTask(request=self._request.to_metadata())
+            tasks = list[Task]()
             for phase in phases:
                 before = [task.id for task in tasks[-1:]]
                 tasks.append(
@@ -342,15 +357,21 @@ class PlanningCoordinator:
             await self._drive_run(self.engine.resume(self._current_run.id))
 
     async def _await_clarification(self) -> bool:
-        """Wait for the answers to open clarification questions; return whether the run can go on, answered or not."""
-        run, engine, clock = self._current_run, self.engine, self.environment.clock
+        """Wait for answers to open clarifications; return whether the run can go on.
+
+        It can without answers, too, if the model's assumptions stand in for them.
+        """
+        run = self._current_run
+        engine = self.engine
+        clock = self.environment.clock
         goal = self.settings.planning.replanning.goal_understanding
         if (
             run.result.status not in ("needs_human", "paused")
             or not goal.auto_assume_on_no_response
         ):
             return False
-        state, open_questions = self.state, engine.pending(run.id)
+        state = self.state
+        open_questions = engine.pending(run.id)
         if not open_questions or not all(
             state.is_clarification(question.id) for question in open_questions
         ):
@@ -406,7 +427,7 @@ class PlanningCoordinator:
 
 
 def _engine_settings(settings: Settings) -> Settings:
-    """Return settings with which the engine applies the decisions of planning mode without weighing them again."""
+    """Return settings with which the engine applies decisions without weighing them again."""
     planning = settings.planning.replanning
     minutes = planning.goal_understanding.auto_assume_timeout_minutes
     most = 4 * planning.overall.max_total_replans + 20

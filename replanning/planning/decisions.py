@@ -1,7 +1,8 @@
-"""Decisions of planning mode: phases, replan types, a model's decision, the limits on replans, and rulings. Pure.
+"""Decisions of planning mode: phases, replan types, limits on replans, and rulings. Pure.
 
-Limits are checked before a model is asked, and again after it has decided. Counts never go down: a failed replan has
-used its budget. Only the success of an action resets anything, namely the retries of that action.
+Limits are checked before a model is asked, and again after it has decided. Counts never go down: a
+failed replan has used its budget. Only the success of an action resets anything, namely the retries
+of that action.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ LEVEL_DESCRIPTIONS: Final[Mapping[int, str]] = {
 
 
 def keeps_finished(target: Phase) -> bool:
-    """Return whether a replan that returns to `target` keeps finished tasks; otherwise the new plan starts clean."""
+    """Return whether a replan to `target` keeps finished tasks; otherwise the plan starts clean."""
     return target not in (Phase.GOAL_UNDERSTANDING, Phase.TASK_DECOMPOSITION)
 
 
@@ -110,11 +111,13 @@ _Texts = Annotated[tuple[_Text, ...], Field(max_length=100)]
 
 
 class ReplanDecision(BaseModel):
-    """A model's decision after a phase: continue, or replan; validated strictly, so that "false" is not true.
+    """Decision of a model after a phase: continue, or replan.
 
-    Each phase has a subclass with further fields: `GoalDecision`, `DecompositionDecision`, `ActionsDecision`,
-    `ExecutionDecision` and `ReflectionDecision`. Create one of those; `ReplanDecision` is their base. Unknown fields are
-    kept.
+    It is validated strictly, so that "false" is not true.
+
+    Each phase has a subclass with further fields: `GoalDecision`, `DecompositionDecision`,
+    `ActionsDecision`, `ExecutionDecision` and `ReflectionDecision`. Create one of those;
+    `ReplanDecision` is their base. Unknown fields are kept.
 
     Attributes:
         phase: the phase it was made after.
@@ -249,14 +252,16 @@ def parse_json_reply(
     likelihood: Callable[[JsonObject], int],
     missing: Callable[[_Model], str] = lambda _: "",
 ) -> _Model:
-    """Return the first JSON object in a model's reply that is valid; prose, fences and thoughts are skipped.
+    """Return the first valid JSON object in a model's reply, skipping prose, fences and thoughts.
 
-    It is validated as JSON, where an array may stand for a tuple and a string for a phase, but not for a number. The
-    object to validate, which may be inside the one that was found, is returned by `unwrap`, and what a valid one lacks
-    by `missing`. If there is none, LLMResponseInvalid lists the problems of the first with the highest likelihood.
+    It is validated as JSON, where an array may stand for a tuple and a string for a phase, but not
+    for a number. The object to validate, which may be inside the one that was found, is returned by
+    `unwrap`, and what a valid one lacks by `missing`. If there is none, LLMResponseInvalid lists
+    the problems of the first with the highest likelihood.
     """
     no_object = "the reply holds no JSON object; any truncated, with NaN or Infinity, or a field twice, do not count"
-    highest, problems = -1, [no_object]
+    highest = -1
+    problems = [no_object]
     for value in islice(extract_json(text), 50):
         inner = unwrap(value) if isinstance(value, dict) else value
         try:
@@ -269,15 +274,17 @@ def parse_json_reply(
             if not isinstance(inner, dict):
                 found = [f"expected a JSON object, got {type(inner).__name__}"]
         if (rank := likelihood(value) if isinstance(value, dict) else 0) > highest:
-            highest, problems = rank, found
+            highest = rank
+            problems = found
     more = [f"and {len(problems) - _MAX_PROBLEMS} more"] if len(problems) > _MAX_PROBLEMS else []
     raise LLMResponseInvalid("; ".join([*problems[:_MAX_PROBLEMS], *more]))
 
 
 def parse_decision(text: str, phase: Phase) -> ReplanDecision:
-    """Return the decision in a model's reply: a JSON object, or the `replan_decision` member of one.
+    """Return the decision in a model's reply: a JSON object, or its member `replan_decision`.
 
-    Of several that are valid, the first counts. LLMResponseInvalid lists all problems of the likeliest object.
+    Of several that are valid, the first counts. LLMResponseInvalid lists all problems of the
+    likeliest object.
     """
     return parse_json_reply(
         text,
@@ -295,9 +302,12 @@ class NormalisedDecision(NamedTuple):
 
 
 def normalise(decision: ReplanDecision) -> NormalisedDecision:
-    """Return a consistent copy of a decision: its type overrides its level, and its level overrides its target.
+    """Return a consistent copy of a decision.
 
-    A replan always has a level, a target and, where it asks the user, questions. A decision without a replan has none.
+    Its type overrides its level, and its level overrides its target.
+
+    A replan always has a level, a target and, where it asks the user, questions. A decision without
+    a replan has none.
     """
     notes: list[str] = []
     requested = decision.replan_needed and decision.replan_type is ReplanType.CLARIFICATION_REQUEST
@@ -306,12 +316,11 @@ def normalise(decision: ReplanDecision) -> NormalisedDecision:
             notes.append("clarification_needed was false, but a clarification was requested")
         questions = _non_blank(decision.clarification_questions)
         if not questions:
-            questions, source = (
-                _non_blank(decision.issues_found),
-                "the issues found are asked about",
-            )
+            questions = _non_blank(decision.issues_found)
+            source = "the issues found are asked about"
             if not questions:
-                questions, source = _non_blank((decision.reasoning,)), "its reasoning is shown"
+                questions = _non_blank((decision.reasoning,))
+                source = "its reasoning is shown"
             notes.append(
                 f"a clarification without questions: {source if questions else 'there is nothing to ask'}"
             )
@@ -322,14 +331,17 @@ def normalise(decision: ReplanDecision) -> NormalisedDecision:
         if requested and not questions:  # it would spend a request and do nothing
             changed |= {"replan_needed": False, "replan_type": ReplanType.NONE}
         decision = decision.model_copy(update=changed)
-    kind, needed = decision.replan_type, decision.replan_needed
+    kind = decision.replan_type
+    needed = decision.replan_needed
     if needed and kind is ReplanType.NONE:
         notes.append("replan_needed was true, but replan_type none: the run continues")
         decision = decision.model_copy(update={"replan_needed": False})
     elif not needed and kind is not ReplanType.NONE:
         notes.append(f"replan_type was {kind}, but replan_needed false: the run continues")
         decision = decision.model_copy(update={"replan_type": ReplanType.NONE})
-    kind, level, target = decision.replan_type, decision.replan_level, decision.target_phase
+    kind = decision.replan_type
+    level = decision.replan_level
+    target = decision.target_phase
     targets = REPLAN_TARGETS[kind]
     if not targets:
         decision = decision.model_copy(update={"replan_level": None, "target_phase": None})
@@ -385,7 +397,9 @@ _COUNT_NAMES: Final[Mapping[ReplanType | Phase | None, CountName]] = {
     Phase.TASK_DECOMPOSITION: "redecompositions",
     Phase.ACTION_SEQUENCE: "regenerations",
 }
-"""Counters of replans by type; full replans count by target, so that no limit is escaped under another name."""
+"""Counters of replans by type; full replans count by target, so that no limit is escaped under
+another name.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,11 +420,13 @@ class ReplanLimits:
         same_trigger: executions of the same replan for the same cause.
         immediate_threshold: confidence from which a decision is executed.
         min_threshold: confidence from which it is executed with a warning.
-        confirmation_threshold: confidence from which it is executed once the user agrees; below, it is skipped.
+        confirmation_threshold: confidence from which it is executed once the user agrees; below, it
+            is skipped.
         confirm_low_confidence: ask the user in that band; if false, it is skipped there, too.
 
     Raises:
-        SettingsError: a limit is negative, or the thresholds are not ordered 0 ≤ user ≤ minimum ≤ immediate ≤ 1.
+        SettingsError: a limit is negative, or the thresholds are not ordered 0 ≤ user ≤ minimum ≤
+            immediate ≤ 1.
     """
 
     enabled: bool = True
@@ -461,7 +477,8 @@ class ReplanLimits:
             replans_per_lineage: the limit in the general replanning settings.
         """
         replanning = settings.replanning
-        revisions, decisions = settings.revision.max_revisions, replanning.llm_decision
+        revisions = settings.revision.max_revisions
+        decisions = replanning.llm_decision
         if replanning.enabled:
             revisions = min(revisions, replanning.reflection.max_plan_revisions)
         return cls(
@@ -499,7 +516,7 @@ class ReplanCause:
 
 
 def fingerprint(decision: ReplanDecision, cause: ReplanCause) -> str:
-    """Return a key that is equal for replans of the same type, after the same phase, for the same cause.
+    """Return a key that replans of one type, after one phase, for one cause have in common.
 
     Causes are compared without numbers, addresses, case, white space and the order of issues.
     """
@@ -511,7 +528,9 @@ def fingerprint(decision: ReplanDecision, cause: ReplanCause) -> str:
 
 
 class ReplanCounts(BaseModel):
-    """Replans that a run has spent; immutable and JSON-serialisable. Counts not listed here are as in `ReplanLimits`.
+    """Replans that a run has spent; immutable and JSON-serialisable.
+
+    Counts not listed here are as in `ReplanLimits`.
 
     Attributes:
         considered: decisions of all kinds.
@@ -556,7 +575,10 @@ class ReplanCounts(BaseModel):
         return self.model_copy(update=changed)
 
     def add_clarification(self) -> ReplanCounts:
-        """Count a question to the user that accompanies another decision; `add_replan` counts clarification requests."""
+        """Count a question to the user beside a decision.
+
+        Clarification requests are counted by `add_replan`.
+        """
         return self.model_copy(update={"clarifications": self.clarifications + 1})
 
     def reset_retries(self, action: str) -> ReplanCounts:
@@ -605,7 +627,7 @@ def exhausted_limit(
 def available_replan_types(
     phase: Phase, limits: ReplanLimits, counts: ReplanCounts, cause: ReplanCause
 ) -> tuple[ReplanType, ...]:
-    """Return the replan types that both the phase and the limits allow; if there are none, no model is asked."""
+    """Return the replan types that phase and limits allow; if there are none, no model is asked."""
     return tuple(
         kind
         for kind in ALLOWED_REPLANS[phase]
@@ -628,7 +650,7 @@ def exhausted_lineage(limits: ReplanLimits, counts: ReplanCounts, cause: ReplanC
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """Ruling on a decision: continue without a replan, execute it, ask the user for approval, or skip it.
+    """Ruling on a decision: continue, execute it, ask the user for approval, or skip it.
 
     Attributes:
         kind: `continue`, `execute`, `execute_with_warning`, `ask` or `skip`.
@@ -658,14 +680,14 @@ class Ruling:
 
     @property
     def needs_escalation(self) -> bool:
-        """True if the model wanted a replan that a limit or a loop forbids, so that it must be asked for another one."""
+        """True if a limit or a loop forbids the replan, so that the model is asked again."""
         return self.kind == "skip" and self.override in ("limit", "loop")
 
 
 def make_ruling(
     decision: ReplanDecision, limits: ReplanLimits, counts: ReplanCounts, cause: ReplanCause
 ) -> Ruling:
-    """Return the ruling on a normalised decision, by limits first, then its confidence, then loops."""
+    """Return the ruling on a normalised decision: limits first, then confidence, then loops."""
     may_ask = decision.clarification_needed and counts.clarifications < limits.clarifications
     questions = decision.clarification_questions if may_ask else ()
     kind = decision.replan_type
@@ -680,7 +702,8 @@ def make_ruling(
         return Ruling(
             "skip", reason, "limit", kept_questions, exhausted_lineage(limits, counts, cause), key
         )
-    confidence, reason = decision.confidence, f"its confidence is {decision.confidence:g}"
+    confidence = decision.confidence
+    reason = f"its confidence is {decision.confidence:g}"
     minimum = (
         limits.confirmation_threshold if limits.confirm_low_confidence else limits.min_threshold
     )
@@ -702,9 +725,11 @@ def make_ruling(
         return Ruling("skip", looped, "loop", kept_questions, fingerprint=key)
     band: RulingKind = "execute"
     if confidence < limits.min_threshold:
-        band, reason = "ask", f"{reason}, below {limits.min_threshold:g}"
+        band = "ask"
+        reason = f"{reason}, below {limits.min_threshold:g}"
     elif confidence < limits.immediate_threshold:
-        band, reason = "execute_with_warning", f"{reason}, below {limits.immediate_threshold:g}"
+        band = "execute_with_warning"
+        reason = f"{reason}, below {limits.immediate_threshold:g}"
     if band == "ask" and asks:  # executing it is asking the user
         band = "execute_with_warning"
     return Ruling(band, reason, questions=questions, fingerprint=key)
@@ -728,7 +753,8 @@ class DecisionRecord(RecordModel):
         llm_decision: the decision as the model wrote it; None if there is none.
         confidence: the model's confidence; None without a decision.
         executed: true if the replan was executed.
-        override_reason: reason for skipping a replan that the model wanted, or for not asking the model.
+        override_reason: reason for skipping a replan that the model wanted, or for not asking the
+            model.
         timestamp: start of deciding, in UTC.
         result: outcome; replans that were not executed are skipped.
         duration: seconds spent deciding and executing, without waiting for a person.
@@ -773,7 +799,8 @@ class DecisionRequest:
         counts: replans spent so far.
         limits: maximum numbers of replans.
         earlier_decisions: outcomes of the decisions so far, oldest first.
-        refusal: reason why the replan that the model wanted is not possible, to ask for another one; else empty.
+        refusal: reason why the replan that the model wanted is not possible, to ask for another
+            one; else empty.
         rejected_reply: its last reply, cut, if that was unusable; else empty.
         problem: reason why that reply was unusable.
     """

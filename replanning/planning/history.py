@@ -1,7 +1,7 @@
 """History of planning mode: one file of JSON lines for each run, for people and programs.
 
-`HistoryLineBuilder` turns the records of a journal into lines, `PlanningHistoryStore` writes and reads them, and
-`PlanningHistoryExporter` keeps the files of running coordinators up to date.
+`HistoryLineBuilder` turns the records of a journal into lines, `PlanningHistoryStore` writes and
+reads them, and `PlanningHistoryExporter` keeps the files of running coordinators up to date.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ _LineContent = tuple[LineType, JsonObject]
 class HistoryLineBuilder:
     """Builds the lines of one run from its records, up to the number `seq`.
 
-    The same records always give the same lines, so lost lines can be rebuilt. No two lines of a run share type,
-    timestamp and number.
+    The same records always give the same lines, so lost lines can be rebuilt. No two lines of a run
+    share type, timestamp and number.
     """
 
     def __init__(self) -> None:
@@ -141,7 +141,8 @@ class HistoryLineBuilder:
 
     def _content(self, record: Record, live: LivePlan) -> _LineContent | None:
         """Return the line of a record, apart from decisions."""
-        state, fields = self._state, dict[str, JsonValue]()
+        state = self._state
+        fields = dict[str, JsonValue]()
         match record.body:
             case NoteAdded(type="plan"):
                 *earlier, new = state.plans
@@ -176,7 +177,8 @@ class HistoryLineBuilder:
                 | AttemptInterrupted() as body
             ):
                 entry = live.entry(body.task)
-                task, template = entry.task, entry.template
+                task = entry.task
+                template = entry.template
                 if not is_action(task):
                     return None
                 if isinstance(body, AttemptSucceeded) and template is not None:
@@ -259,7 +261,7 @@ class HistoryLineBuilder:
     def _list_content(
         self, template: TaskEntry, live: LivePlan, record: Record
     ) -> _LineContent | None:
-        """Return the line of an action that is done with the last element of its list; None before."""
+        """Return the line of an action that ends with the last element of its list; None before."""
         if not is_action_done(live, template):
             return None
         outputs = [element_output(live, element) for element in template.replacement.sinks]
@@ -274,18 +276,21 @@ class HistoryLineBuilder:
         }
 
     def _decision_lines(self, record: Record, live: LivePlan) -> Iterator[JsonObject]:
-        """Return the lines of decisions whose replan has changed the plan by now, or will not change it any more."""
-        note, settled = None, isinstance(record.body, PlanRevised | RunEnded)
+        """Return the lines of decisions whose replan is done, or will not be done any more."""
+        note = None
+        settled = isinstance(record.body, PlanRevised | RunEnded)
         if isinstance(record.body, NoteAdded) and record.body.type == "replan":
             note = ReplanNote.model_validate(record.body.data, strict=False)
-            considered, pending = note.considered, self._pending
+            considered = note.considered
+            pending = self._pending
             settled = (
                 considered is not None
                 and pending is not None
                 and considered.replan_id != pending[1].replan_id
             )
         if settled and self._pending is not None:
-            pending, self._pending = self._pending, None
+            pending = self._pending
+            self._pending = None
             yield self._decision_line(*pending, live)
         if note is None:
             return
@@ -369,7 +374,9 @@ _COMMON_FIELDS: Final = ("type", "timestamp", "task_uuid", "issue_id", "seq")
 """Fields of every line; the last is a number."""
 
 _FILE_MODE: Final = 0o600
-"""Files are private to their user: they tell what people work on, and whoever can lock one can block its owner."""
+"""Files are private to their user: they tell what people work on, and whoever can lock one can
+block its owner.
+"""
 
 _Signature = tuple[int, int]
 """Identity and size of a file; equal while nobody replaces it or writes to it."""
@@ -393,7 +400,7 @@ def _file_signature(path: Path) -> _Signature:
 
 @contextmanager
 def _file_lock(path: Path) -> Iterator[None]:
-    """Lock a file exclusively, against this and other processes, for the block; it is made if it is missing."""
+    """Lock a file for the block, against this and other processes; create it if it is missing."""
     guard = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
     try:
         fcntl.flock(guard, fcntl.LOCK_EX)
@@ -403,7 +410,10 @@ def _file_lock(path: Path) -> Iterator[None]:
 
 
 def _append_lines(path: Path, lines: bytes) -> None:
-    """Append lines to a file, created if it is missing, after cutting off the incomplete line of a killed process."""
+    """Append lines to a file, after cutting off the incomplete line of a killed process.
+
+    The file is created if it is missing.
+    """
     end = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
     with os.fdopen(end, "rb+", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
@@ -467,9 +477,10 @@ def _sorted_lines(path: Path) -> list[JsonObject]:
 
 
 def _copy_into(archive: Path, path: Path) -> Path:
-    """Copy a file into another folder, perhaps on another disk, under a free name, and return it."""
+    """Copy a file into another folder, perhaps on another disk, under a free name; return it."""
     archive.mkdir(parents=True, exist_ok=True)
-    number, target = 1, archive / path.name
+    number = 1
+    target = archive / path.name
     while target.exists():
         number += 1
         target = archive / f"{path.stem}.{number}{_SUFFIX}"
@@ -502,25 +513,29 @@ class PrunedTask:
 
 
 class PlanningHistoryStore:
-    """History of planning tasks: one file of JSON lines for each task, such as a run of planning mode.
+    """History of planning tasks: a file of JSON lines for each, such as a run of planning mode.
 
-    Every line has `type`, `timestamp` (UTC), `task_uuid`, `issue_id` and `seq`. A `PlanningHistoryExporter` writes the
-    runs of a coordinator; programs without a coordinator call the `save` methods::
+    Every line has `type`, `timestamp` (UTC), `task_uuid`, `issue_id` and `seq`. A
+    `PlanningHistoryExporter` writes the runs of a coordinator; programs without a coordinator call
+    the `save` methods::
 
         history = PlanningHistoryStore("fix-12", issue_id="owner/repo#12")
         if not history.has_plan():
             history.save_plan(plan)
 
-    Several processes may read and write the files at once. Written lines survive the process. Readers skip lines that
-    they cannot parse, and the torn last line that a kill or a full disk leaves; the next write removes that one. The
-    index only saves reading: entries that it lacks are read from the files.
+    Several processes may read and write the files at once. Written lines survive the process.
+    Readers skip lines that they cannot parse, and the torn last line that a kill or a full disk
+    leaves; the next write removes that one. The index only saves reading: entries that it lacks are
+    read from the files.
 
-    Lines are ordered by `seq`, not by `timestamp`: that of a `replan_decision` is the time at which deciding began, and its
-    line follows once the outcome is known.
+    Lines are ordered by `seq`, not by `timestamp`: that of a `replan_decision` is the time at which
+    deciding began, and its line follows once the outcome is known.
 
     Args:
-        task_uuid: task that methods use by default; None for a store of all tasks, whose methods are given one.
-        directory: folder of the files, such as `settings.planning.history.directory`; created with the first line.
+        task_uuid: task that methods use by default; None for a store of all tasks, whose methods
+            are given one.
+        directory: folder of the files, such as `settings.planning.history.directory`; created with
+            the first line.
         issue_id: id of its issue, such as `owner/repo#12`.
         environment: source of time.
         redactor: removes secrets from saved lines.
@@ -536,13 +551,12 @@ class PlanningHistoryStore:
         redactor: Redactor | None = None,
     ) -> None:
         self.directory = Path(directory)
-        self._index_path, self._lock_path = (
-            self.directory / f".index{_SUFFIX}",
-            self.directory / ".lock",
-        )
+        self._index_path = self.directory / f".index{_SUFFIX}"
+        self._lock_path = self.directory / ".lock"
         self._cache: dict[str, _CachedFile] = {}
         self._lock = RLock()
-        self._task, self._issue = task_uuid, issue_id
+        self._task = task_uuid
+        self._issue = issue_id
         self._clock = (environment or Environment()).clock
         self._redactor = redactor or Redactor()
 
@@ -567,7 +581,8 @@ class PlanningHistoryStore:
 
         Args:
             revised_plan: the whole plan.
-            reflection: its cause: an object with `plan_revision {reason, changes[]}`, or with these fields.
+            reflection: its cause: an object with `plan_revision {reason, changes[]}`, or with these
+                fields.
 
         Raises:
             StoreError: the line cannot be written.
@@ -575,10 +590,8 @@ class PlanningHistoryStore:
         fields = _to_json_object(reflection)
         revision = fields.get("plan_revision")
         fields = revision if isinstance(revision, dict) else fields
-        reason, changes = (
-            fields.get("reason") or fields.get("evaluation") or "",
-            fields.get("changes") or [],
-        )
+        reason = fields.get("reason") or fields.get("evaluation") or ""
+        changes = fields.get("changes") or []
         self._save(
             "revision",
             {"reason": reason, "changes": changes, "updated_plan": _to_json_object(revised_plan)},
@@ -613,7 +626,8 @@ class PlanningHistoryStore:
         self._save("completion", {**_to_json_object(completion), "done": done})
 
     def _save(self, kind: LineType, fields: JsonObject) -> None:
-        task, clean = self._require_task_uuid(None), self._redactor.value(fields)
+        task = self._require_task_uuid(None)
+        clean = self._redactor.value(fields)
         assert isinstance(clean, dict)
         timestamp = format_iso_time(self._clock.now())
         head: JsonObject = {
@@ -637,7 +651,7 @@ class PlanningHistoryStore:
             return _sorted_lines(self._path(self._require_task_uuid(task_uuid)))
 
     def get_latest_plan(self, task_uuid: str | None = None) -> JsonObject | None:
-        """Return the newest line with a plan, of type `plan` or `revision`; None if there is none."""
+        """Return the newest line of type `plan` or `revision`; None if there is none."""
         return next(
             (
                 line
@@ -662,9 +676,10 @@ class PlanningHistoryStore:
     def get_past_executions_for_issue(self, issue_id: str) -> list[JsonObject]:
         """Return a summary of each task of an issue, in the order of their start.
 
-        Each has `task_uuid`, `started`, `updated`, `done`, the last `completion`, the `revisions` with their reasons, the
-        `reflections`, the `decisions` to replan with what became of them, the `actions` with their outcomes, and the latest
-        `plan`. Lists are in order of time. Files of other issues are not read.
+        Each has `task_uuid`, `started`, `updated`, `done`, the last `completion`, the `revisions`
+        with their reasons, the `reflections`, the `decisions` to replan with what became of them,
+        the `actions` with their outcomes, and the latest `plan`. Lists are in order of time. Files
+        of other issues are not read.
         """
         if not issue_id:
             return []
@@ -694,7 +709,7 @@ class PlanningHistoryStore:
         *,
         dry_run: bool = False,
     ) -> list[PrunedTask]:
-        """Archive or delete the files of tasks that finished long ago; unfinished tasks are never touched.
+        """Archive or delete files of tasks that finished long ago; unfinished tasks stay.
 
         Args:
             retention_days: days for which finished tasks stay.
@@ -720,7 +735,8 @@ class PlanningHistoryStore:
                     )
                     if last is None:
                         continue
-                    path, archived = self._path(task), ""
+                    path = self._path(task)
+                    archived = ""
                     if archive is not None and dry_run:
                         archived = str(archive / path.name)
                     elif archive is not None:
@@ -761,7 +777,8 @@ class PlanningHistoryStore:
             path = self._path(task_uuid)
             self.directory.mkdir(parents=True, exist_ok=True)
             with _file_lock(self._lock_path):
-                cached, signature = self._cache.get(task_uuid), _file_signature(path)
+                cached = self._cache.get(task_uuid)
+                signature = _file_signature(path)
                 if (
                     cached is None or cached.signature != signature
                 ):  # another process has changed the file
@@ -769,7 +786,8 @@ class PlanningHistoryStore:
                     cached = _CachedFile(
                         signature, set(map(_line_key, old)), max(map(_line_seq, old), default=0)
                     )
-                last, new = cached.last_seq, dict[tuple[object, ...], JsonObject]()
+                last = cached.last_seq
+                new = dict[tuple[object, ...], JsonObject]()
                 for line in lines:
                     numbered = line if "seq" in line else {**line, "seq": last + 1}
                     if (key := _line_key(numbered)) not in cached.line_keys:
@@ -795,7 +813,7 @@ class PlanningHistoryStore:
         return []
 
     def _tasks_of_issue(self, issue_id: str) -> list[str]:
-        """Return the tasks of an issue in the order of their start; only files that the index lacks are read."""
+        """Return the tasks of an issue, oldest first; only files that the index lacks are read."""
         with self._translate_errors("be read"):
             tasks = self._tasks()
             first_lines = {
@@ -847,7 +865,7 @@ class PlanningHistoryStore:
 
 
 class RunJournals:
-    """Journals of the engines that an exporter is attached to, and further stores, for records from before."""
+    """Journals of attached engines, and further stores, for records from before."""
 
     def __init__(self, *stores: RunStore) -> None:
         self._stores = list(stores)
@@ -860,14 +878,14 @@ class RunJournals:
         self._stores = [store, *(other for other in self._stores if other is not store)]
 
     def records_after(self, run: RunId, seq: int = 0) -> list[Record]:
-        """Return the records of a run after the number `seq`; raises UnknownRun if no store has it."""
+        """Return the records of a run after `seq`; raises UnknownRun if no store has it."""
         for store in self._stores:
             with suppress(UnknownRun):
                 return list(store.read(run, seq))
         raise UnknownRun(run, "none of the stores has its journal")
 
     def records_until(self, run: RunId, seq: int, record: Record) -> Iterator[Record]:
-        """Return the records of a run after the number `seq`, up to and including `record`; see `records_after`."""
+        """Return the records of a run after `seq` up to and with `record`; see `records_after`."""
         if record.seq > seq + 1:
             yield from (past for past in self.records_after(run, seq) if past.seq < record.seq)
         if record.seq > seq:
@@ -877,14 +895,16 @@ class RunJournals:
 class PlanningHistoryExporter(Exporter):
     """Exporter that writes the runs of a coordinator into a planning history as they happen.
 
-    Lines follow from the journal. None is written twice, and lines lost to a kill or a full disk are written with the
-    next line, or when the run is resumed::
+    Lines follow from the journal. None is written twice, and lines lost to a kill or a full disk
+    are written with the next line, or when the run is resumed::
 
-        coordinator = PlanningCoordinator(settings, model, tools, task, exporters=[PlanningHistoryExporter()])
+        exporters = [PlanningHistoryExporter()]
+        coordinator = PlanningCoordinator(settings, model, tools, task, exporters=exporters)
 
     Args:
         history: the history; by default in the folder `planning_history`.
-        journal: a further store with journals, beside those of the engines that this is attached to.
+        journal: a further store with journals, beside those of the engines that this is attached
+            to.
     """
 
     name = "planning-history"
@@ -965,7 +985,7 @@ class PlanningHistoryExporter(Exporter):
             raise StoreError(self.problem)
 
     def _write(self, run: RunId) -> None:
-        """Write the lines of a run that its file lacks, also those from before if the file was removed."""
+        """Write the lines that the file of a run lacks; all of them if the file was removed."""
         if run not in self._unwritten:
             return
         try:
@@ -1028,7 +1048,7 @@ _PAST_DECISION_FIELDS: Final = ("replan_id", "phase", "replan_type", "cause", "r
 
 
 def _past_decisions(lines: Sequence[JsonObject]) -> list[JsonValue]:
-    """Return the decisions to replan, and those that were overridden, each as its latest line has it."""
+    """Return the replans decided on, and the overridden ones, each in its latest version."""
     latest: dict[JsonValue, JsonValue] = {}
     for number, line in enumerate(lines):
         if line["type"] != "replan_decision":

@@ -1,4 +1,4 @@
-"""Decide on replans: ask a model after each phase, rule on its decision, execute the replan, and record the outcome."""
+"""Manager of replans: asks a model after each phase, rules on its decision, and records it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ ReplanStage = Literal[
 
 
 class Consideration(RecordModel):
-    """A decision with its ruling; JSON-serialisable, so that it can wait for a person and survive a restart.
+    """Decision with its ruling.
+
+    It is JSON-serialisable, so that it can wait for a person and survive a restart.
 
     Attributes:
         replan_id: its id: `p1`, `p2`, … in each run.
@@ -95,8 +97,12 @@ class Consideration(RecordModel):
         return self.normalised[0]
 
     def sees_no_harm(self, limits: ReplanLimits) -> bool:
-        """Return whether the model's first decision is, confidently and without contradicting itself, to go on as it is."""
-        decision, asked_again = self.decision, self.instead_of is not None
+        """Return whether the model's first decision is, with confidence, to go on as it is.
+
+        A decision that contradicts itself does not count.
+        """
+        decision = self.decision
+        asked_again = self.instead_of is not None
         if (
             decision is None
             or asked_again
@@ -110,7 +116,9 @@ class Consideration(RecordModel):
 
 
 class ReplanNote(RecordModel):
-    """Step of a replan, to be journaled before it takes effect; a resumed run continues from the newest.
+    """Step of a replan, journaled before it takes effect.
+
+    A resumed run continues from the newest.
 
     Attributes:
         stage: progress of the replan.
@@ -187,7 +195,8 @@ class DecisionResponse(NamedTuple):
     Attributes:
         decision: the decision as the model wrote it; None if there is none.
         problem: reason for the missing decision.
-        model_unavailable: true if the model could not be asked at all, so that asking later may help.
+        model_unavailable: true if the model could not be asked at all, so that asking later may
+            help.
         unusable_text: the reply, if it is unusable.
     """
 
@@ -224,8 +233,8 @@ class ReplanManager:
             record = await manager.execute_replan(considered, apply)
 
     `consider` takes all steps up to the ruling: it checks the limits (`can_replan`), asks the model
-    (`request_llm_decision`), reads its reply (`parse_decision_response`), and rules on the decision. `decide` rules on
-    a decision that comes from elsewhere.
+    (`request_llm_decision`), reads its reply (`parse_decision_response`), and rules on the
+    decision. `decide` rules on a decision that comes from elsewhere.
 
     Args:
         llm: the model.
@@ -283,7 +292,7 @@ class ReplanManager:
     def should_override(
         self, decision: ReplanDecision, cause: ReplanCause | None = None
     ) -> OverrideReason | None:
-        """Return the reason why a replan would not be executed; None if it would be, or if none is wanted."""
+        """Return why a replan would not be executed; None if it would be, or if none is wanted."""
         return self._rule_on(decision, cause or ReplanCause()).override
 
     def parse_decision_response(self, text: str, phase: Phase) -> ReplanDecision:
@@ -304,15 +313,16 @@ class ReplanManager:
     ) -> Consideration:
         """Ask the model whether to replan after a phase, and rule on its decision.
 
-        The model is not asked if the limits allow no replan. If a limit or a loop forbids the replan that it wants, it
-        is asked once for another decision. Decisions that are not executed are recorded at once, others once executed.
+        The model is not asked if the limits allow no replan. If a limit or a loop forbids the
+        replan that it wants, it is asked once for another decision. Decisions that are not executed
+        are recorded at once, others once executed.
 
         Args:
             phase: the phase that was completed.
             prompt_data: its output, for the prompt.
             cause: the action and error to decide about, if any.
-            questions: questions that the output of the phase asks the user; they are asked, within their limit, unless
-                the decision asks others.
+            questions: questions that the output of the phase asks the user; they are asked, within
+                their limit, unless the decision asks others.
         """
         cause = cause or ReplanCause()
         began = self._clock.now()
@@ -345,12 +355,13 @@ class ReplanManager:
     def decide(
         self, decision: ReplanDecision, cause: ReplanCause, *, questions: tuple[str, ...] = ()
     ) -> Consideration:
-        """Rule on a decision that follows from a rule, for which no model is asked; it counts like any other.
+        """Rule on a decision that a rule makes without a model; it counts like any other.
 
         Args:
             decision: the decision.
             cause: the action and error that it is about.
-            questions: questions of an earlier decision that are still to be asked, and are counted already.
+            questions: questions of an earlier decision that are still to be asked, and are counted
+                already.
         """
         response = DecisionResponse(decision)
         ruling = self._ruling(response, cause, questions)
@@ -364,16 +375,18 @@ class ReplanManager:
         *,
         questions: tuple[str, ...] = (),
     ) -> Consideration | None:
-        """Ask the model for another decision in place of a replan that is not possible, or that failed.
+        """Ask the model for another decision in place of a replan that failed or is not possible.
 
         Args:
             refused: the decision to replace.
             prompt_data: output of the phase, for the prompt.
             reason: reason why it is not possible.
-            questions: questions of the refused decision that are still to be asked, and are counted already.
+            questions: questions of the refused decision that are still to be asked, and are counted
+                already.
 
         Returns:
-            Another decision; None if the model gives none or was asked before: then a person must decide.
+            Another decision; None if the model gives none or was asked before: then a person must
+            decide.
         """
         key = refused.ruling.fingerprint
         loops = refused.ruling.override == "loop"
@@ -405,7 +418,8 @@ class ReplanManager:
     ) -> DecisionResponse:
         """Ask the model for a decision; if its reply is unusable, ask once more with the problems.
 
-        Nothing is counted or recorded: pass the decision to `decide`, or call `consider` instead of both.
+        Nothing is counted or recorded: pass the decision to `decide`, or call `consider` instead of
+        both.
 
         Args:
             phase: the phase that was completed.
@@ -444,13 +458,15 @@ class ReplanManager:
     ) -> DecisionRecord:
         """Execute a replan that its ruling allows or that the user approved.
 
-        It is counted before it begins, whether or not it succeeds. A failure is recorded and not raised. Limits that
-        were reached since the decision count: then it is skipped.
+        It is counted before it begins, whether or not it succeeds. A failure is recorded and not
+        raised. Limits that were reached since the decision count: then it is skipped.
 
         Args:
             considered: the replan.
-            apply: executes it; None if the engine does, or if it was done before the run was interrupted.
-            resumed: true if it had begun before the run was interrupted, so that it is counted already.
+            apply: executes it; None if the engine does, or if it was done before the run was
+                interrupted.
+            resumed: true if it had begun before the run was interrupted, so that it is counted
+                already.
 
         Raises:
             ValueError: the ruling does not allow it.
@@ -462,7 +478,8 @@ class ReplanManager:
                 f"{considered.replan_id} must not be executed: {considered.ruling.reason}"
             )
         if not resumed:
-            # Other replans may have been executed while the user decided. Low confidence was approved.
+            # Other replans may have been executed while the user decided. Low confidence was
+            # approved.
             if self.should_override(decision, considered.cause) in ("limit", "loop"):
                 ruling = self._rule_on(decision, considered.cause)
                 return self.record_decision(
@@ -470,7 +487,8 @@ class ReplanManager:
                 )
             self._counts = self._counts.add_replan(decision, considered.cause)
         self._notify("applying", considered)
-        began, error = self._clock.now(), ""
+        began = self._clock.now()
+        error = ""
         try:
             if apply is not None:
                 await apply(decision)
@@ -527,12 +545,12 @@ class ReplanManager:
         return record
 
     def record_skipped(self, considered: Consideration) -> None:
-        """Record that a decision is superseded and not executed, unless its outcome is recorded already."""
+        """Record that a decision was superseded, unless its outcome is recorded already."""
         if all(record.replan_id != considered.replan_id for record in self._records):
             self.record_decision(considered, executed=False)
 
     def record_failure(self, considered: Consideration, error: str) -> DecisionRecord:
-        """Change the recorded outcome of an executed replan to a failure, because it yielded no plan.
+        """Change the recorded outcome of a replan to a failure, because it yielded no plan.
 
         Args:
             considered: the replan.
@@ -572,7 +590,7 @@ class ReplanManager:
     def _ruling(
         self, response: DecisionResponse, cause: ReplanCause, questions: tuple[str, ...] = ()
     ) -> Ruling:
-        """Rule on a response; `questions` are those of a refused decision, which are counted already."""
+        """Rule on a response; `questions` are of a refused decision, and counted already."""
         if response.decision is None:
             return Ruling("continue", f"there is no decision: {response.problem}")
         ruling = self._rule_on(response.decision, cause)
@@ -586,7 +604,7 @@ class ReplanManager:
         return ruling
 
     def _with_questions(self, ruling: Ruling, questions: tuple[str, ...]) -> Ruling:
-        """Add the questions of the output of a phase to a ruling without questions, and count them."""
+        """Add the questions of a phase's output to a ruling without questions, and count them."""
         may_ask = self.limits.enabled and self._counts.clarifications < self.limits.clarifications
         if ruling.questions or not (questions and may_ask):
             return ruling

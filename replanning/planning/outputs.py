@@ -1,8 +1,8 @@
 """Outputs of a model in planning mode: one strict model for each phase's reply, and their parsers.
 
-Sizes are bounded and control characters refused. A reply that does not fit is refused with all its problems, so that
-the model can be told. So is an unknown field: it may be a known one under another name, such as `depends_on` for
-`dependencies`, and what it says would be lost in silence.
+Sizes are bounded and control characters refused. A reply that does not fit is refused with all its
+problems, so that the model can be told. So is an unknown field: it may be a known one under another
+name, such as `depends_on` for `dependencies`, and what it says would be lost in silence.
 """
 
 from __future__ import annotations
@@ -65,7 +65,10 @@ _INVALID_ID_PART: Final = re.compile(r"[^\w.-]+|\s+")
 
 
 def normalise_id(text: str) -> str:
-    """Return a text as the id of a subtask: `step 1` becomes `step-1`; what has no letter or digit stays as it is."""
+    """Return a text as the id of a subtask: `step 1` becomes `step-1`.
+
+    A text without letters or digits stays as it is.
+    """
     if _VALID_ID.fullmatch(text):
         return text
     plain = _INVALID_ID_PART.sub("-", unicodedata.normalize("NFKC", text)).strip("-_.")
@@ -73,7 +76,7 @@ def normalise_id(text: str) -> str:
 
 
 def rename_subtask(task_id: TaskId, rename: Callable[[str], str]) -> str:
-    """Return the new name of a subtask that a reference names; `convert[0]` is an element of `convert`."""
+    """Return the new name of a subtask in a reference; `convert[0]` is an element of `convert`."""
     subtask = template_of(task_id)
     return rename(subtask) + task_id.removeprefix(subtask)
 
@@ -132,7 +135,7 @@ class TaskDecomposition(_ReplyModel):
         return [subtask for subtask in self.subtasks if subtask.id not in finished]
 
     def ids_by_label(self) -> JsonObject:
-        """Return the ids of the subtasks, each under a label that identifies it without repeating it."""
+        """Return the ids of the subtasks by labels that identify them without repeating them."""
         return {
             f"the id of subtask {number}": one.id for number, one in enumerate(self.subtasks, 1)
         }
@@ -145,13 +148,15 @@ class Action(_ReplyModel):
         task_id: the subtask; several actions may serve one, in list order.
         action_type: kind of step, in the model's own word.
         tool: name of the tool.
-        arguments: the arguments known so far; the model is asked for the others when the action is executed.
+        arguments: the arguments known so far; the model is asked for the others when the action is
+            executed.
         purpose: its purpose.
         expected_outcome: the sign of success.
         fallback_strategy: the name of another tool, or advice in words.
-        may_fail: whether a failure of the tool is a result to go on with, such as that of a test before it is fixed.
-        for_each: a list, or a reference to one: the tool is used once for each element, which is `${item}` in the
-            arguments and the purpose, and the output is the list of the outputs.
+        may_fail: whether a failure of the tool is a result to go on with, such as that of a test
+            before it is fixed.
+        for_each: a list, or a reference to one: the tool is used once for each element, which is
+            `${item}` in the arguments and the purpose, and the output is the list of the outputs.
         key: the name of an element, such as `${item.id}`; elements are numbered otherwise.
         max_items: with more elements than this, the action fails.
         max_parallel: how many elements are done at the same time.
@@ -174,7 +179,7 @@ class Action(_ReplyModel):
 
     @model_serializer(mode="wrap")
     def _without_list(self, serialise: SerializerFunctionWrapHandler) -> JsonObject:
-        """Leave out the fields about a list that there is none of: prompts and journals repeat every plan."""
+        """Leave out fields about a missing list: prompts and journals repeat every plan."""
         fields: JsonObject = serialise(self)
         if self.for_each is None:
             for name in ("for_each", *LIST_FIELDS):
@@ -191,7 +196,7 @@ class ActionPlan(_ReplyModel):
 
     @property
     def subtask_order(self) -> tuple[str, ...]:
-        """The subtasks in the order in which they are to run: the stated one, then that of the actions."""
+        """Subtasks in the order in which they run: the stated one, then that of the actions."""
         return tuple(
             dict.fromkeys((*self.execution_order, *(action.task_id for action in self.actions)))
         )
@@ -240,7 +245,7 @@ class FunctionCall(_ReplyModel):
 
 
 class ExecutionReply(_ReplyModel):
-    """Reply in execution: the tool call for the current task, which is the one that was asked about."""
+    """Reply in execution: the tool call for the current task."""
 
     phase: Literal["execution"] = "execution"
     comment: LimitedText = ""
@@ -263,7 +268,10 @@ class Reflection(_ReplyModel):
 
 
 def _change_in_words(change: object) -> object:
-    """Return a change that a model states as `{"type": "add_action", "details": "…"}` in words; others as they are."""
+    """Return a change that a model states as `{"type": "add_action", "details": "…"}` in words.
+
+    Other changes are returned as they are.
+    """
     if isinstance(change, dict) and change.keys() == {"type", "details"}:
         return f"{change['type']}: {change['details']}"
     return change
@@ -369,7 +377,7 @@ class RequiresHumanIntervention(_ReplyModel):
 
 
 def clean_text(text: str) -> str:
-    """Return a foreign text as replies may contain it: without control characters, and not too long."""
+    """Return a foreign text without control characters, cut to the size allowed in replies."""
     return cut(_CONTROL_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", text), _MAX_TEXT_CHARS)
 
 
@@ -393,7 +401,7 @@ _Reply = TypeVar("_Reply", bound=BaseModel)
 
 
 def _normalise_references(value: JsonValue) -> JsonValue:
-    """Return arguments, or a list of elements, whose references name subtasks by their normalised ids."""
+    """Return arguments, or a list, whose references name subtasks by their normalised ids."""
 
     def rename(task_id: TaskId) -> str:
         return rename_subtask(task_id, normalise_id)
@@ -405,7 +413,7 @@ def _normalise_references(value: JsonValue) -> JsonValue:
 
 
 def _normalise_ids(value: JsonValue) -> JsonValue:
-    """Return a reply in which ids of subtasks, and references to them, are normalised, with the mapping in `renamed`."""
+    """Return a reply with normalised ids of subtasks, also in references; `renamed` maps them."""
     if isinstance(value, list):
         return [_normalise_ids(item) for item in value]
     if not isinstance(value, dict):
@@ -436,9 +444,12 @@ def _normalise_ids(value: JsonValue) -> JsonValue:
 
 
 def parse_planning(text: str, phase: Phase) -> PlanningReply:
-    """Return the reply in one of the first three phases; its output may be given alone, without the reply around it.
+    """Return the reply of one of the first three phases.
 
-    The reply may state an error instead of the output. LLMResponseInvalid lists all problems of the likeliest object.
+    Its output may be given alone, without the reply around it.
+
+    The reply may state an error instead of the output. LLMResponseInvalid lists all problems of the
+    likeliest object.
     """
     expected = PHASE_OUTPUT_FIELDS[phase]
 

@@ -1,4 +1,4 @@
-"""Prompts of planning mode: templates from the package's files, data sections cut to size, and the decision prompt."""
+"""Prompts of planning mode: templates, data sections cut to size, and the decision prompt."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from replanning.settings import PlanningSettings
 
 @cache
 def prompt_templates() -> Mapping[str, str]:
-    """Return the templates by name, such as `goal_understanding` and `decide_execution`; they are read once."""
+    """Return the templates by name, such as `decide_execution`; they are read once."""
     folder = resources.files("replanning.planning") / "prompts"
     files = (entry for entry in folder.iterdir() if entry.name.endswith(".md"))
     return {
@@ -53,8 +53,10 @@ _REPLAN_DESCRIPTIONS: Final[Mapping[ReplanType, str]] = {
 
 
 def _decision_data(request: DecisionRequest) -> JsonObject:
-    """Return the data that a decision adds to the output of its phase: cause, limits, earlier decisions, refusals."""
-    cause, counts, limits = request.cause, request.counts, request.limits
+    """Return the data of a decision beside its phase's output: cause, limits, earlier decisions."""
+    cause = request.cause
+    counts = request.counts
+    limits = request.limits
     usage = {
         name: (getattr(counts, name), getattr(limits, name))
         for name in ("total", *get_args(CountName))
@@ -150,7 +152,9 @@ SECTION_DESCRIPTIONS: Final[Mapping[str, str]] = {
     "refused": "why what the model wanted last cannot be done",
     "rejected": "answers that could not be used, and why",
 }
-"""Sections of data in prompts: first those that seldom change, so that services can cache the beginning of a prompt."""
+"""Sections of data in prompts: first those that seldom change, so that services can cache the
+beginning of a prompt.
+"""
 
 _BACKGROUND_SECTIONS: Final = ("earlier_runs", "comments", "repository")
 
@@ -225,18 +229,20 @@ _SLOT: Final = re.compile(r"\[\[(\w+)\]\]")
 class ReplanPromptBuilder:
     """Writes the prompts of planning mode.
 
-    Each phase has two prompts: `build` asks for its output, such as the subtasks, and `decision` asks whether to replan
-    after it. The methods named after a phase, such as `build_execution_prompt`, return its decision prompt with default
-    limits and nothing replanned so far::
+    Each phase has two prompts: `build` asks for its output, such as the subtasks, and `decision`
+    asks whether to replan after it. The methods named after a phase, such as
+    `build_execution_prompt`, return its decision prompt with default limits and nothing replanned
+    so far::
 
         prompts = ReplanPromptBuilder(tools=plan.tools)
         prompts.build("task_decomposition", {"request": "Tell the news"})
         prompts.build_task_decomposition_prompt({"task_decomposition": {"subtasks": []}})
 
-    The data of a prompt is a JSON object whose keys are sections, such as `request`, `comments`, `goal_understanding`,
-    `task_decomposition`, `action_plan`, `context`, `executed`, `action`, `result` and `errors`. Each value becomes a
-    section, with one line for each item of a list. Data that the phase does not need is left out; other keys go into the section `other`.
-    The key `rejected`, with a list of replies and their problems, asks for the same reply again.
+    The data of a prompt is a JSON object whose keys are sections, such as `request`, `comments`,
+    `goal_understanding`, `task_decomposition`, `action_plan`, `context`, `executed`, `action`,
+    `result` and `errors`. Each value becomes a section, with one line for each item of a list. Data
+    that the phase does not need is left out; other keys go into the section `other`. The key
+    `rejected`, with a list of replies and their problems, asks for the same reply again.
 
     Args:
         settings: planning strategy, level of decomposition, and depth of reflections.
@@ -275,9 +281,10 @@ class ReplanPromptBuilder:
         return self._templates["system"]
 
     def build(self, kind: str, data: JsonObject) -> str:
-        """Return the prompt that asks for the output of a kind: a phase, `revision`, `completion` or `step`.
+        """Return the prompt for an output: of a phase, `revision`, `completion` or `step`.
 
-        The prompt of `execution` asks for a tool call, that of `reflection` for the evaluation of an action.
+        The prompt of `execution` asks for a tool call, that of `reflection` for the evaluation of
+        an action.
 
         Raises:
             KeyError: there is no such kind.
@@ -298,7 +305,7 @@ class ReplanPromptBuilder:
         return self._assemble(used, [_fill_template(self._templates[kind], slots)])
 
     def build_goal_understanding_prompt(self, data: JsonObject) -> str:
-        """Return the prompt that asks whether the goal must be understood anew, or the user be asked."""
+        """Return the prompt that asks whether to understand the goal anew, or ask the user."""
         return self.decision(DecisionRequest(Phase.GOAL_UNDERSTANDING, data))
 
     def build_task_decomposition_prompt(self, data: JsonObject) -> str:
@@ -310,7 +317,10 @@ class ReplanPromptBuilder:
         return self.decision(DecisionRequest(Phase.ACTION_SEQUENCE, data))
 
     def build_execution_prompt(self, data: JsonObject, cause: ReplanCause | None = None) -> str:
-        """Return the prompt that asks how to go on after an action; `cause` names the action and its error."""
+        """Return the prompt that asks how to go on after an action.
+
+        `cause` names the action and its error.
+        """
         return self.decision(DecisionRequest(Phase.EXECUTION, data, cause or ReplanCause()))
 
     def build_reflection_prompt(self, data: JsonObject) -> str:
@@ -318,7 +328,10 @@ class ReplanPromptBuilder:
         return self.decision(DecisionRequest(Phase.REFLECTION, data))
 
     def decision(self, request: DecisionRequest) -> str:
-        """Return the prompt that asks whether to replan, for another replan after a refusal, or for a usable reply."""
+        """Return the prompt that asks whether to replan.
+
+        After a refusal it asks for another replan, after an unusable reply for a usable one.
+        """
         refused = f"\n{self._templates['refused']}" if request.refusal else ""
         options = ['- "none": go on (`replan_needed` false)']
         for kind in request.replan_types:
@@ -334,7 +347,7 @@ class ReplanPromptBuilder:
         return self._assemble({**request.prompt_data, **_decision_data(request)}, closing)
 
     def _assemble(self, data: JsonObject, closing: list[str]) -> str:
-        """Return a prompt: the data in sections, cut to size, then the closing paragraphs with the question."""
+        """Return a prompt: sections of data, cut to size, then the question."""
         if data.get("rejected"):
             closing.insert(0, self._templates["rejected"])
         question = "\n\n".join(closing)
@@ -348,7 +361,8 @@ class ReplanPromptBuilder:
             if key not in SECTION_DESCRIPTIONS
         ]
         room = self._max_chars - len(question)
-        # Only about as much is encoded as there is room for, beginning with the sections that are cut last.
+        # Only about as much is encoded as there is room for, beginning with the sections that are
+        # cut last.
         sections: dict[str, DataSection] = {}
         left = room
         for kind in reversed(CUT_ORDER):
@@ -383,7 +397,7 @@ class ReplanPromptBuilder:
         return DataSection(kind, lines, omitted=len(items) - len(lines))
 
     def _encode_line(self, value: JsonValue, room: int) -> str:
-        """Return a value as one line; lines are cached, because much of a plan is the same in every prompt."""
+        """Return a value as one line; lines are cached, as prompts repeat much of a plan."""
         try:
             text = _ENCODER.encode(value)
         except (ValueError, RecursionError):  # NaN or Infinity, a huge number, or deep nesting
@@ -403,7 +417,10 @@ class ReplanPromptBuilder:
 
 
 def _section_items(value: JsonValue) -> list[JsonValue]:
-    """Return the lines of a section: the items of a list, or of the main list inside an object, after its other fields."""
+    """Return the lines of a section: the items of a list.
+
+    Of an object, they are its other fields, then the items of its main list.
+    """
     if isinstance(value, dict):
         for name in ("subtasks", "actions"):
             if isinstance(items := value.get(name), list):
@@ -419,7 +436,7 @@ def _fill_template(template: str, slots: Mapping[str, str]) -> str:
 
 
 def _tool_data(tool: ToolSpec) -> JsonObject:
-    """Return the description of a tool without its implementation, which the model does not need."""
+    """Return the description of a tool without its implementation, which no model needs."""
     return _without_empty(
         {
             "name": tool.name,

@@ -1,4 +1,4 @@
-"""Session of a planning run: the state, prompts, replan decisions and questions that its tasks share."""
+"""Session of a planning run: state, prompts, replan decisions and questions of its tasks."""
 
 from __future__ import annotations
 
@@ -94,15 +94,14 @@ class PlanningSession:
         interactive: bool,
         plan_only: bool,
     ) -> None:
-        self.run, self.llm, self.config, self.tools, self.clock = (
-            run,
-            llm,
-            config,
-            tools,
-            environment.clock,
-        )
+        self.run = run
+        self.llm = llm
+        self.config = config
+        self.tools = tools
+        self.clock = environment.clock
         self.settings = settings = config.planning
-        self.interactive, self.plan_only = interactive, plan_only
+        self.interactive = interactive
+        self.plan_only = plan_only
         self.tool_loop_only = is_tool_loop(run.live.plan)
         self.request = request_of(run.live.plan) or TaskRequest(goal=run.live.goal)
         self.prompts = ReplanPromptBuilder(settings, tuple(tools.values()), redact=run.redact_value)
@@ -136,7 +135,7 @@ class PlanningSession:
         return self._state
 
     def note(self, kind: str, data: JsonObject) -> None:
-        """Journal a note while the run is open; a completion that was journaled before an interruption is not repeated."""
+        """Journal a note while the run is open; a completion is journaled once."""
         repeated = kind == "completion" and self.state.completion == data
         if not (self.run.ended or repeated):
             self.run.note(kind, data)
@@ -156,14 +155,17 @@ class PlanningSession:
         *,
         repairs: int = MAX_REPAIRS,
     ) -> ParsedReply:
-        """Ask the model, and show it the problems that `parse` raises as LLMResponseInvalid until its reply is valid.
+        """Ask the model until its reply is valid, showing it the problems.
+
+        `parse` raises them as LLMResponseInvalid.
 
         Raises:
             NoUsableReply: the model gave no valid reply in all its tries.
             LLMError: the model cannot be asked.
             BudgetExceeded: the call does not fit the remaining budget.
         """
-        problem, rejected = "", list[JsonValue]()
+        problem = ""
+        rejected = list[JsonValue]()
         max_tokens = min(MAX_TOKENS_BY_KIND.get(kind, MAX_PLAN_TOKENS), self.llm.max_tokens)
         options = replace(self._options, schema=schema, max_tokens=max_tokens)
         for _ in range(repairs + 1):
@@ -179,10 +181,10 @@ class PlanningSession:
         raise NoUsableReply(f"the model gave no usable {kind} in {repairs + 1} tries: {problem}")
 
     def refuse_secrets(self, values: Mapping[str, JsonValue]) -> None:
-        """Reject secrets in parts of a reply, and marks in place of secrets or texts that the model was not shown.
+        """Reject secrets in parts of a reply, and marks in place of texts not shown to the model.
 
-        A secret would be redacted in the journal, and so be missing where it is used. The LLMResponseInvalid names the
-        parts, not their contents.
+        A secret would be redacted in the journal, and so be missing where it is used. The
+        LLMResponseInvalid names the parts, not their contents.
         """
         for why, is_wrong in (
             (
@@ -199,7 +201,7 @@ class PlanningSession:
                 raise LLMResponseInvalid(f"{why}: do without it in {', '.join(wrong)}")
 
     def keep_ahead(self, task: Task, reply: PlanningReply, phase: Phase) -> None:
-        """Journal the parts of a reply that answer phases after this one; those of earlier replies are forgotten."""
+        """Journal the parts of a reply that answer later phases, in place of earlier such parts."""
         parts: JsonObject = {}
         later = PLANNING_PHASES[PLANNING_PHASES.index(phase) + 1 :]
         for name in later:
@@ -210,7 +212,7 @@ class PlanningSession:
             self.note("ahead", {"replan": PlanningTask.of(task).replan, "parts": parts})
 
     def part_ahead(self, task: Task, phase: Phase) -> JsonObject:
-        """Return what an earlier reply has said for a phase; empty if nothing, or if a replan has come since."""
+        """Return the part of an earlier reply for a phase; empty if none, or after a replan."""
         ahead = self.state.ahead
         if not ahead:
             return {}
@@ -222,8 +224,9 @@ class PlanningSession:
         return as_object(as_object(ahead["parts"]).get(phase, {}))
 
     def stated_revision(self, task: Task) -> JsonObject:
-        """Return the revision that came with the reflection which a phase follows from; empty if none did."""
-        state, replan = self.state, PlanningTask.of(task).replan
+        """Return the revision that came with the reflection behind a phase; empty if none did."""
+        state = self.state
+        replan = PlanningTask.of(task).replan
         for noted in state.reflections:
             considered = state.judged.get(f"{noted.get('task')}~{Phase.REFLECTION}")
             if considered is not None and considered.replan_id == replan:
@@ -231,7 +234,7 @@ class PlanningSession:
         return {}
 
     def prompt_data(self, task: Task | None = None) -> JsonObject:
-        """Return the prompt variables that every phase shares: request, results so far, progress, reason for a repetition."""
+        """Return the prompt variables of every phase, such as request, results and progress."""
         state = self.state
         data: JsonObject = {
             **self.request.model_copy(update={"goal": self.run.live.goal}).prompt_data(),
@@ -268,7 +271,7 @@ class PlanningSession:
         *,
         questions: tuple[str, ...] = (),
     ) -> Consideration:
-        """Have the model decide on a replan after a task; a decision made before an interruption is used again."""
+        """Have the model decide on a replan after a task; a decision on record is reused."""
         self.prompts.tools = tuple(self.current_tools().values())
         earlier = self.state.judged.get(task)
         if earlier is not None:
@@ -295,7 +298,7 @@ class PlanningSession:
     async def decide_revision(
         self, subject: str, reflection: Reflection, data: JsonObject, cause: ReplanCause
     ) -> Consideration:
-        """Make the decision that follows from a reflection that finds the plan wrong, for which no model is asked.
+        """Decide as a reflection that finds the plan wrong demands; no model is asked.
 
         If the limits forbid a revision, the model is asked once for another decision.
         """
@@ -324,7 +327,9 @@ class PlanningSession:
     async def execute_replan(
         self, considered: Consideration, apply: ApplyReplan | None = None
     ) -> DecisionRecord:
-        """Carry out a replan; one that was counted, or done, before an interruption is not counted, or done, again.
+        """Carry out a replan.
+
+        One that was counted or done before an interruption is not counted or done again.
 
         Without `apply`, the engine changes the plan.
         """
@@ -341,7 +346,7 @@ class PlanningSession:
         )
 
     async def settle_approvals(self) -> None:
-        """Count the replans that people have approved, and journal those that they have declined."""
+        """Count the replans that people approved, and journal those that they declined."""
         state = self.state
         recorded = {record.replan_id for record in state.records}
         for held in list(state.held.values()):
@@ -368,13 +373,16 @@ class PlanningSession:
         otherwise: Phase | None = None,
         risk: str = "",
     ) -> NoReturn:
-        """Have a person answer the questions of a decision, or approve its replan, by raising TaskHeld.
+        """Raise TaskHeld, so that a person answers a decision's questions or approves its replan.
 
-        A replan that needs no approval is counted before the question, so that none runs uncounted after the answer. If
-        it is not to be executed, or a limit was reached meanwhile, the phase `otherwise` is repeated after the answer.
+        A replan that needs no approval is counted before the question, so that none runs uncounted
+        after the answer. If it is not to be executed, or a limit was reached meanwhile, the phase
+        `otherwise` is repeated after the answer.
         """
-        ruling, decision = considered.ruling, considered.decision
-        asks, target = ruling.kind == "ask", otherwise
+        ruling = considered.ruling
+        decision = considered.decision
+        asks = ruling.kind == "ask"
+        target = otherwise
         counted = ruling.is_executable and (await self.execute_replan(considered)).executed
         if (
             decision is not None
@@ -400,7 +408,7 @@ class PlanningSession:
         considered: Consideration | None = None,
         risk: str = "",
     ) -> NoReturn:
-        """Stop a task, by raising TaskHeld, until a person has decided; the arguments are those of `TaskHold`."""
+        """Stop a task until a person decides, by raising TaskHeld; arguments as of `TaskHold`."""
         decision = considered.decision if considered is not None else None
         minutes = self.settings.replanning.goal_understanding.auto_assume_timeout_minutes
         held = TaskHold(
@@ -427,10 +435,13 @@ class PlanningSession:
         target: Phase | None = None,
         recommendations: tuple[str, ...] = (),
     ) -> None:
-        """Follow `escalation.on_no_alternative` where a replan is needed but not possible; return to assume the best.
+        """Follow `escalation.on_no_alternative` where a replan is not possible.
+
+        It returns if the best is to be assumed.
 
         Raises:
-            TaskHeld: a person decides; on approval the target is repeated, or the existing output used without one.
+            TaskHeld: a person decides; on approval the target is repeated, or the existing output
+                used without one.
             PlanningFailed: the run ends.
         """
         match self.config.escalation.on_no_alternative or ("wait" if self.interactive else "abort"):
@@ -451,7 +462,7 @@ class PlanningSession:
         recommendations: tuple[str, ...] = (),
         judged: Summary | None = None,
     ) -> NoReturn:
-        """Have a person decide whether the existing results are good enough, by raising TaskHeld."""
+        """Raise TaskHeld, so that a person decides whether the existing results are good enough."""
         self.record_intervention(reason, recommendations, judged)
         self.hold(task, "intervention", f"{reason}; is what there is good enough?")
 
@@ -463,7 +474,10 @@ class PlanningSession:
         *,
         once: bool = False,
     ) -> None:
-        """Journal that a person must intervene, with the state of the work; `once`, unless a summary is journaled."""
+        """Journal that a person must intervene, with the state of the work.
+
+        That is done once, unless a summary is journaled.
+        """
         if once and self.state.completion is not None:
             return
         _log.error("run %s: a person must decide: %s", self.run.id, reason)

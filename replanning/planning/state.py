@@ -1,4 +1,4 @@
-"""Request and state of planning mode: folds over the journal of a run, and descriptions of it for prompts. Pure."""
+"""Request and state of planning mode, folded from a run's journal, for prompts. Pure."""
 
 from __future__ import annotations
 
@@ -107,7 +107,8 @@ class TaskRequest(RecordModel):
 
     Attributes:
         goal: the goal.
-        issue_id: id of the issue, such as `owner/repo#12` or `group/project!7`; empty without an issue.
+        issue_id: id of the issue, such as `owner/repo#12` or `group/project!7`; empty without an
+            issue.
         title: title of the issue.
         text: text of the issue.
         comments: comments on the issue, oldest first.
@@ -124,7 +125,7 @@ class TaskRequest(RecordModel):
     earlier: tuple[JsonObject, ...] = ()
 
     def truncated(self) -> TaskRequest:
-        """Return the request with its latest comments and runs, and with long texts cut and marked."""
+        """Return the request with its latest comments and runs; long texts are cut and marked."""
         comments = [
             IssueComment(
                 author=truncate_text(c.author, 200),
@@ -168,7 +169,7 @@ class TaskRequest(RecordModel):
 
 
 def request_of(plan: Plan) -> TaskRequest | None:
-    """Return the request of a run from the plan that opened it; None if the plan is not one of planning mode."""
+    """Return the request of a run from its first plan; None if it is not of planning mode."""
     first = next(
         (notes for task in plan.tasks if (notes := PlanningTask.of(task)).phase is not None), None
     )
@@ -210,7 +211,8 @@ class TaskHold(_StateModel):
         text: the question to the person.
         target: the phase that is repeated on approval; None where the existing output is used then.
         assumptions: the assumptions made without an answer to the clarification questions.
-        risk: possible harm of an approval, for which a free-text answer does not count as approval; empty if none.
+        risk: possible harm of an approval, for which a free-text answer does not count as approval;
+            empty if none.
         due: end of the waiting time, in seconds since the epoch.
         verdict: the answer; empty before.
         by: who gave it.
@@ -247,7 +249,8 @@ class TaskHold(_StateModel):
 
 def question_text(considered: Consideration, proposal: str) -> str:
     """Return the question to a person about a decision: those of the model, or one for approval."""
-    ruling, decision = considered.ruling, considered.decision
+    ruling = considered.ruling
+    decision = considered.decision
     if ruling.questions:
         return "\n".join(ruling.questions)
     return f"{'' if decision is None else replan_reason(decision)} ({ruling.reason}); {proposal}?"
@@ -274,21 +277,24 @@ class PlanningState(_StateModel):
         judged: the latest decision about each task.
         outputs: the outputs of the phases, by their tasks.
         phase_outputs: the latest output of each phase.
-        ahead: the parts of the latest planning reply that answer later phases: `parts`, by phase, and their `replan`.
+        ahead: the parts of the latest planning reply that answer later phases: `parts`, by phase,
+            and their `replan`.
         plans: the plans, oldest first.
         held: the tasks that wait, or waited, for a person.
         questions: the task that each question to a person is about.
         clarified: the clarifications, oldest first.
         calls: the arguments that the model chose for actions, by their attempts.
         reflections: the model's reflections on executed actions, and feedback of people.
-        actions: the executed actions, and whether each has succeeded in the end; without those that were replaced. The
-            elements of a list are there one by one.
+        actions: the executed actions, and whether each has succeeded in the end; without those that
+            were replaced. The elements of a list are there one by one.
         failures: the errors of the actions that have failed.
         replanned: the failed actions in whose place phases make another plan.
-        lists: of each action that is carried out for a list, the number of elements that are not left out.
+        lists: of each action that is carried out for a list, the number of elements that are not
+            left out.
         errors: the number of attempts at actions that failed.
         consecutive_errors: those since the last success.
-        unavailable_tools: the reasons of the tools that are not available; empty where none was given.
+        unavailable_tools: the reasons of the tools that are not available; empty where none was
+            given.
         completion: the summary of the ended run.
     """
 
@@ -331,11 +337,9 @@ class PlanningState(_StateModel):
         match record.body:
             case NoteAdded(type="replan", data=data):
                 note = ReplanNote.model_validate(data, strict=False)
-                self.stage, self.counts, self.latest = (
-                    note.stage,
-                    note.counts,
-                    note.considered or self.latest,
-                )
+                self.stage = note.stage
+                self.counts = note.counts
+                self.latest = note.considered or self.latest
                 if note.stage == "applying" and note.considered is not None:
                     self.begun[note.considered.replan_id] = note.considered
                 if note.record is not None:
@@ -382,7 +386,8 @@ class PlanningState(_StateModel):
                         self.questions[question] = task
             case QuestionAnswered() as answer if answer.question in self.questions:
                 held = self.held[self.questions[answer.question]]
-                held.verdict, held.by = answer.verdict, answer.by
+                held.verdict = answer.verdict
+                held.by = answer.by
                 if (
                     held.why == "clarification" and held.is_approved
                 ):  # without words, what the model assumes holds
@@ -426,7 +431,7 @@ class PlanningState(_StateModel):
                 self._forget_action(change.task_id)
 
     def _settle_failures(self, plan: PlanVersion) -> None:
-        """Forget the failed actions that a new plan replaces: those of its lineage, or all if it has none."""
+        """Forget failed actions that a new plan replaces: of its lineage, or all without one."""
         for task in list(self.replanned):
             if plan.lineage in ("", self.lineage_of(task)):
                 self._forget_action(task)
@@ -447,7 +452,8 @@ class PlanningState(_StateModel):
     def task_counts(self) -> dict[str, int]:
         """Return the numbers of actions that are done, and that failed and were not replaced.
 
-        One that is carried out for a list is done with all its elements, and has failed with one of them.
+        One that is carried out for a list is done with all its elements, and has failed with one of
+        them.
         """
         done = dict.fromkeys(self.lists, 0)
         for task, succeeded in self.actions.items():
@@ -462,11 +468,12 @@ class PlanningState(_StateModel):
     def intervention(
         self, reason: str, recommendations: Sequence[str] = (), judged: Summary | None = None
     ) -> JsonObject:
-        """Return the completion of a run that only a person can continue, with counts and state from the journal.
+        """Return the completion of a run that only a person can continue, with counts and state.
 
         Args:
             reason: why it cannot continue.
-            recommendations: of the model; by default those of its latest decision. Others follow from the journal.
+            recommendations: of the model; by default those of its latest decision. Others follow
+                from the journal.
             judged: the outcomes so far, and the criteria that are met, as the model judges.
         """
         decision = self.latest.decision if self.latest is not None else None
@@ -483,7 +490,8 @@ class PlanningState(_StateModel):
             for name, why in self.unavailable_tools.items()
         ]
         advice = advice or ["look at what was done, and state the goal anew with what is missing"]
-        counts, shown = self.task_counts(), f" ({'; '.join(errors)})" if errors else ""
+        counts = self.task_counts()
+        shown = f" ({'; '.join(errors)})" if errors else ""
         current = (
             f"actions done: {counts['tasks_completed']}, failed: {counts['tasks_failed']}{shown}"
         )
@@ -516,7 +524,7 @@ class PlanningState(_StateModel):
         return held is not None and held.why == "clarification"
 
     def accepts_free_text(self, question: str) -> bool:
-        """Return whether free text answers a question: one for clarification whose answer cannot do harm."""
+        """Return whether free text answers a question: a clarification that does no harm."""
         return self.is_clarification(question) and not self.held[self.questions[question]].risk
 
     @property
@@ -533,7 +541,7 @@ class PlanningState(_StateModel):
         return self.names.get(action, action) + task.removeprefix(action)
 
     def lineage_of(self, task: TaskId | str) -> str:
-        """Return the lineage that the replans of a task are counted for: the first failed action that it descends from.
+        """Return the lineage whose replans a task counts towards: its first failed ancestor.
 
         The elements of a list share that of their action.
         """
@@ -543,7 +551,7 @@ class PlanningState(_StateModel):
 
 
 def _action_id(task: str) -> str:
-    """Return the task of an action whose list has an element of this id; the id itself if it is no element."""
+    """Return the task whose list has an element of this id; the id itself if none has."""
     # No subtask has a bracket in its name. What replaced an element is called `convert[3]~2`.
     return task.partition("[")[0] or task
 
@@ -557,7 +565,7 @@ class PlanStep(NamedTuple):
 
 
 class PlanProgress(NamedTuple):
-    """Progress of a plan, created at a time in seconds since the epoch, up to the time when another replaced it."""
+    """Progress of a plan from its creation, in seconds since the epoch, until its replacement."""
 
     number: int
     at: float
@@ -587,7 +595,8 @@ class PlanningProgress:
         self.state = PlanningState()
         self.run_opened: RunOpened | None = None
         self.opened_at = 0.0
-        self.spent, self.revisions = Usage(), 0
+        self.spent = Usage()
+        self.revisions = 0
         self._live: LivePlan | None = None
         self._created_at: dict[str, float] = {}
         self._superseded_steps: dict[str, tuple[PlanStep, ...]] = {}
@@ -609,7 +618,8 @@ class PlanningProgress:
         elif self._live is not None:
             self._live.fold(record)
         if isinstance(body, NoteAdded) and body.type == "plan":
-            task, old = str(body.data.get("task")), self.state.plan
+            task = str(body.data.get("task"))
+            old = self.state.plan
             if old is not None and old.task != task:
                 self._superseded_steps[old.task] = self._steps(old)
             self._created_at[task] = record.at
@@ -620,12 +630,13 @@ class PlanningProgress:
         self.state.fold(record)
 
     def effects(self) -> str:
-        """Return how many effects the run has had, as questions say it; empty if nothing is stated."""
+        """Return the number of effects of the run in words; empty if nothing is stated."""
         return "" if self._live is None else effects_so_far(self._live)
 
     def finished_actions(self) -> list[str]:
-        """Return the actions that have succeeded, also those of earlier plans, each with its tool and purpose."""
-        live, descriptions = self._live, self._descriptions()
+        """Return the actions that succeeded, of all plans, with their tools and purposes."""
+        live = self._live
+        descriptions = self._descriptions()
         found: dict[TaskId, TaskEntry] = {}
         for task, succeeded in self.state.actions.items():
             if succeeded and live is not None and task in live:
@@ -633,7 +644,8 @@ class PlanningProgress:
                 found[entry.id] = entry
         actions = list[str]()
         for entry in found.values():
-            name, tool = self.state.name_of(entry.root), tool_name(entry.task)
+            name = self.state.name_of(entry.root)
+            tool = tool_name(entry.task)
             used = f" ({tool})" if tool and tool != name else ""
             text = _step_text(name, entry.task, descriptions)
             if entry.is_expanded and live is not None:
@@ -642,7 +654,7 @@ class PlanningProgress:
         return actions
 
     def finished_replan(self, task_id: TaskId) -> DecisionRecord | None:
-        """Return the replan that is done with a phase: it was executed, and no other phase of it remains.
+        """Return the replan that ends with a phase: it was executed, and no phase of it remains.
 
         None for a phase that belongs to no replan, or to one that has failed.
         """
@@ -665,7 +677,7 @@ class PlanningProgress:
         return None
 
     def success_criteria(self) -> list[tuple[str, bool | None]]:
-        """Return the criteria of the goal as the model understands it, or as stated, and whether each is met, if judged."""
+        """Return the criteria of the goal, and whether each is met, if that was judged."""
         understood = self.state.phase_output(Phase.GOAL_UNDERSTANDING).get("success_criteria")
         stated = self._live.goal.success_criteria if self._live is not None else ()
         criteria = [
@@ -709,7 +721,9 @@ class PlanningProgress:
         }
 
     def _steps(self, plan: PlanVersion) -> tuple[PlanStep, ...]:
-        live, steps, descriptions = self._live, list[PlanStep](), self._descriptions()
+        live = self._live
+        steps = list[PlanStep]()
+        descriptions = self._descriptions()
         for name, task in plan.tasks.items():
             if live is None or task not in live:  # the plan is made, but not installed yet
                 steps.append(PlanStep(name, descriptions.get(name, ""), done=False))
@@ -723,8 +737,9 @@ class PlanningProgress:
 
 
 def _step_text(name: str, task: Task, descriptions: Mapping[str, str]) -> str:
-    """Return the description of an action: that of its subtask, or its purpose if the subtask has several."""
-    subtask, purpose = PlanningTask.of(task).subtask or name, task.goal or ""
+    """Return the description of an action: of its subtask, or its purpose if that has several."""
+    subtask = PlanningTask.of(task).subtask or name
+    purpose = task.goal or ""
     description = descriptions.get(subtask, "")
     return (description or purpose) if subtask == name else (purpose or description)
 
@@ -733,7 +748,7 @@ Output = TypeVar("Output", bound=BaseModel)
 
 
 def progress_data(state: PlanningState, live: LivePlan) -> JsonObject:
-    """Return the prompt variables that describe progress, remaining tasks, facts and unavailable tools."""
+    """Return the prompt variables on progress, remaining tasks, facts and unavailable tools."""
     tasks = state.plan.tasks if state.plan is not None else {}
     planned = {name: live.entry(TaskId(task)) for name, task in tasks.items() if task in live}
     entries = planned or {
@@ -768,8 +783,9 @@ def validate_output(model: type[Output], output: JsonObject) -> Output:
 
 
 def executed_actions(live: LivePlan, state: PlanningState) -> list[JsonValue]:
-    """Return the actions that were begun so far with their outputs and errors, as models are shown them."""
-    executed, names = list[JsonValue](), state.names
+    """Return the actions begun so far, with their outputs and errors, for a prompt."""
+    executed = list[JsonValue]()
+    names = state.names
     for entry in live:
         begun = entry.state not in WAITING or entry.log.failure is not None
         if is_action(entry.task) and begun and not entry.removed and entry.template is None:
@@ -799,7 +815,7 @@ def _action_state(live: LivePlan, entry: TaskEntry) -> TaskState:
 
 
 def action_progress(live: LivePlan, entry: TaskEntry) -> JsonObject:
-    """Return the tool and the state of an action, and how it goes with the elements of its list, if it has one."""
+    """Return the tool and state of an action, and the progress of its list, if it has one."""
     state = _action_state(live, entry).value
     progress: JsonObject = {"tool": tool_name(entry.task), "state": state}
     if entry.is_expanded:
@@ -818,7 +834,7 @@ def element_output(live: LivePlan, element: TaskEntry) -> JsonValue:
 
 
 def _outcomes_of_elements(live: LivePlan, template: TaskEntry) -> JsonObject:
-    """Return the outputs of the elements that have one, in the order of the list, and the errors of the others."""
+    """Return the outputs of elements in list order, and the errors of those without output."""
     outputs: list[JsonValue] = []
     errors: list[JsonValue] = []
     for element in template.replacement.sinks:
@@ -839,7 +855,7 @@ def _outcomes_of_elements(live: LivePlan, template: TaskEntry) -> JsonObject:
 
 
 def action_data(task: Task, name: str, chosen: JsonObject | None = None) -> JsonObject:
-    """Return an action as models are shown it, with the arguments that were chosen when its attempt began."""
+    """Return an action for a prompt, with the arguments chosen when its attempt began."""
     data: JsonObject = {
         "id": name,
         "tool": tool_name(task),

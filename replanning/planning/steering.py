@@ -1,4 +1,4 @@
-"""Steering of a run by comments on its issue: answers, approvals, feedback and requests for a new plan."""
+"""Steering of a run by comments on its issue: answers, approvals, feedback and replans."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Issue(CommentSource, Protocol):
         ...
 
     def write_error(self) -> str:
-        """Return the reason why nothing can be written there, without a request; empty if it can."""
+        """Return why comments cannot be written, without a request; empty if they can."""
         ...
 
     async def aclose(self) -> None:
@@ -105,19 +105,20 @@ class Issue(CommentSource, Protocol):
 class Steering:
     """Reads the comments on an issue and steers a run by them.
 
-    While a clarification is pending, a comment after its notice is the answer. Any other comment is feedback, which the
-    model judges in a reflection. `/replan` requests a new plan. Approvals, such as of dangerous actions, need `/approve`
-    or `/reject` at the beginning of a comment, with the number of the question if there are several; no other words count.
-    On forges that interpret a slash themselves, such as GitLab, commands begin with an exclamation mark: `!approve`.
+    While a clarification is pending, a comment after its notice is the answer. Any other comment is
+    feedback, which the model judges in a reflection. `/replan` requests a new plan. Approvals, such
+    as of dangerous actions, need `/approve` or `/reject` at the beginning of a comment, with the
+    number of the question if there are several; no other words count. On forges that interpret a
+    slash themselves, such as GitLab, commands begin with an exclamation mark: `!approve`.
 
-    Each comment counts once, also after a resume: the journal names the comment behind each record. Comments from
-    before the run are part of its request and do not count again.
+    Each comment counts once, also after a resume: the journal names the comment behind each record.
+    Comments from before the run are part of its request and do not count again.
 
     Args:
         planning: coordinator of the run.
         forge: the issue.
-        handled: ids of comments that the request includes; by default those of the run's request, or, if that does not
-            come from an issue, all comments present when the run begins.
+        handled: ids of comments that the request includes; by default those of the run's request,
+            or, if that does not come from an issue, all comments present when the run begins.
         on_message: receives a sentence about the handling of each comment.
     """
 
@@ -129,7 +130,8 @@ class Steering:
         handled: Iterable[str] | None = None,
         on_message: Callable[[str], None] | None = None,
     ) -> None:
-        self._planning, self._forge = planning, forge
+        self._planning = planning
+        self._forge = forge
         self._initially_handled = None if handled is None else tuple(handled)
         self._on_message = on_message or (lambda message: None)
         self._run: RunId | None = None
@@ -144,7 +146,8 @@ class Steering:
 
     async def listen(self) -> None:
         """Poll until cancelled; failures are reported and do not harm the run."""
-        clock, failures = self._planning.environment.clock, 0
+        clock = self._planning.environment.clock
+        failures = 0
         while True:
             wait = POLL_SECONDS if self._planning.run is not None else 1.0
             try:
@@ -161,7 +164,8 @@ class Steering:
                 retry_after = getattr(error, "retry_after", None) or 0.0
                 wait = max(retry_after, min(POLL_SECONDS * 2.0 ** (failures - 1), 300.0))
             else:
-                failures, self._last_problem = 0, ""
+                failures = 0
+                self._last_problem = ""
             await clock.sleep(wait)
 
     def _record_failure(self, error: Exception) -> None:
@@ -199,8 +203,9 @@ class Steering:
             self._unrecorded.pop(0)
 
     def _load_handled(self, run: PlanRun, comments: Sequence[SteeringComment]) -> None:
-        """Load the handled comments of a run from its journal and inbox; of a new run, those that its request includes."""
-        store, is_new = self._planning.engine.store, True
+        """Load the comments of a run that are handled: from its journal, inbox and request."""
+        store = self._planning.engine.store
+        is_new = True
         records = list(store.read(run.id))
         handled = {_comment_id(message.by) for message in store.inbox(run.id)}
         for record in records:
@@ -208,12 +213,15 @@ class Steering:
             if isinstance(body, ReplanRequested | QuestionAnswered | AnswerRefused):
                 handled.add(_comment_id(body.by))
             elif isinstance(body, NoteAdded) and body.type == HANDLED_NOTE:
-                is_new, listed = False, body.data.get("comments")
+                is_new = False
+                listed = body.data.get("comments")
                 handled |= set(map(str, listed)) if isinstance(listed, list) else set()
-        self._run, self._handled = run.id, handled - {""}
+        self._run = run.id
+        self._handled = handled - {""}
         if not is_new:
             return
-        opened, earlier = records[0].body, self._initially_handled
+        opened = records[0].body
+        earlier = self._initially_handled
         request = request_of(opened.plan) if isinstance(opened, RunOpened) else None
         if earlier is None and request is not None and "forge" in request.repository:
             latest = max(
@@ -233,9 +241,11 @@ class Steering:
             return self._ignore(comment, "its author may not steer this project")
         # A command is read at the beginning, or after leading quotes.
         text = truncate_text(_LEADING_QUOTE.sub("", comment.body, count=1).strip(), 10_000)
-        command, parsed = "", _COMMAND.fullmatch(text)
+        command = ""
+        parsed = _COMMAND.fullmatch(text)
         if parsed is not None and parsed["word"].lower() in ("approve", "reject", "replan"):
-            command, text = parsed["word"].lower(), parsed["rest"].strip()
+            command = parsed["word"].lower()
+            text = parsed["rest"].strip()
         elif parsed is not None and parsed["sign"] == "/":
             return self._ignore(comment, "its command is for another program")
         if not (text or command):
@@ -311,7 +321,8 @@ class Steering:
     ) -> bool:
         """Return whether a comment was written after its author could see a question.
 
-        With `require_notice`, only comments after the notice count; else, without a notice, the time of asking counts.
+        With `require_notice`, only comments after the notice count; else, without a notice, the
+        time of asking counts.
         """
         notice = next((other for other in self._comments if other.question == question.id), None)
         if notice is not None:

@@ -1,4 +1,4 @@
-"""Tasks of planning mode: its phases, the actions compiled from a model's plan, and their place in the live plan. Pure."""
+"""Tasks of planning mode: phases, and actions compiled from a model's plan. Pure."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ class PlanningTask(BaseModel):
         subtask: the subtask that the action serves.
         fallback_of: the task that the action replaced as its declared fallback.
         may_fail: whether a failure of its tool is a result to go on with.
-        unapproved: whether the action was only planned, so that no person approved its dangerous tools.
+        unapproved: whether the action was only planned, so that no person approved its dangerous
+            tools.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -126,7 +127,7 @@ class PlanningTask(BaseModel):
         return {PLANNING_KEY: self.model_dump(mode="json", exclude_defaults=True)}
 
     def in_round(self) -> PlanningTask:
-        """Return the notes that a repetition of the phase shares with it: its lineage and where a clean round began."""
+        """Return the notes that a repeated phase shares: its lineage, and where its round began."""
         clean = self.target is not None and not keeps_finished(self.target)
         return PlanningTask(lineage=self.lineage, target=self.target if clean else None)
 
@@ -175,8 +176,9 @@ def is_tool_loop(plan: Plan) -> bool:
 
 
 def is_phase_reached(live: LivePlan, phase: Phase, *, besides: TaskId | None = None) -> bool:
-    """Return whether a phase is done, or is with the task `besides`, and no task up to that phase is open."""
-    phases, done = list(Phase), False
+    """Return whether a phase is done, or will be with `besides`, and no phase before is open."""
+    phases = list(Phase)
+    done = False
     upto = phases[: phases.index(phase) + 1]
     for entry in live:
         current = phase_of(entry.task) or Phase.EXECUTION
@@ -198,12 +200,14 @@ def repeat_phases(
     depends_on: Sequence[TaskId] = (),
     approved_by: TaskId | None = None,
 ) -> tuple[Task, ...]:
-    """Return the phases from a target to the last one as new tasks, each waiting for the one before.
+    """Return the phases from a target to the last as new tasks, each waiting for the one before.
 
-    An execution is repeated by planning the actions. The notes on each task may name another target that the replan
-    returned to. With `approved_by`, a person must agree at that task before they enter the plan.
+    An execution is repeated by planning the actions. The notes on each task may name another target
+    that the replan returned to. With `approved_by`, a person must agree at that task before they
+    enter the plan.
     """
-    view, tasks = PlanView(live), list[Task]()
+    view = PlanView(live)
+    tasks = list[Task]()
     first = target if target in PLANNING_PHASES else Phase.ACTION_SEQUENCE
     notes = notes.model_copy(update={"target": notes.target or target})
     for phase in PLANNING_PHASES[PLANNING_PHASES.index(first) : PLANNING_PHASES.index(last) + 1]:
@@ -214,12 +218,12 @@ def repeat_phases(
 
 
 def _reserved_id(live: LivePlan, phase: Phase, asking: TaskId) -> TaskId:
-    """Return the base of an id that no other task takes while a person is asked, by the place of the task that asks."""
+    """Return the base of a task id that stays free while the task at a place asks a person."""
     return TaskId(f"{phase}~agreed-{[entry.id for entry in live].index(asking) + 1}")
 
 
 def add_phases(tasks: Sequence[Task], before: Iterable[TaskId] = ()) -> list[PlanChange]:
-    """Return the changes that add phases to the live plan; the tasks in `before` wait for the last one."""
+    """Return the changes that add phases to the live plan; the tasks `before` wait for the last."""
     return [
         *(AddTask(task=task) for task in tasks[:-1]),
         AddTask(task=tasks[-1], before=tuple(before)),
@@ -227,7 +231,7 @@ def add_phases(tasks: Sequence[Task], before: Iterable[TaskId] = ()) -> list[Pla
 
 
 def human_task(live: LivePlan, *, notes: PlanningTask, depends_on: Sequence[TaskId] = ()) -> Task:
-    """Return a task at which a person decides about the replan `notes.asks`, or answers a question."""
+    """Return a task where a person decides about the replan `notes.asks`, or answers a question."""
     task_id = PlanView(live).unused_id(TaskId(Phase.ACTION_SEQUENCE))
     task = phase_task(Phase.ACTION_SEQUENCE, task_id, depends_on, notes)
     return task.model_copy(update={"goal": "Have a person decide how to go on"})
@@ -255,8 +259,8 @@ def pending_reflection(live: LivePlan) -> TaskId | None:
 def is_action_done(live: LivePlan, entry: TaskEntry) -> bool:
     """Return whether an action is done, itself or by its replacement.
 
-    That of a list is done with all its elements, if it has any. An element that failed and was skipped counts as done,
-    as its list goes on; one that was skipped before it was tried does not.
+    That of a list is done with all its elements, if it has any. An element that failed and was
+    skipped counts as done, as its list goes on; one that was skipped before it was tried does not.
     """
     if entry.state is TaskState.DONE:
         return phase_of(entry.task) is None
@@ -278,12 +282,12 @@ def _is_passed_over(live: LivePlan, element: TaskEntry) -> bool:
 
 
 def action_of(entry: TaskEntry) -> TaskEntry:
-    """Return the task of the action that a task is a part of: of an element, the one that has the list."""
+    """Return the task of the action that a task is part of; of an element, that with the list."""
     return entry.template or entry
 
 
 def is_list_running(live: LivePlan, entry: TaskEntry) -> bool:
-    """Return whether an action has begun with its list, and goes on with it: no element needs another plan."""
+    """Return whether an action has begun with its list, so that no element needs a new plan."""
     if not entry.is_expanded:
         return False
     begun = False
@@ -313,7 +317,7 @@ def finished_actions(live: LivePlan) -> int:
 
 
 def tool_parameters(tool: ToolSpec) -> Mapping[str, str]:
-    """Return the parameters of a tool and their types; without declared ones, the placeholders in its patterns."""
+    """Return a tool's parameters and types; if undeclared, the placeholders in its patterns."""
     if tool.parameters:
         return tool.parameters
     texts = (
@@ -350,7 +354,7 @@ def tool_use_problems(
 
 
 def _argument_problems(tool: ToolSpec, arguments: JsonObject) -> list[str]:
-    """Return the arguments that a command would take for options, or that it or a request has no place for."""
+    """Return arguments that a command would take for options, or that are not in its template."""
     options = (
         option_problems(tool.command, arguments, tool.parameters)
         if tool.kind == "shell" and tool.command
@@ -367,7 +371,7 @@ def _argument_problems(tool: ToolSpec, arguments: JsonObject) -> list[str]:
 
 
 def describe_tool_use(tool: str, arguments: JsonObject, max_chars: int = 500) -> str:
-    """Describe the use of a tool to a person who must approve it, with at most so many characters of arguments."""
+    """Describe a use of a tool to a person who must approve it, with cut arguments."""
     text = json.dumps(arguments, ensure_ascii=False)
     more = len(text) - max_chars
     return f"{tool} {text if more <= 0 else f'{text[:max_chars]} [… {more} characters more]'}"
@@ -378,7 +382,7 @@ _MAX_LIST_CHARS: Final = 500
 
 
 def describe_list(action: Action | Task) -> str:
-    """Return what a person is told of the list of an action, as `for each of ["a", "b"]`; empty without one."""
+    """Describe the list of an action, as `for each of ["a", "b"]`; empty without a list."""
     elements = action.for_each
     if elements is None:
         return ""
@@ -392,7 +396,7 @@ def describe_list(action: Action | Task) -> str:
 
 
 def describe_actions(plan: ActionPlan, tools: Mapping[str, ToolSpec]) -> str:
-    """Describe the actions of a plan in their order, one line each, with their arguments and expected outcomes."""
+    """Describe the actions of a plan, one a line, with arguments and expected outcomes."""
     places = {name: place for place, name in enumerate(plan.subtask_order)}
     actions = sorted(plan.actions, key=lambda action: places[action.task_id])
     lines = []
@@ -427,12 +431,15 @@ _MAX_REASON_CHARS: Final = 300
 
 
 def decision_line(record: JsonObject, *, warned: bool = False) -> str:
-    """Return a decision of planning mode on one line: what was decided, whether it was executed, and why."""
-    phase, replan, reason = record.get("phase"), record.get("replan_type"), record.get("reason")
+    """Describe a decision of planning mode on one line: what, whether executed, and why."""
+    phase = record.get("phase")
+    replan = record.get("replan_type")
+    reason = record.get("reason")
     why = one_line(
         str(as_object(record.get("llm_decision")).get("reasoning") or ""), _MAX_REASON_CHARS
     )
-    reasoning, rule = f": {why}" if why else "", f"{reason}"
+    reasoning = f": {why}" if why else ""
+    rule = f"{reason}"
     if override := record.get("override_reason"):
         rule = f"{override}: {reason}"
     if replan == "none":
@@ -453,13 +460,12 @@ def revise_decomposition(
 ) -> TaskDecomposition:
     """Return the subtasks that a revised action plan serves, with those that are finished.
 
-    Subtasks that the plan no longer names are dropped. A new one waits for the subtask before it in the order, and the
-    one after it waits for the new one, because the model did not state its dependencies.
+    Subtasks that the plan no longer names are dropped. A new one waits for the subtask before it in
+    the order, and the one after it waits for the new one, because the model did not state its
+    dependencies.
     """
-    known, done = (
-        {subtask.id: subtask for subtask in decomposition.subtasks},
-        dict.fromkeys(finished),
-    )
+    known = {subtask.id: subtask for subtask in decomposition.subtasks}
+    done = dict.fromkeys(finished)
     stays = {**done, **dict.fromkeys(action_plan.subtask_order)}
     subtasks = [
         known[name].model_copy(update={"dependencies": ()}) for name in done if name in known
@@ -486,8 +492,10 @@ def check_subtasks(
     finished: Collection[str] = (),
     max_subtasks: float = math.inf,
 ) -> list[Problem]:
-    """Return all problems of a decomposition, whose subtasks may depend on finished ones that it leaves out."""
-    at, hints, problems = "task_decomposition.subtasks", NameSuggester(), list[Problem]()
+    """Return all problems of a decomposition; its subtasks may depend on omitted finished ones."""
+    at = "task_decomposition.subtasks"
+    hints = NameSuggester()
+    problems = list[Problem]()
     left = len(decomposition.remaining(finished))
     if left > max_subtasks:
         text = f"there are {left} subtasks, at most {max_subtasks} are allowed; merge those that belong together"
@@ -522,17 +530,20 @@ def compile_action_plan(
     earlier: Sequence[Task] = (),
     problems: Sequence[Problem] = (),
 ) -> tuple[list[Problem], tuple[Task, ...]]:
-    """Return the problems of an action plan, after those of its subtasks, or its tasks if there are none.
+    """Return the problems of an action plan, and its tasks if there are none.
 
-    The tasks come in the order in which they are to run; independent ones may run at once. The last action of a subtask
-    has the subtask's id, those before it `id-1`, `id-2` …: dependents of the subtask wait for all of them. A fallback
-    strategy that names a tool becomes a fallback. Where some arguments of a tool are not known, the task names no tool:
-    then its metadata states under `planning` the `tool`, the known `arguments`, and the `missing` ones. Every id begins
-    with the prefix, in references as well, so that no id is used again; finished subtasks have the id of the task that
-    did them, and are not planned.
+    The problems of its subtasks come first.
 
-    The capacity of resources is not checked where it is not given. Of many subtasks, the actions may serve one batch;
-    `earlier` are the tasks of the batches before.
+    The tasks come in the order in which they are to run; independent ones may run at once. The last
+    action of a subtask has the subtask's id, those before it `id-1`, `id-2` …: dependents of the
+    subtask wait for all of them. A fallback strategy that names a tool becomes a fallback. Where
+    some arguments of a tool are not known, the task names no tool: then its metadata states under
+    `planning` the `tool`, the known `arguments`, and the `missing` ones. Every id begins with the
+    prefix, in references as well, so that no id is used again; finished subtasks have the id of the
+    task that did them, and are not planned.
+
+    The capacity of resources is not checked where it is not given. Of many subtasks, the actions
+    may serve one batch; `earlier` are the tasks of the batches before.
     """
     done = finished or {}
     subtasks = [one for one in decomposition.remaining(done) if batch is None or one.id in batch]
@@ -581,10 +592,8 @@ def compile_action_plan(
                 "^use ", "", " ".join((action.fallback_strategy or "").split()), flags=re.IGNORECASE
             )
             head = re.split(r"[:;,(]| [-–—] | (?:with|instead|for)\b", text, maxsplit=1)[0]
-            other, fallbacks = (
-                library.get(text) or library.get(head.strip(" `'\"")),
-                list[Fallback](),
-            )
+            other = library.get(text) or library.get(head.strip(" `'\""))
+            fallbacks = list[Fallback]()
             if other is not None and other.name != action.tool:
                 shared = {
                     each: arguments[each] for each in tool_parameters(other) if each in arguments
@@ -614,7 +623,7 @@ def compile_action_plan(
 
 
 def list_fields(action: Action | Task) -> dict[str, Any]:
-    """Return the fields that say for which elements of a list an action is carried out, as far as they are stated."""
+    """Return the fields of an action about its list, as far as they are stated."""
     fields: dict[str, Any] = {}
     for name in ("for_each", *LIST_FIELDS):
         if name in action.model_fields_set:
@@ -629,7 +638,8 @@ def _check_actions(
     finished: Container[str],
     resources: Mapping[str, float] | None,
 ) -> Iterator[Problem]:
-    at, hints = "action_plan.execution_order", NameSuggester()
+    at = "action_plan.execution_order"
+    hints = NameSuggester()
     names = dict.fromkeys(subtask.id for subtask in subtasks)
     planned = Counter(action.task_id for action in action_plan.actions)
     listed = Counter(action_plan.execution_order)
@@ -646,7 +656,8 @@ def _check_actions(
     }
     scope = TaskScope(library, capacity, {})
     for index, action in enumerate(action_plan.actions):
-        at, label = f"action_plan.actions[{index}]", f"the action for {action.task_id!r}"
+        at = f"action_plan.actions[{index}]"
+        label = f"the action for {action.task_id!r}"
         if action.task_id not in names:
             is_done = action.task_id in finished
             why = (
@@ -678,7 +689,7 @@ def _check_actions(
 
 
 def _tool_fields(tool: ToolSpec, arguments: JsonObject, notes: PlanningTask) -> JsonObject:
-    """Return the fields of a task that say how a tool is used; incomplete arguments are kept in the metadata."""
+    """Return the fields of a task about its tool; incomplete arguments go into the metadata."""
     if missing := missing_arguments(tool, arguments):
         incomplete: dict[str, object] = {
             "tool": tool.name,

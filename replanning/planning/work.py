@@ -1,4 +1,4 @@
-"""Work of the tasks of planning mode: the phases, the actions of the plan, and the steps of the loop without a plan."""
+"""Work of the tasks of planning mode: its phases, actions, and the loop without a plan."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ _BATCH_SIZE: Final = 15
 """Subtasks whose actions are planned in one reply."""
 
 _MAX_REFLECTIONS: Final = 10
-"""Most reflections on a plan that are due by number of actions, if the settings state no interval."""
+"""Limit of reflections on a plan after a number of actions, where settings state no interval."""
 
 _MAX_DANGEROUS_USES: Final = 20
 """Uses of dangerous tools that a person is shown at once."""
@@ -121,9 +121,9 @@ _MAX_DANGEROUS_USES: Final = 20
 async def _decompose(session: PlanningSession, task: Task) -> JsonObject:
     """Return the subtasks of the goal.
 
-    If the goal cannot be decomposed, the model is asked for fewer, coarser subtasks, and then, as settings say, for
-    another approach; TaskHeld or PlanningFailed is raised if that is not to be. Limitations of a partial
-    decomposition are journaled as assumptions.
+    If the goal cannot be decomposed, the model is asked for fewer, coarser subtasks, and then, as
+    settings say, for another approach; TaskHeld or PlanningFailed is raised if that is not to be.
+    Limitations of a partial decomposition are journaled as assumptions.
     """
     offered = _offered_decomposition(session, task)
     if offered is not None:
@@ -131,7 +131,8 @@ async def _decompose(session: PlanningSession, task: Task) -> JsonObject:
 
     def parse(text: str) -> tuple[TaskDecomposition | None, CannotDecompose | None]:
         reply = parse_planning(text, Phase.TASK_DECOMPOSITION)
-        decomposition, error = reply.task_decomposition, reply.error
+        decomposition = reply.task_decomposition
+        error = reply.error
         if isinstance(error, UnclearGoal) or (decomposition is None and error is None):
             raise LLMResponseInvalid(
                 "expected 'task_decomposition', or an error of the type 'cannot_decompose'"
@@ -189,7 +190,7 @@ async def _decompose(session: PlanningSession, task: Task) -> JsonObject:
 
 
 def _check_decomposition(session: PlanningSession, decomposition: TaskDecomposition) -> None:
-    """Reject, with LLMResponseInvalid, subtasks that cannot be carried out, and ids that look like secrets."""
+    """Reject subtasks that cannot be carried out, or have secrets as ids: LLMResponseInvalid."""
     limit = session.settings.max_subtasks
     problems = check_subtasks(decomposition, session.tools, max_subtasks=limit)
     if problems:
@@ -198,7 +199,7 @@ def _check_decomposition(session: PlanningSession, decomposition: TaskDecomposit
 
 
 def _offered_decomposition(session: PlanningSession, task: Task) -> TaskDecomposition | None:
-    """Return the subtasks that the reply on the goal has given as well; None if it gave none that can be used."""
+    """Return the subtasks that the reply on the goal already contains; None without usable ones."""
     part = session.part_ahead(task, Phase.TASK_DECOMPOSITION)
     if not part:
         return None
@@ -222,8 +223,9 @@ def merge_action_plans(plans: Sequence[ActionPlan]) -> ActionPlan:
 
 
 async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObject:
-    """Return actions that fit subtasks and tools; for many subtasks, the model plans them in batches."""
-    plan, target = session.state.plan, PlanningTask.of(task).target or Phase.GOAL_UNDERSTANDING
+    """Return actions that fit subtasks and tools; many subtasks are planned in batches."""
+    plan = session.state.plan
+    target = PlanningTask.of(task).target or Phase.GOAL_UNDERSTANDING
     finished = {name: name for name in _finished_subtasks(session, task)}
     if plan is not None and keeps_finished(target):
         decomposition = plan.decomposition
@@ -231,7 +233,8 @@ async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObje
         decomposition = validate_output(
             TaskDecomposition, session.state.phase_output(Phase.TASK_DECOMPOSITION)
         )
-    # Each batch is small enough to be planned in one reply; dependencies are in it, or in an earlier one.
+    # Each batch is small enough to be planned in one reply; dependencies are in it, or in an
+    # earlier one.
     left = decomposition.remaining(finished)
     places = {subtask.id: place for place, subtask in enumerate(left)}
     order = topological_order(
@@ -248,7 +251,8 @@ async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObje
             "subtasks": decomposition.model_dump(mode="json"),
         }
     data = session.prompt_data(task) | {"task_decomposition": decomposition.model_dump(mode="json")}
-    tools, capacity = session.tools, session.run.live.scheduler.pool.capacity
+    tools = session.tools
+    capacity = session.run.live.scheduler.pool.capacity
 
     if len(batches) == 1 and target is Phase.EXECUTION and plan is not None:
 
@@ -275,7 +279,8 @@ async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObje
             with suppress(LLMResponseInvalid):  # then the model is asked for another one
                 return check_revision(PlanRevision.model_validate(stated, strict=False))
         return await session.ask("revision", data, RevisionReply, parse_revision)
-    plans, earlier = list[ActionPlan](), list[Task]()
+    plans = list[ActionPlan]()
+    earlier = list[Task]()
     for batch in batches:
 
         def parse(text: str, batch: Sequence[str] = batch) -> tuple[ActionPlan, Sequence[Task]]:
@@ -347,7 +352,7 @@ def _offered_actions(
     decomposition: TaskDecomposition,
     finished: Mapping[str, str],
 ) -> ActionPlan | None:
-    """Return the actions that the reply of an earlier phase has given as well; None if it gave none that can be used."""
+    """Return the actions that an earlier reply already contains; None without usable ones."""
     part = session.part_ahead(task, Phase.ACTION_SEQUENCE)
     if not part:
         return None
@@ -364,7 +369,7 @@ def _offered_actions(
 
 
 def _has_gone_on(session: PlanningSession, task: Task, phase: Phase, output: JsonObject) -> bool:
-    """Return whether the same reply has answered the next phase, so that the plan is judged as a whole."""
+    """Return whether the reply also answers the next phase, so that the plan is judged whole."""
     if phase is Phase.GOAL_UNDERSTANDING:
         return _offered_decomposition(session, task) is not None
     if phase is Phase.TASK_DECOMPOSITION:
@@ -380,7 +385,10 @@ def _earlier_tasks(session: PlanningSession, task: Task) -> dict[str, str]:
 
 
 def _finished_subtasks(session: PlanningSession, task: Task) -> dict[str, str]:
-    """Return the live tasks of subtasks that are done or running, unless the replan starts clean, by their names."""
+    """Return the live tasks of subtasks, by name, that are done or running.
+
+    There are none if the replan starts clean.
+    """
     live = session.run.live
     if not keeps_finished(PlanningTask.of(task).target or Phase.GOAL_UNDERSTANDING):
         return {}
@@ -397,7 +405,9 @@ def _finished_subtasks(session: PlanningSession, task: Task) -> dict[str, str]:
 
 def _is_superseded(session: PlanningSession, task: Task) -> bool:
     """Return whether a newer plan does without the failed action that the phase was to replace."""
-    notes, live, plans = PlanningTask.of(task), session.run.live, session.state.plans
+    notes = PlanningTask.of(task)
+    live = session.run.live
+    plans = session.state.plans
     after = TaskId(notes.after)
     if notes.target is None or not keeps_finished(notes.target) or after not in live:
         return False
@@ -410,23 +420,24 @@ def _is_superseded(session: PlanningSession, task: Task) -> bool:
 
 
 def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> None:
-    """Put the plan that a phase made into the live plan, unless that was done before an interruption.
+    """Put the plan that a phase made into the live plan, unless that was done before a restart.
 
-    Raises TaskHeld if a person must approve it first, and PlanError if it does not fit the live plan.
+    Raises TaskHeld if a person must approve it first, and PlanError if it does not fit the live
+    plan.
     """
-    state, live, notes, tools = (
-        session.state,
-        session.run.live,
-        PlanningTask.of(task),
-        session.tools,
-    )
+    state = session.state
+    live = session.run.live
+    notes = PlanningTask.of(task)
+    tools = session.tools
     if any(PlanningTask.of(entry.task).by == task.id for entry in live):
         return
     subtasks = TaskDecomposition.model_validate(output["subtasks"], strict=False)
     action_plan = ActionPlan.model_validate(output["action_plan"], strict=False)
     # Another plan may have begun some of the subtasks since this one was made, and keeps them.
-    finished, earlier = _finished_subtasks(session, task), _earlier_tasks(session, task)
-    # A subtask that was running then and has failed since stays: recovery handles that failure by itself.
+    finished = _finished_subtasks(session, task)
+    earlier = _earlier_tasks(session, task)
+    # A subtask that was running then and has failed since stays: recovery handles that failure by
+    # itself.
     served = {action.task_id for action in action_plan.actions}
     action_plan = action_plan.without(finished)
     unserved = [one.id for one in subtasks.subtasks if one.id not in served and one.id in earlier]
@@ -452,9 +463,11 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
         return  # a newer plan came while a person was asked, and counts
     if found:
         raise PlanError(found)
-    planned, uses = list[Task](), list[str]()
+    planned = list[Task]()
+    uses = list[str]()
     for action in compiled:
-        own, timeout = PlanningTask.of(action), action.timeout
+        own = PlanningTask.of(action)
+        timeout = action.timeout
         if action.tool is None:  # the model will be asked for its arguments
             limit = tools[own.tool].timeout if timeout is None else timeout
             timeout = None if limit is None else limit + session.llm.timeout
@@ -504,7 +517,8 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
     )
     if version not in state.plans:  # it is there if the run was interrupted right after this note
         session.note("plan", version.model_dump(mode="json"))
-    changes, ids = list[PlanChange](), dict.fromkeys(action.id for action in planned)
+    changes = list[PlanChange]()
+    ids = dict.fromkeys(action.id for action in planned)
     for action in planned:
         waits = (
             action.depends_on if ids.keys() & action.depends_on else (*action.depends_on, task.id)
@@ -529,10 +543,10 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
 async def _escalate_replan(
     session: PlanningSession, task: Task, phase: Phase, failed: Consideration, reason: str
 ) -> bool:
-    """Have the model decide, once, on another way instead of the failed or forbidden replan that a phase belongs to.
+    """Have the model decide once on another way than the failed or forbidden replan of a phase.
 
-    Returns True if the new decision was applied, and False if the existing output is used. Raises TaskHeld if a
-    person decides, and PlanningFailed if the run ends.
+    Returns True if the new decision was applied, and False if the existing output is used. Raises
+    TaskHeld if a person decides, and PlanningFailed if the run ends.
     """
     subject = f"{task.id}~otherwise"
     other = session.state.judged.get(subject)  # if the run was interrupted after that decision
@@ -548,14 +562,16 @@ async def _escalate_replan(
 
         async def apply(decision: ReplanDecision) -> None:
             """Replace the remaining tasks of the failed replan with the new decision."""
-            live, target = session.run.live, decision.target_phase
+            live = session.run.live
+            target = decision.target_phase
             assert target is not None
             notes = PlanningTask(
                 reason=replan_reason(decision), replan=replan, lineage=PlanningTask.of(task).lineage
             )
             last = phase if session.state.plan is None else Phase.ACTION_SEQUENCE
             tasks = repeat_phases(live, target, last, notes=notes, depends_on=[task.id])
-            rest, view = _remaining_phases(session, task), PlanView(live)
+            rest = _remaining_phases(session, task)
+            view = PlanView(live)
             before = dict.fromkeys(
                 one for done in (task.id, *rest) for one in view.dependents(done) if one not in rest
             )
@@ -576,7 +592,8 @@ async def _escalate_replan(
 
 def _remaining_phases(session: PlanningSession, task: Task) -> tuple[TaskId, ...]:
     """Return the planning phases of the same replan that are still to come."""
-    replan, live = PlanningTask.of(task).replan, session.run.live
+    replan = PlanningTask.of(task).replan
+    live = session.run.live
     waiting = [
         e
         for e in live
@@ -591,12 +608,16 @@ def _remaining_phases(session: PlanningSession, task: Task) -> tuple[TaskId, ...
 
 
 async def run_phase(session: PlanningSession, task: Task) -> JsonObject:
-    """Execute a phase, and apply the decision after it; parts done before an interruption are not repeated.
+    """Execute a phase, and apply the decision after it.
 
-    Raises TaskHeld if a person must decide, PlanningFailed if the phase failed, and the errors of the model.
+    Parts done before an interruption are not repeated.
+
+    Raises TaskHeld if a person must decide, PlanningFailed if the phase failed, and the errors of
+    the model.
     """
     notes = PlanningTask.of(task)
-    phase, accepted = notes.phase, bool(notes.accept)
+    phase = notes.phase
+    accepted = bool(notes.accept)
     assert phase is not None
     await session.settle_approvals()
     state = session.state
@@ -608,10 +629,8 @@ async def run_phase(session: PlanningSession, task: Task) -> JsonObject:
         return {}
     output = state.outputs.get(notes.accept or task.id)
     if output is None and not accepted:
-        replanned, record = (
-            False,
-            next((one for one in state.records if one.replan_id == notes.replan), None),
-        )
+        replanned = False
+        record = next((one for one in state.records if one.replan_id == notes.replan), None)
         # A question beside any other kind of replan is for clarification, not approval.
         approvals = [held.considered for held in state.held.values() if held.is_replan_approval]
         approved = next(
@@ -683,7 +702,7 @@ async def run_phase(session: PlanningSession, task: Task) -> JsonObject:
 
 
 async def _understand_goal(session: PlanningSession, task: Task) -> JsonObject:
-    """Return the goal as the model understands it; of an unclear goal, what it inferred and the questions."""
+    """Return the goal as the model understands it; if unclear, with its questions."""
     reply = await session.ask(
         Phase.GOAL_UNDERSTANDING,
         session.prompt_data(task),
@@ -726,8 +745,9 @@ _WORK: Final = {
 
 
 def _prompt_data(session: PlanningSession, task: Task, output: JsonObject) -> JsonObject:
-    """Return the prompt variables of a decision, with the output of the phase under its own name."""
-    data, phase = session.prompt_data(task), PlanningTask.of(task).phase
+    """Return the prompt variables of a decision, with the phase's output under its own name."""
+    data = session.prompt_data(task)
+    phase = PlanningTask.of(task).phase
     if phase is Phase.REFLECTION:
         data["result"] = output
     elif phase is Phase.ACTION_SEQUENCE and output:
@@ -739,7 +759,8 @@ async def _apply_ruling(
     session: PlanningSession, task: Task, phase: Phase, considered: Consideration
 ) -> bool:
     """Apply the decision after a phase; return whether the phase is repeated."""
-    ruling, decision = considered.ruling, considered.decision
+    ruling = considered.ruling
+    decision = considered.decision
     asks = decision is not None and decision.replan_type is ReplanType.CLARIFICATION_REQUEST
     if ruling.questions or ruling.kind == "ask":
         await session.ask_about_decision(task.id, considered, "replan", otherwise=phase)
@@ -786,15 +807,17 @@ async def _apply_ruling(
 async def _conclude(
     session: PlanningSession, task: Task, output: JsonObject, *, accepted: bool
 ) -> None:
-    """Judge the result of the run: revise the plan, complete the run, or have a person intervene."""
+    """Judge the result of the run: revise the plan, complete the run, or ask a person."""
     if accepted:
         _record_completion(session, output, "accepted")
         return
     considered = await session.consider_replan(
         task.id, Phase.REFLECTION, _prompt_data(session, task, output)
     )
-    decision, ruling = considered.decision, considered.ruling
-    exhausted, problem = ruling.needs_escalation, ""
+    decision = considered.decision
+    ruling = considered.ruling
+    exhausted = ruling.needs_escalation
+    problem = ""
     if not exhausted and await _apply_ruling(session, task, Phase.REFLECTION, considered):
         return
     summary = (
@@ -813,8 +836,9 @@ async def _conclude(
 
 
 def _record_completion(session: PlanningSession, output: JsonObject, status: str) -> None:
-    """Journal the model's summary of a run that has come to its end, with the counts of the journal."""
-    stated, counts = output.get("summary"), session.state.task_counts()
+    """Journal the model's summary of a completed run, with counts from the journal."""
+    stated = output.get("summary")
+    counts = session.state.task_counts()
     summary = {
         "goal_achieved": False,
         "key_outcomes": [],
@@ -838,10 +862,10 @@ def _record_completion(session: PlanningSession, output: JsonObject, status: str
 async def reflect(
     session: PlanningSession, subject: str, name: str, data: JsonObject
 ) -> Reflection | None:
-    """Return the model's reflection on an action, journaled under a subject and added to the prompt variables.
+    """Return the model's reflection on an action, journaled and added to the prompt variables.
 
-    It is None if the model gave no usable reply; that is journaled, and not an error. For the same subject, such as an
-    attempt, the model is not asked again after an interruption.
+    It is None if the model gave no usable reply; that is journaled, and not an error. For the same
+    subject, such as an attempt, the model is not asked again after an interruption.
     """
     noted = next((one for one in session.state.reflections if one.get("task") == subject), None)
     if noted is None:
@@ -873,8 +897,9 @@ async def reflect(
 
 
 def _remaining_plan(session: PlanningSession) -> JsonObject:
-    """Return the actions that are not done, as a reflection is shown them: of the others it sees what came of them."""
-    plan, live = session.state.plan, session.run.live
+    """Return the actions that are not done; a reflection sees the outcomes of the others."""
+    plan = session.state.plan
+    live = session.run.live
     if plan is None:
         return {}
     done = set[str]()
@@ -887,9 +912,10 @@ def _remaining_plan(session: PlanningSession) -> JsonObject:
 def reported_failure(
     output: JsonValue, accepted: Container[int] = (), *, is_nested: bool = False
 ) -> str:
-    """Return the failure that an output reports in a field such as `error` or `exit_code`; empty if it reports none.
+    """Return the failure in a field of an output, such as `error` or `exit_code`; else empty.
 
-    Accepted exit codes are no failures. JSON that a command prints, or a server answers with, is looked at as well.
+    Accepted exit codes are no failures. JSON that a command prints, or a server answers with, is
+    looked at as well.
     """
     if isinstance(output, str) and len(output) <= 100_000 and output.lstrip().startswith("{"):
         try:
@@ -939,8 +965,8 @@ async def run_action(
 ) -> object:
     """Execute an action; `work` uses its tool.
 
-    The model reflects on every few actions, and on one whose output reports a failure. If the action may fail, the
-    failure of its tool is its output.
+    The model reflects on every few actions, and on one whose output reports a failure. If the
+    action may fail, the failure of its tool is its output.
 
     Raises:
         ToolNotAllowed: its tool is not among the tools of the run.
@@ -959,7 +985,8 @@ async def run_action(
     try:
         output = await work(ready, context)
     except Exception as failure:
-        # A failure is a result only if the tool ran: not if it could not be used, or may work on a retry.
+        # A failure is a result only if the tool ran: not if it could not be used, or may work on a
+        # retry.
         ran = not isinstance(failure, ToolError) or isinstance(
             failure, CommandFailed | HttpStatusFailed | McpToolFailed
         )
@@ -981,10 +1008,12 @@ async def run_action(
     error = (
         "" if may_fail else reported_failure(json_output, spec.accepted if spec is not None else ())
     )
-    template, result = entry.template, json_output
+    template = entry.template
+    result = json_output
     is_whole = True
     if template is not None:
-        # An element is looked at alone if its output reports a failure; else all are, with the last one.
+        # An element is looked at alone if its output reports a failure; else all are, with the last
+        # one.
         is_whole = not error and _is_last_element(session, entry, template, json_output)
         if is_whole:
             result = _outputs_of_list(session, template)
@@ -1026,7 +1055,8 @@ async def run_action(
 
 def _is_reflection_due(session: PlanningSession) -> bool:
     """Return whether the model reflects on the action that ends now, because so many have ended."""
-    settings, plan = session.settings.reflection, session.state.plan
+    settings = session.settings.reflection
+    plan = session.state.plan
     interval = settings.trigger_interval
     if interval and plan is not None and "trigger_interval" not in settings.model_fields_set:
         interval = max(interval, -(-len(plan.tasks) // _MAX_REFLECTIONS))
@@ -1039,7 +1069,7 @@ def _is_reflection_due(session: PlanningSession) -> bool:
 def _is_last_element(
     session: PlanningSession, entry: TaskEntry, template: TaskEntry, output: JsonValue
 ) -> bool:
-    """Return whether the action of a list ends with this element, whose tool has given an output."""
+    """Return whether an element is the last of its list to end; its tool has given an output."""
     # Several may have ended whose success is not on record yet; exactly one of them is the last.
     session.ended_elements[entry.root] = output
     elements = template.replacement.sinks
@@ -1047,7 +1077,7 @@ def _is_last_element(
 
 
 def _outputs_of_list(session: PlanningSession, template: TaskEntry) -> list[JsonValue]:
-    """Return the outputs of all elements of a list, in its order; null of those that were left out."""
+    """Return the outputs of all elements of a list, in its order; null if left out."""
     outputs: list[JsonValue] = []
     for element in template.replacement.sinks:
         output = session.ended_elements.get(element.id)
@@ -1058,7 +1088,7 @@ def _outputs_of_list(session: PlanningSession, template: TaskEntry) -> list[Json
 
 
 def _check_filled_arguments(session: PlanningSession, task: Task) -> None:
-    """Refuse a task that a person added, if references make its tool dangerous in a way that nobody saw."""
+    """Refuse a task that a person added, if references make its tool dangerous unseen."""
     live = session.run.live
     tool = live.tools.get(task.tool or "")
     if tool is None:
@@ -1072,14 +1102,14 @@ def _check_filled_arguments(session: PlanningSession, task: Task) -> None:
 async def _resolve_task(session: PlanningSession, task: Task, context: TaskContext) -> Task:
     """Return the task with its tool and all arguments.
 
-    The model chooses the arguments that the plan leaves open; for a dangerous tool, a person must approve them.
+    The model chooses the arguments that the plan leaves open; for a dangerous tool, a person must
+    approve them.
     """
-    live, name = session.run.live, tool_name(task)
-    spec, before, held = (
-        session.tools.get(name),
-        live.tools.get(name),
-        session.state.held.get(task.id),
-    )
+    live = session.run.live
+    name = tool_name(task)
+    spec = session.tools.get(name)
+    before = live.tools.get(name)
+    held = session.state.held.get(task.id)
     if spec is None:
         raise ToolNotAllowed(
             f"the tool {name!r} may not be used: it is not among the tools of this run any more"
@@ -1121,7 +1151,8 @@ async def _resolve_task(session: PlanningSession, task: Task, context: TaskConte
         call for attempt, call in session.state.calls.items() if attempt.startswith(f"{task.id}#")
     ]
     if approved and calls:
-        chosen, comment = calls[-1], ""
+        chosen = calls[-1]
+        comment = ""
     else:
         action: JsonObject = {
             **action_data(task, session.state.name_of(task.id)),
@@ -1144,13 +1175,13 @@ async def _follow_decision(
     session: PlanningSession, task: Task, context: TaskContext, considered: Consideration
 ) -> None:
     """Apply a decision after an action, or have a person decide before the plan goes on."""
-    live, cause = session.run.live, considered.cause
-    decision, ruling = considered.decision, considered.ruling
+    live = session.run.live
+    cause = considered.cause
+    decision = considered.decision
+    ruling = considered.ruling
     notes = PlanningTask(lineage=(cause.lineage or "") if cause.error else "")
-    retries, asks = (
-        decision is not None and decision.replan_type is ReplanType.RETRY,
-        ruling.kind == "ask",
-    )
+    retries = decision is not None and decision.replan_type is ReplanType.RETRY
+    asks = ruling.kind == "ask"
     followed = ruling.is_executable or (asks and bool(cause.error))
     # Of a list, only the element that ended last would be repeated.
     of_list = live.entry(task.id).template is not None and not cause.error
@@ -1194,7 +1225,7 @@ async def _follow_decision(
 
 
 def _pending_tasks(live: LivePlan) -> tuple[TaskId, ...]:
-    """Return the actions and the reflection that wait for a replan, because they may be outdated."""
+    """Return the actions and the reflection that wait for a replan, as they may be outdated."""
     waiting = [e.id for e in live if is_action(e.task) and e.state in WAITING and not e.removed]
     return tuple(filter(None, [*waiting, pending_reflection(live)]))
 
@@ -1203,16 +1234,19 @@ def _pending_tasks(live: LivePlan) -> tuple[TaskId, ...]:
 
 
 async def run_step(session: PlanningSession, task: Task) -> JsonObject:
-    """Execute a step of a run without a plan: the model chooses the use of a tool, which becomes an action, or ends it.
+    """Execute a step of a run without a plan: the model uses a tool, or ends the run.
 
-    Parts done before an interruption are not repeated. Raises TaskHeld if a person must decide, PlanningFailed if
-    the model has used as many tools as it may or gives no usable reply, and the errors of the model.
+    The use of a tool becomes an action.
+
+    Parts done before an interruption are not repeated. Raises TaskHeld if a person must decide,
+    PlanningFailed if the model has used as many tools as it may or gives no usable reply, and the
+    errors of the model.
     """
-    accepted, state, live = PlanningTask.of(task).accept, session.state, session.run.live
-    actions, limit = (
-        [entry for entry in live if is_action(entry.task)],
-        session.settings.max_subtasks,
-    )
+    accepted = PlanningTask.of(task).accept
+    state = session.state
+    live = session.run.live
+    actions = [entry for entry in live if is_action(entry.task)]
+    limit = session.settings.max_subtasks
 
     def parse(text: str) -> StepReply:
         reply = parse_reply(text, StepReply)
@@ -1233,14 +1267,16 @@ async def run_step(session: PlanningSession, task: Task) -> JsonObject:
     if task.id not in state.outputs:
         session.note("output", {"task": task.id, "phase": Phase.EXECUTION.value, "value": output})
     reply = StepReply.model_validate(output, strict=False)
-    call, summary = reply.function_call, reply.summary
+    call = reply.function_call
+    summary = reply.summary
     if summary is not None:
         if not (accepted or summary.goal_achieved):  # a person must accept that
             reason = f"the goal was not achieved: {reply.comment or 'the model says no more'}"
             session.hold_for_intervention(task.id, reason, judged=summary)
         _record_completion(session, output, "accepted" if accepted else "success")
     elif call is not None and all(PlanningTask.of(entry.task).by != task.id for entry in live):
-        spec, base = session.tools[call.name], TaskId(f"call-{len(actions) + 1}")
+        spec = session.tools[call.name]
+        base = TaskId(f"call-{len(actions) + 1}")
         if command_risk(spec, call.arguments) and not accepted:
             _require_approval(session, task, call.name, call.arguments)
         action = Task(
