@@ -64,6 +64,7 @@ from replanning.integrations.kit import (
     answer_questions,
     call_tool,
     describe_tools,
+    find_run,
     missing_framework,
     output_in_run,
     shown_questions,
@@ -110,9 +111,9 @@ except (ImportError, AttributeError) as error:
     ) from error
 
 METADATA: Final = "replanning"
-"""Key in the additional properties of a tool, for fields of its description, and of a request for an approval, for the
-questions; and the beginning of the key in the state of an `AgentSession` for the run that it
-continues.
+"""Key in the additional properties of a tool, for its fields, and of a request for an approval.
+
+It also begins the key in the state of an `AgentSession` for the run that it continues.
 """
 
 
@@ -175,25 +176,29 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
         self._attachment = attachment
         self._engine = attachment.engine
         name = context.agent.name or ""
-        self._objective = attachment.objective or (
-            f"Run of the agent {name}" if name else "Run of an agent"
-        )
-        self._agent_session, self._state_key = context.session, f"{METADATA} {name}".rstrip()
+        self._objective = attachment.objective
+        if not self._objective:
+            self._objective = f"Run of the agent {name}" if name else "Run of an agent"
+        self._agent_session = context.session
+        self._state_key = f"{METADATA} {name}".rstrip()
         self._resumed: str | None = None
-        self._ended = ""  # the run whose approvals may come a second time
-        if context.session is not None and (left := context.session.state.get(self._state_key)):
-            known = next((each for each in self._engine.store.runs() if each.run == left), None)
+        # The run whose approvals may come a second time.
+        self._ended = ""
+        left = ""
+        if context.session is not None:
+            left = str(context.session.state.get(self._state_key, ""))
+        if left:
+            known = find_run(self._engine, left)
             if known is None or known.status in UNFINISHED:
-                self._resumed = str(left)
+                self._resumed = left
             else:
-                self._ended = str(left)
+                self._ended = left
         self._run_id = self._resumed
         self._task: SessionTask | None = None
         self._asks = False
         given = context.client_kwargs.get("middleware", ())
-        given = [
-            each for each in given if not isinstance(each, _AgentRun)
-        ]  # of an earlier turn of the same loop
+        # Without that of an earlier turn of the same loop.
+        given = [each for each in given if not isinstance(each, _AgentRun)]
         client = getattr(context.agent, "client", None)
         self._others = [
             *getattr(client, "function_middleware", ()),
@@ -203,20 +208,17 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
 
     async def _open(self, tools: Sequence[Any]) -> Session:
         if self._task is None:
-            functions = [
-                each
-                for each in tools
-                if isinstance(each, FunctionTool) and not each.declaration_only
-            ]
-            described = describe_tools(
-                {each.name: _fields(each) for each in functions},
-                self._attachment.capabilities if tools else None,
-            )
-            asks = self._attachment.approvals
-            if asks is None:
-                asks = not tools or any(
-                    each.approval_mode == "always_require" for each in functions
-                )
+            fields: dict[str, dict[str, object]] = {}
+            # Without tools, the session is only opened to end it.
+            asks = not tools
+            for each in tools:
+                if isinstance(each, FunctionTool) and not each.declaration_only:
+                    fields[each.name] = _fields(each)
+                    if _requires_approval(each):
+                        asks = True
+            described = describe_tools(fields, self._attachment.capabilities if tools else None)
+            if self._attachment.approvals is not None:
+                asks = self._attachment.approvals
             self._asks = asks and self._agent_session is not None
             opened = self._engine.session(
                 self._objective,
@@ -240,11 +242,13 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
         if getattr(response, "user_input_requests", ()):
             # The answers name this run, also if they come twice, and no tool was called before
             # them.
-            self._run_id = self._run_id or new_run_id()
+            if self._run_id is None:
+                self._run_id = new_run_id()
             await self._leave("the agent waits for its user")
             return
+        # To end it, although no tool may have been called.
         if self._resumed:
-            await self._open(())  # to end it, although no tool may have been called
+            await self._open(())
         if self._asks and self._run_id is not None:
             withdraw_questions(self._engine, self._run_id)
         await self._leave()
@@ -286,10 +290,10 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
         arguments = context.arguments
         response = context.metadata.get("approval_response")
         approved = response is not None
-        # Only a call that a person is asked about is made again, by the next run, under the same
-        # id.
-        is_keyed = self._asks or context.function.approval_mode == "always_require"
-        key = context.metadata.get("function_call_occurrence_id", "") if is_keyed else ""
+        # Only a call that a person is asked about is made again, by the next run, with the same id.
+        key = ""
+        if self._asks or _requires_approval(context.function):
+            key = context.metadata.get("function_call_occurrence_id", "")
 
         async def execute(other: str, values: Mapping[str, object]) -> object:
             if other == name and values is arguments:
@@ -336,11 +340,8 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
 
     async def _stand_in(self, context: Any, name: str, arguments: Mapping[str, object]) -> Any:
         """Execute a tool that stands in, with the function middleware of the agent."""
-        tool = next(
-            each
-            for each in context.tools or (context.function,)
-            if getattr(each, "name", None) == name
-        )
+        tools = context.tools or (context.function,)
+        tool = next(each for each in tools if getattr(each, "name", None) == name)
         own = FunctionInvocationContext(
             tool,
             dict(arguments),
@@ -404,7 +405,8 @@ def _followed(
             await fail(error)
             raise
         finally:
-            if (unfinished := kept()) is not None:
+            unfinished = kept()
+            if unfinished is not None:
                 await unfinished.close()
         await end(response)
 
@@ -440,36 +442,53 @@ def _is_request(result: object) -> bool:
 def _is_function_middleware(middleware: Any) -> bool:
     if isinstance(middleware, FunctionMiddleware | ChatMiddleware):
         return isinstance(middleware, FunctionMiddleware)
-    marker = getattr(middleware, "_middleware_type", None)  # of the decorators
+    # The decorators of the framework set it.
+    if getattr(middleware, "_middleware_type", None) is MiddlewareType.FUNCTION:
+        return True
     first = next(iter(inspect.signature(middleware).parameters.values())).annotation
-    return marker is MiddlewareType.FUNCTION or FunctionInvocationContext.__name__ in str(first)
+    return FunctionInvocationContext.__name__ in str(first)
 
 
 def _journaled(result: object) -> object:
     """Return a result of a tool as the journal records it: the text, or JSON of its contents."""
-    if not isinstance(result, list) or not all(isinstance(each, Content) for each in result):
+    if not isinstance(result, list):
         return result
+    contents: list[object] = []
+    for each in result:
+        if not isinstance(each, Content):
+            return result
+        contents.append(each.to_dict())
     if len(result) == 1 and result[0].type == "text":
         return result[0].text
-    return [each.to_dict() for each in result]
+    return contents
 
 
 def _restored(output: object) -> Any:
     """Return the result of a tool that was recorded."""
-    if isinstance(output, list) and all(
-        isinstance(each, dict) and "type" in each for each in output
-    ):
-        return [Content.from_dict(each) for each in output]
-    return FunctionTool.parse_result(output)
+    if not isinstance(output, list):
+        return FunctionTool.parse_result(output)
+    contents: list[Any] = []
+    for each in output:
+        if not isinstance(each, dict) or "type" not in each:
+            return FunctionTool.parse_result(output)
+        contents.append(Content.from_dict(each))
+    return contents
+
+
+def _requires_approval(tool: Any) -> bool:
+    return bool(tool.approval_mode == "always_require")
 
 
 def _fields(tool: Any) -> dict[str, object]:
     """Return the fields of the description of a tool, which it may state itself."""
-    # One that requires approval stands in for another one only if a person agrees.
-    dangerous = tool.approval_mode == "always_require"
     stated = (tool.additional_properties or {}).get(METADATA)
     return tool_fields(
-        tool.description, tool.parameters(), stated=stated, kind="function", dangerous=dangerous
+        tool.description,
+        tool.parameters(),
+        stated=stated,
+        kind="function",
+        # It stands in for another one only if a person agrees.
+        dangerous=_requires_approval(tool),
     )
 
 
@@ -525,7 +544,8 @@ class _Attachment:
 
     The turn of an agent is what the framework does for one message to its executor. The first turn
     performs the step; in further ones, as after the feedback of a person, whoever did the step is
-    asked.
+    asked. It has many attributes because a workflow keeps no state of its own that survives its
+    runs.
 
     Attributes:
         engine: the engine.
@@ -552,13 +572,17 @@ class _Attachment:
         self._stated_thread = thread
         self._thread = ""
         executors = workflow.get_executors_list()
-        members = {executor.id: _member_of(executor) for executor in executors}
-        self.members = {each: agent for each, agent in members.items() if agent is not None}
+        self.members: dict[str, Any] = {}
+        for executor in executors:
+            member = _member_of(executor)
+            if member is not None:
+                self.members[executor.id] = member
         self.agents = {_name_of(agent): agent for agent in (*self.members.values(), *stand_ins)}
         self._steps_of_plan = self._make_steps()
         self._described = {name: agent.description for name, agent in self.agents.items()}
         self._capabilities = capabilities
-        agent_plan("", self._steps_of_plan, self._described, capabilities)  # which checks them
+        # This checks the capabilities.
+        agent_plan("", self._steps_of_plan, self._described, capabilities)
         self._task: SessionTask | None = None
         self._steps: AgentSteps | None = None
         self._turns = set[str]()  # executors whose turn has come
@@ -629,13 +653,16 @@ class _Attachment:
             self.failures.clear()
         if is_new or not self._thread:
             self._thread = self._stated_thread or new_run_id()
-        objective = " ".join(_texts(message)) if is_new else ""
         run_id = thread_run(self.engine, self._thread)
         earlier = _OPEN.get(run_id)
         if earlier is not None:
             await earlier.make_way()
-        for known in self.engine.store.runs():
-            if known.run == run_id and not is_new:
+        objective = ""
+        if is_new:
+            objective = " ".join(_texts(message))
+        else:
+            known = find_run(self.engine, run_id)
+            if known is not None:
                 objective = known.objective
         plan = agent_plan(objective, self._steps_of_plan, self._described, self._capabilities)
         opened = agent_session(self.engine, plan, thread=self._thread, approvals=self._approvals)
@@ -649,10 +676,9 @@ class _Attachment:
         self._restored.clear()
         if not is_new:
             live = self.session.run.live
-            done = [
-                step.id for step in self._steps_of_plan if live.entry(TaskId(step.id)).satisfied
-            ]
-            self._restored.update(done)
+            for step in self._steps_of_plan:
+                if live.entry(TaskId(step.id)).satisfied:
+                    self._restored.add(step.id)
         self._steps = AgentSteps(self.engine, self.session, asks=self._approvals)
 
     async def make_way(self) -> None:
@@ -678,13 +704,15 @@ class _Attachment:
 
     async def _leave(self, pause_reason: str = "") -> None:
         task = self._task
-        self._task = self._steps = None
+        self._task = None
+        self._steps = None
         if task is None:
             return
         try:
             await task.end(pause_reason)
         except Exception:
-            if not pause_reason:  # or else the exception of the workflow is the one to raise
+            # With a reason, the exception of the workflow is the one to raise.
+            if not pause_reason:
                 raise
 
     async def _execute(self, executor_id: str, original: Any, *args: Any, **kwargs: Any) -> None:
@@ -745,7 +773,8 @@ class _Attachment:
 
     async def perform(self, step: str, execute: Execute) -> object:
         """Perform a step."""
-        if self._task is None or self._steps is None:  # another workflow goes on with the thread
+        # Another workflow may have continued the thread.
+        if self._task is None or self._steps is None:
             return await execute(_name_of(self.members[step]), {})
         known = self._turns | self._restored
         with self._task.busy():
@@ -931,7 +960,9 @@ _ASKED: Final = "replanning_asked"
 
 def _original_run(agent: Any) -> Any:
     attached = vars(agent).get("run")
-    return attached.original if isinstance(attached, _AttachedAgent) else agent.run
+    if isinstance(attached, _AttachedAgent):
+        return attached.original
+    return agent.run
 
 
 def _name_of(agent: Any) -> str:
@@ -944,9 +975,14 @@ def _member_of(executor: Any) -> Any:
         return executor.agent
     if not isinstance(executor, WorkflowExecutor):
         return None
-    agents = [_member_of(each) for each in executor.workflow.get_executors_list()]
-    agents = [agent for agent in agents if agent is not None]
-    return agents[0] if len(agents) == 1 else None
+    agents: list[Any] = []
+    for each in executor.workflow.get_executors_list():
+        agent = _member_of(each)
+        if agent is not None:
+            agents.append(agent)
+    if len(agents) == 1:
+        return agents[0]
+    return None
 
 
 def _certain_edges(workflow: Any) -> list[tuple[str, str, bool]]:
@@ -958,15 +994,18 @@ def _certain_edges(workflow: Any) -> list[tuple[str, str, bool]]:
         is_joined = isinstance(group, FanInEdgeGroup)
         is_selected = isinstance(group, FanOutEdgeGroup) and group.selection_func is not None
         for number, edge in enumerate(group.edges):
-            if edge.source_id not in known:  # the way of responses to an executor
+            # The edge by which responses reach an executor.
+            if edge.source_id not in known:
                 continue
-            if not (is_joined and number):
+            # Several joined edges run their target once.
+            if number == 0 or not is_joined:
                 counts[edge.target_id] += 1
-            is_certain = not is_selected and not edge.has_condition
+            is_certain = not (is_selected or edge.has_condition)
             edges.append((edge.source_id, edge.target_id, is_certain))
-    return [
-        (source, target, is_certain and counts[target] == 1) for source, target, is_certain in edges
-    ]
+    certain: list[tuple[str, str, bool]] = []
+    for source, target, is_certain in edges:
+        certain.append((source, target, is_certain and counts[target] == 1))
+    return certain
 
 
 def _answer_in(message: Any) -> Any:
@@ -1004,4 +1043,4 @@ _TURN: Final[ContextVar[tuple[_Attachment, str] | None]] = ContextVar(
 def _texts(message: Any) -> list[str]:
     """Return the words with which a workflow is started."""
     parts = message if isinstance(message, list) else [message]
-    return [each if isinstance(each, str) else str(getattr(each, "text", each)) for each in parts]
+    return [str(getattr(each, "text", each)) for each in parts]

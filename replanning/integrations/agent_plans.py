@@ -304,7 +304,7 @@ class AgentSteps:
             if entry.parent is not None or entry.id in performed:
                 continue
             leaves = live.leaves(entry)
-            if not entry.satisfied and not any(leaf.state in _PERFORMABLE for leaf in leaves):
+            if not entry.satisfied and _PERFORMABLE.isdisjoint(leaf.state for leaf in leaves):
                 continue
             if all(root in performed for root in self._roots_before(entry)):
                 return entry.id
@@ -324,8 +324,12 @@ class AgentSteps:
 
     def skip_rest(self, reason: str) -> None:
         """Skip the steps that were not performed when the framework has ended without them."""
-        rest = [leaf for step in self._open_steps() for leaf in self._unfinished(step)]
-        self._skip([leaf for leaf in rest if leaf.state not in STUCK], reason)
+        rest: list[TaskEntry] = []
+        for step in self._open_steps():
+            for leaf in self._unfinished(step):
+                if leaf.state not in STUCK:
+                    rest.append(leaf)
+        self._skip(rest, reason)
 
     def _skip(self, leaves: Sequence[TaskEntry], reason: str) -> None:
         changes = [SkipTask(task_id=leaf.id, reason=reason) for leaf in leaves]
@@ -338,11 +342,13 @@ class AgentSteps:
 
     def _open_steps(self) -> list[TaskEntry]:
         """Return the steps that are not satisfied; calls of tools are none."""
-        return [
-            entry
-            for entry in self._run.live
-            if entry.parent is None and not entry.satisfied and CALL_KEY not in entry.task.metadata
-        ]
+        steps: list[TaskEntry] = []
+        for entry in self._run.live:
+            if entry.parent is not None or entry.satisfied:
+                continue
+            if CALL_KEY not in entry.task.metadata:
+                steps.append(entry)
+        return steps
 
     async def _perform(
         self,

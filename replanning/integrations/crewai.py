@@ -279,7 +279,8 @@ def _lists_of_tools(crew: Any) -> list[_Tools]:
     for holder, agent in holders:
         if holder.tools:
             found = lists.setdefault(id(holder.tools), _Tools(holder.tools))
-            found.repeats = found.repeats or _writes_calls(agent)
+            if _writes_calls(agent):
+                found.repeats = True
     return list(lists.values())
 
 
@@ -396,13 +397,13 @@ class _Attachment:
             result = function(**values)
             if asyncio.iscoroutine(result):
                 result = asyncio.run(result)
-            if isinstance(result, ToolFailure) and not (
-                name == called and result.reason in _FOR_THE_MODEL
-            ):
-                raise (_MayPass if result.retryable else ReportedFailure)(
-                    result.as_agent_message(), result
-                )
-            return result
+            if not isinstance(result, ToolFailure):
+                return result
+            # The model is told of it, if it called this tool.
+            if name == called and result.reason in _FOR_THE_MODEL:
+                return result
+            failure = _MayPass if result.retryable else ReportedFailure
+            raise failure(result.as_agent_message(), result)
 
         async def call(hand_over: Execute) -> Any:
             assert session is not None

@@ -394,14 +394,16 @@ class CrewPlan:
     def _inputs(self, entry: TaskEntry, step: _Step) -> list[str]:
         """Return the outputs that a task depends on and that CrewAI does not hand to it."""
         live = self._session.session.run.live
-        inputs = []
+        inputs: list[str] = []
         for task_id in entry.task.depends_on:
             needed = live.entry(task_id)
+            # CrewAI hands the output of another task on by itself.
             is_handed_on = entry.root == step.id and needed.root in self._roots
             if needed.root == step.id or not is_handed_on:
                 text = _raw_text(live.results.output_of(task_id))
-                inputs.append(text)
-        return [text for text in inputs if text]
+                if text:
+                    inputs.append(text)
+        return inputs
 
     def _chosen(self, step: _Step, work: CrewWork, planned: _Planned) -> CrewWork:
         """Return what CrewAI executes for a task of the plan.

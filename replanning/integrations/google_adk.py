@@ -42,13 +42,15 @@ from replanning.integrations.kit import (
     answer_questions,
     call_tool,
     describe_tools,
+    find_run,
     missing_framework,
     shown_questions,
     tool_fields,
 )
+from replanning.journal.store import RunInfo
 from replanning.plan.document import Plan
 from replanning.plan.tasks import Goal, Task
-from replanning.plan.types import RunId, TaskId
+from replanning.plan.types import TaskId
 from replanning.run.attempt import current_attempt
 
 try:
@@ -80,33 +82,31 @@ except (ImportError, AttributeError) as error:
     raise missing_framework(__name__, "Google ADK (tested with google-adk 2.13)", error) from error
 
 METADATA: Final = "replanning"
-"""Key in the `custom_metadata` of a tool, for fields of its description, and in the payload of a
-request to confirm.
-"""
+"""Key in the `custom_metadata` of a tool and in the payload of a request to confirm."""
 
 _DELTAS: Final = frozenset({"state_delta", "artifact_delta"})
-"""The fields of the actions of a call that say what it has changed, rather than what it asks
-for.
-"""
+"""Fields of the actions of a call that hold its changes rather than its requests."""
 
 _MAX_OBJECTIVE_CHARS: Final = 500
 
 
-def _reports_failure(result: object) -> bool:
-    """Return whether a result says that the tool failed, in one of the forms that tools of ADK use.
+def _reported_failure(result: object) -> str:
+    """Return the failure that a result reports in one of the forms of tools of ADK, or nothing.
 
     These are `{"status": "error"}`, `{"error": …}`, and `isError` of MCP; not the complaints about
-    arguments with which ADK answers the model.
+    arguments that ADK answers the model.
     """
     if not isinstance(result, Mapping):
-        return False
-    said = result.get("error")
-    own = bool(said) and not str(said).startswith("Invoking `")
-    return (
-        own
-        or result.get("status") == "error"
-        or any(result.get(key) is True for key in ("isError", "is_error"))
-    )
+        return ""
+    message = result.get("error")
+    is_failure = bool(message) and not str(message).startswith("Invoking `")
+    if result.get("status") == "error":
+        is_failure = True
+    if result.get("isError") is True or result.get("is_error") is True:
+        is_failure = True
+    if not is_failure:
+        return ""
+    return str(result.get("error_message") or message or result)
 
 
 class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be installed
@@ -161,10 +161,12 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
 
     async def before_agent_callback(self, *, agent: Any, callback_context: Any) -> None:
         """Learn the tools of an agent of a workflow, and watch for its cancellation."""
-        if run := self._runs.get(callback_context.invocation_id):
-            run.watch(asyncio.current_task())
-            if agent.name not in run.tools:
-                await run.describe(callback_context.get_invocation_context(), known=False)
+        run = self._runs.get(callback_context.invocation_id)
+        if run is None:
+            return
+        run.watch(asyncio.current_task())
+        if agent.name not in run.tools:
+            await run.describe(callback_context.get_invocation_context(), known=False)
 
     async def before_tool_callback(self, *, tool: Any, tool_args: Any, tool_context: Any) -> None:
         """Let the session execute the tool when the framework does."""
@@ -177,9 +179,12 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
 
     async def on_event_callback(self, *, invocation_context: Any, event: Any) -> None:
         """Note whether the invocation waits for an answer, and its last event."""
-        if run := self._runs.get(invocation_context.invocation_id):
-            run.waits = run.waits or bool(event.long_running_tool_ids)
-            run.last_event = event
+        run = self._runs.get(invocation_context.invocation_id)
+        if run is None:
+            return
+        if event.long_running_tool_ids:
+            run.waits = True
+        run.last_event = event
 
     async def after_run_callback(self, *, invocation_context: Any) -> None:
         """End the session; it is left `paused` if the invocation waits for an answer."""
@@ -271,54 +276,53 @@ class _Run:
         Raises:
             ValueError: capabilities name a tool that does not exist, or a field is not valid.
         """
-        family = [] if context.agent is None else [context.agent.root_agent]
-        for node in self._owner.agents:
-            if isinstance(node, Workflow):
-                family += _agents_in(node)
-            else:
-                family.append(node.root_agent)
-        known = known and context.agent is not None
-        for agent in family:  # which grows
+        family = self._root_agents(context)
+        if context.agent is None:
+            known = False
+        # The list grows while it is iterated.
+        for agent in family:
             own = self.tools.setdefault(agent.name, {})
-            tools: list[Any] = []
-            for item in getattr(agent, "tools", ()):
-                if isinstance(item, BaseToolset) and agent.name == getattr(
-                    context.agent, "name", None
-                ):
-                    with suppress(
-                        Exception
-                    ):  # the framework reports it, and goes on without these tools
-                        tools += await item.get_tools_with_prefix(ReadonlyContext(context))
-                elif isinstance(item, BaseTool):
-                    tools.append(item)
-                elif callable(item) and not isinstance(item, BaseNode):
-                    tools.append(FunctionTool(item))
-                known = known and not isinstance(item, (BaseNode, BaseToolset))
-            for tool in tools:
+            below = [*agent.sub_agents]
+            for tool in await _tools_of(agent, context):
                 own[tool.name] = tool
-                if tool.name not in self._fields and (fields := _fields(tool)) is not None:
+                if isinstance(tool, AgentTool):
+                    below.append(tool.agent)
+                fields = None
+                if tool.name not in self._fields:
+                    fields = _fields(tool)
+                if fields is not None:
                     self._fields[tool.name] = fields
-            below = [
-                *agent.sub_agents,
-                *(tool.agent for tool in tools if isinstance(tool, AgentTool)),
-            ]
-            family += [each for each in below if all(each is not other for other in family)]
-            known = known and (
-                hasattr(agent, "tools") or bool(below)
-            )  # others may run agents that nobody sees
+            if _may_have_others(agent, below):
+                known = False
+            for each in below:
+                if all(each is not other for other in family):
+                    family.append(each)
         self.pipeline.learn(family, has_workflow=context.agent is None)
         for each in self.pipeline.agents.values():
             self._fields.setdefault(each.name, agent_fields(each.description))
-        capabilities = self._owner.capabilities
+        capabilities: Capabilities = self._owner.capabilities
         if not known:
             capabilities = {
                 name: stated for name, stated in capabilities.items() if name in self._fields
             }
         self._described = describe_tools(self._fields, capabilities)
 
+    def _root_agents(self, context: Any) -> list[Any]:
+        """Return the root agent of an invocation, and the further agents of the plugin."""
+        roots: list[Any] = []
+        if context.agent is not None:
+            roots.append(context.agent.root_agent)
+        for node in self._owner.agents:
+            if isinstance(node, Workflow):
+                roots += _agents_in(node)
+            else:
+                roots.append(node.root_agent)
+        return roots
+
     async def open(self) -> Session:
         """Open the session at the first call, or again if that failed."""
-        if (task := self._task) is None:
+        task = self._task
+        if task is None:
             run_id, objective = self._identity()
             self.id = run_id
             plan = Plan(goal=Goal(objective=objective), tasks=self.pipeline.tasks)
@@ -330,19 +334,23 @@ class _Run:
                 asks=self._owner.approvals,
                 gate=self._owner.approvals,
             )
-            task = self._task = (self._around or contextvars.copy_context()).run(
-                SessionTask, opened
-            )
+            around = self._around or contextvars.copy_context()
+            task = around.run(SessionTask, opened)
+            self._task = task
         try:
             return await task.session()
         except Exception:
-            self._task = None if self._task is task else self._task
+            # Another call may have opened it again meanwhile.
+            if self._task is task:
+                self._task = None
             raise
 
     def watch(self, task: asyncio.Task[Any] | None) -> None:
         """Leave the session if the task of the first agent is cancelled."""
         if self._watched is None and task is not None:
-            self._watched, self._around = task, contextvars.copy_context()
+            self._watched = task
+            # The span of the agent is to surround the session.
+            self._around = contextvars.copy_context()
             task.add_done_callback(self._follow)
 
     def _follow(self, task: asyncio.Task[Any]) -> None:
@@ -363,11 +371,13 @@ class _Run:
             await self._task.end(reason)
 
     def _why(self, pause_reason: str) -> str:
-        if not pause_reason and self.waits:
+        if pause_reason:
+            return pause_reason
+        if self.waits:
             return "it waits for an answer"
-        if not pause_reason and self.pipeline.was_cut_short:
+        if self.pipeline.was_cut_short:
             return "it was cut short"
-        return pause_reason
+        return ""
 
     def _identity(self) -> tuple[str, str]:
         """Return the id of the run and its objective.
@@ -376,17 +386,21 @@ class _Run:
         """
         first = str(self.context.invocation_id)
         events = self.context.session.events
-        resumed = any(each.invocation_id == first and each.author != "user" for each in events)
-        known = {each.run: each for each in self._owner.engine.store.runs()} if resumed else {}
-        ids = (RunId(f"{first}.{number}" if number > 1 else first) for number in count(1))
-        run_id = next(each for each in ids if each not in known or known[each].status in UNFINISHED)
-        if run_id in known:
-            return run_id, known[run_id].objective
+        run_id = first
+        known: RunInfo | None = None
+        if any(each.invocation_id == first and each.author != "user" for each in events):
+            for number in count(2):
+                known = find_run(self._owner.engine, run_id)
+                if known is None or known.status in UNFINISHED:
+                    break
+                run_id = f"{first}.{number}"
+        if known is not None:
+            return run_id, known.objective
         parts = getattr(self.context.user_content, "parts", None) or ()
         words = " ".join(part.text for part in parts if part.text).strip()
-        return run_id, words[
-            :_MAX_OBJECTIVE_CHARS
-        ] or f"run {getattr(self.context.agent, 'name', 'a workflow')}"
+        if not words:
+            return run_id, f"run {getattr(self.context.agent, 'name', 'a workflow')}"
+        return run_id, words[:_MAX_OBJECTIVE_CHARS]
 
     async def call(self, tool: Any, arguments: dict[str, Any], context: Any) -> Any:
         """Call a tool, or what replaces it, in the context of the call.
@@ -413,31 +427,27 @@ class _Run:
         async def execute(name: str, values: Mapping[str, object]) -> object:
             nonlocal executed
             executed += 1
-            if executed > 1:  # what the tool that failed has asked of the framework does not count
+            # The requests of a tool that failed to the framework do not count.
+            if executed > 1:
                 for field, value in before.items():
                     setattr(context.actions, field, copy(value))
             other = tool
             if name != tool.name:
                 other = ChainMap(self.tools.get(context.agent_name, {}), *self.tools.values())[name]
-            if values is not arguments or other is not tool:
-                await self._confirm(other, dict(values), context, asked, tool)
-            output = await other.run_async(
-                args=arguments if values is arguments else dict(values), tool_context=context
-            )
-            actions = context.actions
-            if (
-                call_id in actions.requested_tool_confirmations
-                or call_id in actions.requested_auth_configs
-            ):
+            # The framework compares the arguments of its own call by identity.
+            given = arguments
+            if values is not arguments:
+                given = dict(values)
+            if given is not arguments or other is not tool:
+                await self._confirm(other, given, context, asked, tool)
+            output = await other.run_async(args=given, tool_context=context)
+            if _requests_answer(context.actions, call_id):
                 self.waits = True
                 raise _Interrupted(output)
-            if (answer is None or answer.confirmed) and _reports_failure(output):
-                said = (
-                    (output.get("error_message") or output.get("error"))
-                    if isinstance(output, Mapping)
-                    else None
-                )
-                raise ReportedFailure(f"{name} says: {said or output}", output)
+            failure = _reported_failure(output)
+            # A rejected call is answered with an error as well.
+            if failure and (answer is None or answer.confirmed):
+                raise ReportedFailure(f"{name} says: {failure}", output)
             return output
 
         try:
@@ -462,31 +472,30 @@ class _Run:
         self, tool: Any, values: dict[str, Any], context: Any, asked: Mapping[str, Any], called: Any
     ) -> None:
         """Request a confirmation that a tool may stand in; that of the call does not apply."""
-        if (
-            asked.get("tool") == tool.name
-            or await tool.check_require_confirmation(values, context) is not True
-        ):
+        if asked.get("tool") == tool.name:
+            return
+        if await tool.check_require_confirmation(values, context) is not True:
             return
         if not self._can_ask(context):
             raise PermissionError(
                 f"{tool.name} requires a confirmation, which cannot be requested here"
             )
-        text = f"Please approve or reject that {tool.name}() stands in for {called.name}(), which failed."
+        stand_in = f"{tool.name}() stands in for {called.name}(), which failed"
+        text = f"Please approve or reject that {stand_in}."
         raise _Interrupted(self._ask(context, text, {"tool": tool.name, "arguments": values}))
 
     def _can_ask(self, context: Any) -> bool:
         """Return whether ADK passes on a request to confirm: once for each call of an agent."""
-        asks = self._owner.approvals and not self.nested
-        return (
-            asks
-            and bool(context.function_call_id)
-            and context.tool_confirmation is None
-            and context.node is None
-        )
+        if self.nested or not self._owner.approvals:
+            return False
+        if context.node is not None or context.tool_confirmation is not None:
+            return False
+        return bool(context.function_call_id)
 
     def _ask(self, context: Any, text: str, payload: dict[str, Any]) -> dict[str, str]:
         context.request_confirmation(hint=text, payload={METADATA: payload})
-        context.actions.skip_summarization = True  # the model is not called before the answer
+        # The model is not called before the answer.
+        context.actions.skip_summarization = True
         self.waits = True
         return {"error": "This tool call requires confirmation, please approve or reject."}
 
@@ -557,7 +566,8 @@ class _Pipeline:
             self._unfinished.add(agent.name)
             async with aclosing(_original(agent)(context)) as events:
                 async for event in events:
-                    is_paused = is_paused or context.should_pause_invocation(event)
+                    if context.should_pause_invocation(event):
+                        is_paused = True
                     yield event
             if not is_paused and self._added_behind():
                 performing = self._perform_rest
@@ -578,7 +588,8 @@ class _Pipeline:
             forwarded = self._forward(agent, context, performing, executed)
             async with aclosing(forwarded) as events:
                 async for event in events:
-                    is_paused = is_paused or context.should_pause_invocation(event)
+                    if context.should_pause_invocation(event):
+                        is_paused = True
                     yield event
         if agent.name in self._groups:
             # It may have ended some of its agents by itself.
@@ -696,10 +707,11 @@ class _Pipeline:
         if replaced is other or not isinstance(other, LlmAgent):
             return other
         update: dict[str, Any] = {}
-        if isinstance(replaced, LlmAgent) and replaced.output_key:
-            update["output_key"] = replaced.output_key
-        if isinstance(replaced, LlmAgent) and replaced.mode is not None:
-            update["mode"] = replaced.mode
+        if isinstance(replaced, LlmAgent):
+            if replaced.output_key:
+                update["output_key"] = replaced.output_key
+            if replaced.mode is not None:
+                update["mode"] = replaced.mode
         if arguments.get(TASK) and isinstance(other.instruction, str):
             update["instruction"] = f"{other.instruction}\n{arguments[TASK]}"
         return other.model_copy(update=update)
@@ -773,6 +785,36 @@ def _original(agent: Any) -> Any:
     return type(agent).run_async.__get__(agent)
 
 
+async def _tools_of(agent: Any, context: Any) -> list[Any]:
+    """Return the tools of an agent; those of toolsets only if it is the agent that runs."""
+    running = getattr(context.agent, "name", None)
+    tools: list[Any] = []
+    for item in getattr(agent, "tools", ()):
+        if isinstance(item, BaseToolset) and agent.name == running:
+            # The framework reports an exception, and continues without these tools.
+            with suppress(Exception):
+                tools += await item.get_tools_with_prefix(ReadonlyContext(context))
+        elif isinstance(item, BaseTool):
+            tools.append(item)
+        elif callable(item) and not isinstance(item, BaseNode):
+            tools.append(FunctionTool(item))
+    return tools
+
+
+def _may_have_others(agent: Any, below: Sequence[Any]) -> bool:
+    """Return whether an agent may have tools, or run agents, that are not known here."""
+    if not hasattr(agent, "tools"):
+        return not below
+    return any(isinstance(item, BaseNode | BaseToolset) for item in agent.tools)
+
+
+def _requests_answer(actions: Any, call_id: str) -> bool:
+    """Return whether a call has requested a confirmation or credentials."""
+    if call_id in actions.requested_tool_confirmations:
+        return True
+    return call_id in actions.requested_auth_configs
+
+
 async def _events(
     agent: Any, context: Any, end: Callable[[object], None]
 ) -> AsyncGenerator[Any, None]:
@@ -786,8 +828,11 @@ async def _events(
     is_paused = False
     async with aclosing(_original(agent)(context)) as events:
         async for event in events:
-            is_paused = is_paused or context.should_pause_invocation(event)
-            parts = (event.content and event.content.parts) or ()
+            if context.should_pause_invocation(event):
+                is_paused = True
+            parts: Sequence[Any] = ()
+            if event.content:
+                parts = event.content.parts or ()
             if parts and event.is_final_response():
                 end("".join(part.text for part in parts if part.text))
             if parts:
@@ -859,20 +904,24 @@ _PASSES: Final = (_Interrupted, LlmCallsLimitExceededError)
 
 def _requests(context: Any) -> dict[str, Any]:
     """Return what a call has asked of the framework so far, such as a transfer."""
-    fields = vars(context.actions).items()
-    return {
-        name: value.copy() if type(value) is dict else value
-        for name, value in fields
-        if name not in _DELTAS
-    }
+    requests: dict[str, Any] = {}
+    for name, value in vars(context.actions).items():
+        if name not in _DELTAS:
+            # A dictionary is changed in place.
+            requests[name] = value.copy() if type(value) is dict else value
+    return requests
 
 
 def _asked(context: Any) -> Mapping[str, Any]:
     """Return what was asked about a call, from the event that requested its confirmation."""
     for event in reversed(context.session.events):
         request = event.actions.requested_tool_confirmations.get(context.function_call_id)
-        if request is not None:
-            return request.payload.get(METADATA, {}) if isinstance(request.payload, Mapping) else {}
+        if request is None:
+            continue
+        if not isinstance(request.payload, Mapping):
+            return {}
+        asked: Mapping[str, Any] = request.payload.get(METADATA, {})
+        return asked
     return {}
 
 

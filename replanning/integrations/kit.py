@@ -48,8 +48,10 @@ __all__ = [
     "call_tool",
     "describe_tools",
     "earlier_output",
+    "find_run",
     "has_deadline",
     "hinted_fields",
+    "joined_texts",
     "output_in_run",
     "shown_questions",
     "thread_run",
@@ -213,6 +215,23 @@ def _thread_runs(engine: ReplanningEngine, prefix: str) -> Iterator[RunInfo]:
     for run in engine.store.runs():
         if run.run.rpartition(".")[0] == prefix:
             yield run
+
+
+def find_run(engine: ReplanningEngine, run_id: str) -> RunInfo | None:
+    """Return a run in the store of an engine; None if the store does not have it."""
+    for run in engine.store.runs():
+        if run.run == run_id:
+            return run
+    return None
+
+
+def joined_texts(parts: Iterable[Any]) -> str:
+    """Return the texts among the parts of a content, such as of a result of MCP."""
+    texts: list[str] = []
+    for part in parts:
+        if part.type == "text":
+            texts.append(part.text)
+    return "\n".join(texts)
 
 
 def earlier_output(engine: ReplanningEngine, run_id: str, key: str) -> tuple[object] | None:
@@ -576,7 +595,8 @@ class SessionTask:
 
     def leave(self, pause_reason: str = "") -> asyncio.Task[None]:
         """Let the session end, or pause it for the first reason; return the task that ends it."""
-        self._pause_reason = self._pause_reason or pause_reason
+        if not self._pause_reason:
+            self._pause_reason = pause_reason
         self._left.set()
         return self._task
 

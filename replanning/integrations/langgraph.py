@@ -143,54 +143,69 @@ def replanned(
     """
     if isinstance(graph, ReplannedGraph):
         raise TypeError("graph: it is attached already")
-    described: list[tuple[str, dict[str, object]]] = []
+    described = _described_calls(graph)
+    times = Counter(name for name, _ in described)
+    twice = [repr(name) for name, count in times.items() if count > 1]
+    if twice:
+        names = ", ".join(twice)
+        raise ValueError(f"two nodes or tools are called {names}; give one of them another name")
+    detached = [repr(name) for name in _detached_tools(graph) if name in (capabilities or {})]
+    if detached:
+        raise ValueError(
+            f"capabilities: the calls of {', '.join(detached)} would not be replanned; create the"
+            " agent with `middleware=[ReplanningMiddleware()]`, or give"
+            " `ReplanningMiddleware().awrap_tool_call` to the `ToolNode`"
+        )
+    tools = describe_tools(dict(described), capabilities, noun="node or tool")
     bodies: dict[str, Any] = {}
-    detached: list[str] = []
+    nodes: dict[str, Any] = {}
+    for name, node in graph.nodes.items():
+        nodes[name] = node
+        if _is_call(name, node):
+            bodies[name] = node.bound
+            nodes[name] = node.copy({"bound": _Node(name, bodies), "subgraphs": node.subgraphs})
+    if not objective:
+        # Without the names of nodes, so that a thread can be resumed after a node was added.
+        objective = "Run a graph"
+        if graph.get_name() != _DEFAULT_NAME:
+            objective = f"Run the graph {graph.get_name()}"
+    attachment = _Attachment(engine or ReplanningEngine(), objective, tools, graph, approvals)
+    return ReplannedGraph(attachment=attachment, **vars(graph.copy({"nodes": nodes})))
+
+
+def _is_call(name: str, node: Any) -> bool:
+    """Return whether a node is a call itself, rather than its tools or the start."""
+    return name != START and not isinstance(node.bound, ToolNode)
+
+
+def _described_calls(graph: Any) -> list[tuple[str, dict[str, object]]]:
+    """Return the names and descriptions of the nodes and tools of a graph."""
+    described: list[tuple[str, dict[str, object]]] = []
     approved = _tools_behind_approval(graph)
     for name, node in graph.nodes.items():
-        # A person looks at a node before it is executed, which a stand-in would pass by.
+        # A person looks at a node before it is executed, which a stand-in would evade.
         is_stopped = graph.interrupt_before_nodes == "*" or name in graph.interrupt_before_nodes
         repeats = bool(node.retry_policy or graph.retry_policy)
-        if isinstance(node.bound, ToolNode):
-            for tool in node.bound.tools_by_name.values():
-                fields = _described(tool, dangerous=is_stopped or tool.name in approved)
-                if repeats or _is_repeated(tool.name, node.bound):
-                    fields.setdefault("retry", ONE_ATTEMPT)
-                described.append((tool.name, fields))
-            if not _has_middleware(node.bound):
-                detached += [
-                    each for each in node.bound.tools_by_name if each in (capabilities or {})
-                ]
-        elif name != START:
+        if _is_call(name, node):
             capability = (node.metadata or {}).get("capability")
             fields = tool_fields("", {}, kind="langgraph", dangerous=is_stopped, stated=capability)
             if repeats:
                 fields.setdefault("retry", ONE_ATTEMPT)
             described.append((name, fields))
-            bodies[name] = node.bound
-    if twice := [
-        name for name, times in Counter(name for name, _ in described).items() if times > 1
-    ]:
-        raise ValueError(
-            f"two nodes or tools are called {', '.join(map(repr, twice))}; give one of them another name"
-        )
-    if detached:
-        raise ValueError(
-            f"capabilities: the calls of {', '.join(map(repr, detached))} would not be replanned; create the agent with "
-            "`middleware=[ReplanningMiddleware()]`, or give `ReplanningMiddleware().awrap_tool_call` to the `ToolNode`"
-        )
-    tools = describe_tools(dict(described), capabilities, noun="node or tool")
-    nodes = {
-        name: node.copy({"bound": _Node(name, bodies), "subgraphs": node.subgraphs})
-        if name in bodies
-        else node
-        for name, node in graph.nodes.items()
-    }
-    # Without the names of nodes, so that a thread can be resumed after a node was added.
-    name = "a graph" if graph.get_name() == _DEFAULT_NAME else f"the graph {graph.get_name()}"
-    engine = engine or ReplanningEngine()
-    attachment = _Attachment(engine, objective or f"Run {name}", tools, graph, approvals)
-    return ReplannedGraph(attachment=attachment, **vars(graph.copy({"nodes": nodes})))
+        elif name != START:
+            for tool in node.bound.tools_by_name.values():
+                fields = _described(tool, dangerous=is_stopped or tool.name in approved)
+                if repeats or _is_repeated(tool.name, node.bound):
+                    fields.setdefault("retry", ONE_ATTEMPT)
+                described.append((tool.name, fields))
+    return described
+
+
+def _detached_tools(graph: Any) -> Iterator[str]:
+    """Yield the tools whose calls do not go through a `ReplanningMiddleware`."""
+    for node in graph.nodes.values():
+        if isinstance(node.bound, ToolNode) and not _has_middleware(node.bound):
+            yield from node.bound.tools_by_name
 
 
 def _tools_behind_approval(graph: Any) -> set[str]:
@@ -236,9 +251,9 @@ def _has_middleware(node: Any) -> bool:
     """
     owners = _owners(node)
     others = [each for each in owners if each is not None]
-    return any(isinstance(each, ReplanningMiddleware) for each in others) or bool(
-        owners and not others
-    )
+    if owners and not others:
+        return True
+    return any(isinstance(each, ReplanningMiddleware) for each in others)
 
 
 def _owners(node: Any) -> list[Any]:
@@ -322,7 +337,8 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
 
     def added_to(self, config: Any) -> Any:
         """Return the configuration of a graph, with this handler in it."""
-        callbacks = (config or {}).get("callbacks")
+        config = config or {}
+        callbacks = config.get("callbacks")
         if isinstance(callbacks, BaseCallbackManager):
             manager = callbacks.copy()
         else:
@@ -332,7 +348,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         # The nodes do not inherit the handler: it would be asked about the beginning and the end of
         # everything within them.
         manager.add_handler(self, inherit=False)
-        return {**(config or {}), "callbacks": manager}
+        return {**config, "callbacks": manager}
 
     @contextmanager
     def as_current(self) -> Iterator[None]:
@@ -464,12 +480,14 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         earlier = self.session.last_call(key)
         interrupted = False
         given_up = False
-        if earlier is not None:
-            # The checkpointer keeps what nodes have returned, but not what one of several calls of
-            # a node has.
-            if is_tool and (recorded := self._recorded_output(earlier)) is not None:
+        # The checkpointer keeps the outputs of nodes, but not that of one of several calls of a
+        # node.
+        if earlier is not None and is_tool:
+            recorded = self._recorded_output(earlier)
+            if recorded is not None:
                 return recorded[0]
-            interrupted = is_tool and self._has_interrupted(earlier)
+            interrupted = self._has_interrupted(earlier)
+        if earlier is not None:
             given_up = key not in self._failed and self._was_given_up(earlier)
 
         def encoded(output: object) -> object:
@@ -494,11 +512,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
                     decode=decode,
                     value=_value,
                 )
-                if call_id is not None and isinstance(result, _PLAIN_TYPES):
-                    # What was confirmed is no message of a tool.
-                    text = result if isinstance(result, str) else json.dumps(result)
-                    return ToolMessage(text, name=name, tool_call_id=call_id)
-                return result
+                return _as_message(result, name, call_id)
             except CallSkipped as skipped:
                 if not is_tool:
                     return None
@@ -511,8 +525,10 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
                 # The question stays open: a thread that is resumed makes the call again.
                 own = error.own_error
             except GraphInterrupt as error:
-                if answered:  # when resumed, it would take the answer to the question for its own
-                    text = f"{name!r} was put to a person before, and cannot interrupt the graph after that"
+                # When resumed, it would take the answer to the question for its own.
+                if answered:
+                    asked = f"{name!r} was put to a person before"
+                    text = f"{asked}, and cannot interrupt the graph after that"
                     raise RuntimeError(text) from error
                 raise
             except Exception:
@@ -582,26 +598,27 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
 
     def _ask(self, question_id: str) -> None:
         """Interrupt the graph with a question; carry out the answer when it is resumed."""
-        payload = next(iter(shown_questions(self.engine, self.session.run.id, [question_id])), None)
-        if payload is None:  # it was answered elsewhere
+        shown = shown_questions(self.engine, self.session.run.id, [question_id])
+        # It may have been answered elsewhere.
+        if not shown:
             return
+        payload = shown[0]
         while True:
-            # The first ones may be answers to interrupts of the node itself or about its other
-            # calls, or were refused.
+            # The first answers may be to interrupts of the node itself or about its other calls, or
+            # were refused.
             answer = self._answers.pop(question_id, None) or interrupt(payload)
             if not isinstance(answer, Mapping):
                 continue
             if answer.get("question") != question_id:
                 self._answers[str(answer.get("question"))] = answer
                 continue
-            fields = {
-                str(name): value
-                for name, value in answer.items()
-                if name not in ("question", "verdict")
-            }
+            fields = {str(name): value for name, value in answer.items()}
+            del fields["question"]
+            verdict = fields.pop("verdict", "")
             try:
-                self.engine.answer(question_id, answer.get("verdict", ""), **fields)
-            except (StaleAnswer, UnknownQuestion):  # it was answered elsewhere
+                self.engine.answer(question_id, verdict, **fields)
+            except (StaleAnswer, UnknownQuestion):
+                # It was answered elsewhere.
                 return
             except (ChangeRejected, TypeError, ValueError) as error:
                 payload["refused"] = str(error)
@@ -617,9 +634,8 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
     ) -> Any:
         """Do the same as `call`, from the thread of a graph that runs without an event loop."""
         if self.thread is None:
-            raise RuntimeError(
-                f"{name!r} is executed synchronously in a graph that runs asynchronously, which cannot be waited for"
-            )
+            where = "synchronously in a graph that runs asynchronously"
+            raise RuntimeError(f"{name!r} is executed {where}, which cannot be waited for")
         if self.is_left:
             try:
                 return execute(name, arguments)
@@ -714,10 +730,8 @@ class _Attachment:
             return None
         run_id = self._run_id(graph, given, config)
         earlier = _OPEN.get(run_id or "")
-        if earlier is not None and earlier.thread is not None:
-            await anyio.to_thread.run_sync(earlier.make_way_in_thread)
-        elif earlier is not None and earlier.task is not None and earlier.task.is_of_this_loop():
-            await earlier.make_way()
+        if earlier is not None:
+            await _make_way(earlier)
         asks = self._asks(graph, config)
         task = SessionTask(self._session(run_id, asks=asks))
         try:
@@ -745,9 +759,31 @@ class _Attachment:
         return run
 
 
+async def _make_way(earlier: _Run) -> None:
+    """Have an earlier run of a thread leave its session; that of another event loop cannot."""
+    if earlier.thread is not None:
+        await anyio.to_thread.run_sync(earlier.make_way_in_thread)
+        return
+    assert earlier.task is not None
+    if earlier.task.is_of_this_loop():
+        await earlier.make_way()
+
+
 def _value(result: Any) -> Any:
-    """Return what a tool has said, without the message around it."""
-    return result.content if isinstance(result, ToolMessage) else result
+    """Return the output of a tool, without the message around it."""
+    if isinstance(result, ToolMessage):
+        return result.content
+    return result
+
+
+def _as_message(result: Any, name: str, call_id: str | None) -> Any:
+    """Return the result of a call; the output of a confirmation becomes a message of its tool."""
+    if call_id is None or not isinstance(result, _PLAIN_TYPES):
+        return result
+    text = result
+    if not isinstance(result, str):
+        text = json.dumps(result)
+    return ToolMessage(text, name=name, tool_call_id=call_id)
 
 
 class ReplannedGraph(CompiledStateGraph):  # type: ignore[misc]  # its types are not followed
@@ -765,7 +801,7 @@ class ReplannedGraph(CompiledStateGraph):  # type: ignore[misc]  # its types are
         """Return a drawing of the graph, with the functions of the user."""
         return await self.attachment.original.aget_graph(config, **options)
 
-    def stream(self, input: Any, config: Any = None, **options: Any) -> Iterator[Any]:  # noqa: A002 # its name there
+    def stream(self, input: Any, config: Any = None, **options: Any) -> Iterator[Any]:  # noqa: A002
         """Run the graph in this thread; `invoke` does so too."""
         run = self.attachment.open_in_thread(self, input, config)
         if run is None:
@@ -791,7 +827,12 @@ class ReplannedGraph(CompiledStateGraph):  # type: ignore[misc]  # its types are
             raise
         run.end_in_thread()
 
-    async def astream(self, input: Any, config: Any = None, **options: Any) -> AsyncGenerator[Any]:  # noqa: A002
+    async def astream(
+        self,
+        input: Any,  # noqa: A002
+        config: Any = None,
+        **options: Any,
+    ) -> AsyncGenerator[Any]:
         """Run the graph; `ainvoke` and `astream_events` do so too."""
         run = await self.attachment.open(self, input, config)
         if run is None:
@@ -825,14 +866,13 @@ class _Node(Runnable):  # type: ignore[misc]  # its types are not followed
         self.name = name
         self._bodies = bodies
 
-    def invoke(self, input: Any, config: Any = None, **options: Any) -> Any:  # noqa: A002 # its name there
+    def invoke(self, input: Any, config: Any = None, **options: Any) -> Any:  # noqa: A002
         """Execute the node in this thread."""
 
         def execute(name: str, _: Mapping[str, object]) -> Any:
             body = self._bodies[name]
-            if (
-                name != self.name and getattr(body, "func", body) is None
-            ):  # it has no synchronous function
+            # It may have no synchronous function.
+            if name != self.name and getattr(body, "func", body) is None:
                 return run.in_event_loop(body.ainvoke)(input, config, **options)
             return body.invoke(input, config, **options)
 
@@ -867,15 +907,15 @@ class ReplanningMiddleware(AgentMiddleware):  # type: ignore[misc]  # its types 
 
     def wrap_tool_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
         """Execute a tool, or what replaces it, in this thread."""
-        if request.tool is None:  # the model named a tool that does not exist, and is told so
+        # The model named a tool that does not exist, and is told so.
+        if request.tool is None:
             return handler(request)
 
         def execute(name: str, arguments: Mapping[str, object]) -> Any:
             own = _request(request, name, arguments)
             if own is not request and getattr(own.tool, "func", own.tool) is None:
-                own = own.override(
-                    tool=own.tool.model_copy(update={"func": run.in_event_loop(own.tool.coroutine)})
-                )
+                function = run.in_event_loop(own.tool.coroutine)
+                own = own.override(tool=own.tool.model_copy(update={"func": function}))
             noting = _NotingTool(own.tool)
             return _checked(handler(own.override(tool=noting)), request, noting.raised)
 
@@ -933,10 +973,11 @@ def _request(request: Any, name: str, arguments: Mapping[str, object]) -> Any:
     call = request.tool_call
     if name == call["name"] and arguments == call["args"]:
         return request
-    tool = next((each for each in request.runtime.tools if each.name == name), None)
-    if tool is None:
-        raise LookupError(f"the agent has no tool {name!r}")
-    return request.override(tool=tool, tool_call={**call, "name": name, "args": dict(arguments)})
+    for tool in request.runtime.tools:
+        if tool.name == name:
+            own_call = {**call, "name": name, "args": dict(arguments)}
+            return request.override(tool=tool, tool_call=own_call)
+    raise LookupError(f"the agent has no tool {name!r}")
 
 
 def _checked(result: Any, request: Any, raised: Sequence[Exception]) -> Any:
@@ -953,9 +994,12 @@ def _checked(result: Any, request: Any, raised: Sequence[Exception]) -> Any:
     """
     doubt = next((error for error in raised if failure_from(error).in_doubt), None)
     if isinstance(result, Command):
-        update = result.update if isinstance(result.update, Mapping) else {}
-        messages = update.get("messages")
-        for message in messages if isinstance(messages, list | tuple) else (messages,):
+        messages = None
+        if isinstance(result.update, Mapping):
+            messages = result.update.get("messages")
+        if not isinstance(messages, list | tuple):
+            messages = [messages]
+        for message in messages:
             if isinstance(message, ToolMessage) and message.status == "error":
                 raise ReportedFailure(message.text, result) from doubt
         return result
@@ -964,4 +1008,6 @@ def _checked(result: Any, request: Any, raised: Sequence[Exception]) -> Any:
     if result.status == "error":
         raise ReportedFailure(result.text, result) from doubt
     name = request.tool_call["name"]
-    return result if result.name == name else result.model_copy(update={"name": name})
+    if result.name == name:
+        return result
+    return result.model_copy(update={"name": name})

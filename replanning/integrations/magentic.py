@@ -185,15 +185,10 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
                     session.run.started(step.id), ledger.is_request_satisfied.reason
                 )
             return ledger
-        if (
-            request is None
-            and ledger.next_speaker.answer in magentic_context.participant_descriptions
-        ):
-            self._round = asyncio.create_task(
-                self._speak(
-                    session, ledger.next_speaker.answer, str(ledger.instruction_or_question.answer)
-                )
-            )
+        next_speaker = ledger.next_speaker.answer
+        if request is None and next_speaker in magentic_context.participant_descriptions:
+            asked = str(ledger.instruction_or_question.answer)
+            self._round = asyncio.create_task(self._speak(session, next_speaker, asked))
             request = await self._next_request()
         if request is None:
             return ledger
@@ -293,7 +288,8 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
                 await self._round
             self._gives_up = False
             self._round = None
-            self._requests, self._replies = asyncio.Queue(), asyncio.Queue()
+            self._requests = asyncio.Queue()
+            self._replies = asyncio.Queue()
 
     def _open_steps(self, session: Session) -> list[Any]:
         return [
@@ -307,7 +303,9 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
         plan = getattr(getattr(self._manager, "task_ledger", None), "plan", message)
         items = [match.groups() for line in plan.text.splitlines() if (match := _STEP.match(line))]
         outermost = min((len(indent) for indent, _ in items), default=0)
-        names = [text for indent, text in items if len(indent) == outermost] or [plan.text]
+        names = [text for indent, text in items if len(indent) == outermost]
+        if not names:
+            names = [plan.text]
         known = () if session is None else [each.id for each in session.run.live]
         free = (f"step-{number}" for number in count(1) if f"step-{number}" not in known)
         names = [" ".join(name.split())[:_MAX_TEXT_CHARS] for name in names]

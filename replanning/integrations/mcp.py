@@ -31,7 +31,12 @@ from replanning.errors import (
     StoreError,
     ToolError,
 )
-from replanning.integrations.kit import call_tool, missing_framework, unknown_names
+from replanning.integrations.kit import (
+    call_tool,
+    joined_texts,
+    missing_framework,
+    unknown_names,
+)
 from replanning.plan.document import Plan
 from replanning.plan.json_values import as_object
 from replanning.plan.messages import format_path
@@ -353,9 +358,7 @@ class McpProxy:
                 raise self._failure(tool, str(error) or type(error).__name__) from error
             if result.is_error:
                 failures[tool] = result
-                raise self._failure(
-                    tool, "\n".join(part.text for part in result.content if part.type == "text")
-                )
+                raise self._failure(tool, joined_texts(result.content))
             served = self._tools[tool]
             schema = self._tools[name].tool.output_schema if tool != name else None
             if schema is not None:  # which the client checks
@@ -437,9 +440,10 @@ class McpProxy:
 
 def _without_reserved(meta: Mapping[str, Any] | None) -> Any:
     """Return the metadata of a message without that of its connection; None if nothing is left."""
-    return {
-        key: value for key, value in (meta or {}).items() if not key.startswith(_RESERVED)
-    } or None
+    if meta is None:
+        return None
+    kept = {key: value for key, value in meta.items() if not key.startswith(_RESERVED)}
+    return kept or None
 
 
 def _misfits(stated: Expectation | None, further: Expectation) -> Iterator[tuple[str, str]]:
@@ -480,7 +484,7 @@ def _value(result: CallToolResult) -> object:
     """Return the structured content of a result, or else its text."""
     if result.structured_content is not None:
         return result.structured_content
-    return "\n".join(part.text for part in result.content if part.type == "text")
+    return joined_texts(result.content)
 
 
 def _outputs_of_several(outputs: object) -> CallToolResult:

@@ -28,6 +28,7 @@ from replanning.integrations.kit import (
     describe_tools,
     earlier_output,
     hinted_fields,
+    joined_texts,
     missing_framework,
     thread_run,
     tool_fields,
@@ -385,9 +386,8 @@ class _Tool:
         arguments = None
         with suppress(ValueError):
             arguments = json.loads(text or "{}")
-        if agents.session is None or not isinstance(
-            arguments, dict
-        ):  # the tool itself tells the model
+        # The tool itself tells the model about other arguments.
+        if agents.session is None or not isinstance(arguments, dict):
             return await invoke_function_tool(
                 function_tool=self._original, context=context, arguments=text
             )
@@ -395,9 +395,8 @@ class _Tool:
         async def execute(called: str, values: Mapping[str, object]) -> object:
             if called == name and values == arguments:
                 return await self._execute(context, text)
-            return await (self._own.get(called) or agents.tools[called])._stand_in(
-                context, values, called == name
-            )
+            stand_in = self._own.get(called) or agents.tools[called]
+            return await stand_in._stand_in(context, values, called == name)
 
         key = ""
         if self._keyed:
@@ -445,9 +444,8 @@ class _Tool:
         finally:
             _REPORTED.reset(token)
         if noted:
-            texts = [part.text for part in noted[-1].content if part.type == "text"]
-            said = "\n".join(texts) or "the tool says that it failed"
-            raise ReportedFailure(said, output)
+            message = joined_texts(noted[-1].content) or "the tool says that it failed"
+            raise ReportedFailure(message, output)
         return output
 
     async def _stand_in(self, context: Any, arguments: Mapping[str, object], again: bool) -> Any:
@@ -467,14 +465,20 @@ class _Tool:
             tool_name=tool.name,
             tool_arguments=text,
         )
-        enabled = tool.is_enabled(own, own.agent) if callable(tool.is_enabled) else tool.is_enabled
-        if not (await enabled if inspect.isawaitable(enabled) else enabled):
+        enabled = tool.is_enabled
+        if callable(enabled):
+            enabled = enabled(own, own.agent)
+        if inspect.isawaitable(enabled):
+            enabled = await enabled
+        if not enabled:
             raise UserError(f"Tool {tool.name} is not enabled.")
         for guardrail in tool.tool_input_guardrails or ():
             verdict = await guardrail.run(ToolInputGuardrailData(own, own.agent))
             _heed(verdict, ToolInputGuardrailTripwireTriggered(guardrail, verdict))
         output = await self._execute(own, text)
-        for guardrail in () if again else tool.tool_output_guardrails or ():
+        if again:
+            return output
+        for guardrail in tool.tool_output_guardrails or ():
             verdict = await guardrail.run(ToolOutputGuardrailData(own, own.agent, output))
             _heed(verdict, ToolOutputGuardrailTripwireTriggered(guardrail, verdict))
         return output
@@ -502,17 +506,15 @@ class _Tool:
         if isinstance(error, CallFailed) and function is default_tool_error_function:
             # It may have had its effect, and the model must not be asked to try again.
             text = str(error)
-        shown = function is not default_tool_error_function and (
-            context.run_config is None or context.run_config.trace_include_sensitive_data
-        )
-        if span := get_current_span():
-            detail = str(error) if shown else "Tool execution failed. Error details are redacted."
-            span.set_error(
-                {
-                    "message": "Error running tool (non-fatal)",
-                    "data": {"tool_name": tool.name, "error": detail},
-                }
-            )
+        config = context.run_config
+        detail = "Tool execution failed. Error details are redacted."
+        if function is not default_tool_error_function:
+            if config is None or config.trace_include_sensitive_data:
+                detail = str(error)
+        span = get_current_span()
+        if span:
+            data = {"tool_name": tool.name, "error": detail}
+            span.set_error({"message": "Error running tool (non-fatal)", "data": data})
         return text
 
 
@@ -524,8 +526,8 @@ def _recorded(output: Any) -> Any:
     try:
         values.encode(output, None)
     except values.NotStorable:
-        is_list = isinstance(output, list | tuple)
-        if all(isinstance(each, _CONTENTS) for each in (output if is_list else [output])):
+        parts = output if isinstance(output, list | tuple) else [output]
+        if all(isinstance(each, _CONTENTS) for each in parts):
             return {_OUTPUT: "content", "value": to_jsonable_python(output)}
         content = to_jsonable_python(output, fallback=repr)
         return {_OUTPUT: "text", "value": str(output), "content": content}

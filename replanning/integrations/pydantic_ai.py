@@ -174,27 +174,30 @@ class _AgentRun:
 
     def open(self, ctx: Any, tools: Mapping[str, Any], hidden: set[str]) -> None:
         """Open the session with the tools of the first step, of which some may be hidden."""
+        # Capabilities may name a tool that is hidden in this step.
+        absent = hidden - set(tools)
         capabilities = {
-            name: each
-            for name, each in self._capabilities.items()
-            if name not in hidden - set(tools)
+            name: stated for name, stated in self._capabilities.items() if name not in absent
         }
-        fields = {
-            name: tool_fields(
-                each.description,
-                each.parameters_json_schema,
+        fields: dict[str, dict[str, object]] = {}
+        for name, tool in tools.items():
+            definition = tool.tool_def
+            if definition.kind not in ("function", "unapproved"):
+                continue
+            metadata = definition.metadata or {}
+            fields[name] = tool_fields(
+                definition.description,
+                definition.parameters_json_schema,
                 kind="function",
-                dangerous=each.kind
-                == "unapproved",  # it stands in for another one only if a person agrees
-                stated=(each.metadata or {}).get(METADATA),
-                **hinted_fields((each.metadata or {}).get("annotations")),
+                # It stands in for another one only if a person agrees.
+                dangerous=definition.kind == "unapproved",
+                stated=metadata.get(METADATA),
+                **hinted_fields(metadata.get("annotations")),
             )
-            for name, each in ((name, tool.tool_def) for name, tool in tools.items())
-            if each.kind in ("function", "unapproved")
-        }
         described = describe_tools(fields, capabilities, noun="function tool")
         run_id = _first_run(ctx)
-        self._asked = self._resumed = run_id != ctx.run_id
+        self._resumed = run_id != ctx.run_id
+        self._asked = self._resumed
         if not is_valid_run_id(RunId(run_id)):
             run_id = str(uuid5(NAMESPACE_URL, run_id))
         self._task = SessionTask(
@@ -221,11 +224,13 @@ class _AgentRun:
             opened = None
         if isinstance(opened, RunOpened):
             return opened.plan.goal.objective
-        prompt = [ctx.prompt] if isinstance(ctx.prompt, str) else ctx.prompt or ()
+        prompt = ctx.prompt or ()
+        if isinstance(prompt, str):
+            prompt = [prompt]
         words = " ".join(part for part in prompt if isinstance(part, str)).strip()
-        return (
-            words[:_MAX_OBJECTIVE_CHARS] or f"run {getattr(ctx.agent, 'name', None) or 'an agent'}"
-        )
+        if words:
+            return words[:_MAX_OBJECTIVE_CHARS]
+        return f"run {getattr(ctx.agent, 'name', None) or 'an agent'}"
 
     async def call(
         self, toolset: _ReplannedToolset, name: str, arguments: Any, ctx: Any, tool: Any
@@ -282,8 +287,9 @@ class _AgentRun:
             if not (ctx.tool_call_approved and session.run.ended):
                 raise
             raise CallFailed(
-                f"the run of this approval has ended ({session.run.result.status}): a call is approved and done once, and "
-                f"its output is returned for the same arguments alone; let the model make the call of {name!r} again"
+                f"the run of this approval has ended ({session.run.result.status}): a call is approved"
+                " and done once, and its output is returned for the same arguments alone; let the"
+                f" model make the call of {name!r} again"
             ) from error
 
     async def _dispatch(
@@ -401,11 +407,9 @@ def _first_run(ctx: Any) -> str:
         answered: set[str] = set()
         while messages and not isinstance(messages[-1], ModelResponse):
             answered.update(getattr(part, "tool_call_id", "") for part in messages.pop().parts)
-        if (
-            not messages
-            or not messages[-1].run_id
-            or answered.issuperset(c.tool_call_id for c in messages[-1].tool_calls)
-        ):
+        if not messages or not messages[-1].run_id:
+            break
+        if answered.issuperset(call.tool_call_id for call in messages[-1].tool_calls):
             break
         run_id = messages[-1].run_id
         messages = messages[: next(n for n, each in enumerate(messages) if each.run_id == run_id)]

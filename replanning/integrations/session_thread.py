@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio  # noqa: TID251 - the loop is one of asyncio, which other threads wake without waiting for it
+import asyncio  # noqa: TID251 - other threads wake its loop without waiting for it
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress

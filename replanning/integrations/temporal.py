@@ -246,7 +246,8 @@ class ReplanningPlugin(SimplePlugin):
                 failure.message,
                 {"failure": asdict(failure), **self._sent_reports(context)},
                 type=failure.type,
-                category=ApplicationErrorCategory.BENIGN,  # the engine logs it, and decides what follows
+                # The engine logs it, and decides what follows.
+                category=ApplicationErrorCategory.BENIGN,
             ) from None  # the failure has its traceback, without secrets
         finally:
             heart.cancel()
@@ -340,7 +341,7 @@ class ReplanningPlugin(SimplePlugin):
                         collect_alternatives, partial(provider.propose, asked), notes.append
                     )
                 reply["proposed"] = [each.model_dump(mode="json") for each in proposed]
-            except Exception as error:  # noqa: BLE001 - the workflow contains it, as the engine does
+            except Exception as error:  # noqa: BLE001 - the workflow contains it
                 if not isinstance(
                     error, BudgetExceeded
                 ):  # the workflow records it, without traceback
@@ -375,7 +376,8 @@ replayer.
 class ActivityContext:
     """Context of an attempt in an activity; what work reports takes effect when the attempt ends.
 
-    `current_attempt` returns it to the functions that the work calls.
+    `current_attempt` returns it to the functions that the work calls. It has many attributes
+    because work may read them all, as those of `TaskContext`.
 
     Attributes:
         task: the task.
@@ -493,7 +495,8 @@ class PlanWorkflow:
     def __init__(self) -> None:
         info = workflow.info()
         self._plugin = _plugins.get((info.namespace, info.task_queue)) or _plugins["", ""]
-        self.store, self._clock = _Store(), _Clock()
+        self.store = _Store()
+        self._clock = _Clock()
         self.live_run: PlanRun | None = None
         self._plan: Plan | None = None
         self._updates = 0
@@ -525,8 +528,8 @@ class PlanWorkflow:
         """Carry the plan out, or go on with the journal of the workflow that this one continues."""
         if not workflow.patched(_DECISIONS):
             raise ReplanningError(
-                f"this run was begun by another version of replanning, which decides differently from {__version__}; it "
-                "waits for a worker with that version"
+                "this run was begun by another version of replanning, which decides differently"
+                f" from {__version__}; it waits for a worker with that version"
             )
         run_id = RunId(workflow.info().workflow_id)
         self._taken_before = request.get("updates", [])
@@ -661,7 +664,8 @@ class PlanWorkflow:
             },
         }
         if (size := _size(request)) > _MAX_PAYLOAD_BYTES:
-            problem = f"its arguments, the context and the outputs that it depends on have {size:,} bytes; Temporal takes 2 MB"
+            parts = "its arguments, the context and the outputs that it depends on"
+            problem = f"{parts} have {size:,} bytes; Temporal takes 2 MB"
             raise FailedElsewhere(Failure("TooLarge", problem))
         try:
             done = await _activity(
@@ -764,8 +768,8 @@ class PlanWorkflow:
 
 
 _WITHHELD: Final = (
-    "a part of it looks like a secret, which the history of its workflow may not hold; refer to secrets as {env:NAME}, or "
-    "allow them in the history with `secrets_in_history`"
+    "a part of it looks like a secret, which the history of its workflow may not hold; refer to"
+    " secrets as {env:NAME}, or allow them in the history with `secrets_in_history`"
 )
 """Why an output does not leave its worker."""
 
@@ -1055,10 +1059,10 @@ class _ActivityProvider:
     async def _ask(self, request: ReplanRequest, more: JsonObject) -> list[Alternative]:
         seconds = max(request.deadline - workflow.now().timestamp(), 1.0)
         assert self._workflow.live_run is not None
-        if len(journal := self._workflow.store.journal()) > _MAX_PAYLOAD_BYTES:
-            raise ValueError(
-                "the journal is larger than Temporal takes, so that no provider in an activity can see it"
-            )
+        journal = self._workflow.store.journal()
+        if len(journal) > _MAX_PAYLOAD_BYTES:
+            too_large = "the journal is larger than Temporal takes"
+            raise ValueError(f"{too_large}, so that no provider in an activity can see it")
         asked = {
             "provider": self.name,
             "triggers": [trigger.id for trigger in request.triggers],
@@ -1194,9 +1198,15 @@ class _Store(MemoryStore):
                 if found and len(found) + len(page) > most:
                     return found
                 found += page
-        last = self._pages[-1][0] + len(self._lines) if self._pages else 0
-        tail = _compressed("\n".join(self._lines)) if self._lines and last > after else b""
-        return found if found and len(found) + len(tail) > most else found + tail
+        last = len(self._lines)
+        if self._pages:
+            last += self._pages[-1][0]
+        if not self._lines or last <= after:
+            return found
+        tail = _compressed("\n".join(self._lines))
+        if found and len(found) + len(tail) > most:
+            return found
+        return found + tail
 
     async def restore(self, run: RunId, journal: bytes, clock: _Clock, outputs: JsonObject) -> None:
         """Fill the store with a journal, in steps.

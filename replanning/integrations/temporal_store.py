@@ -105,7 +105,8 @@ class TemporalStore(RunStore):
         self._address = place.partition("/")[0]
         self._queues: dict[str, str] = {}  # by run, where there was a worker of late
         self._listed: dict[str, str] = {}  # by run, its task queue, as it was listed last
-        self._clock, self._silent_until = SystemClock(), dict[str, float]()
+        self._clock = SystemClock()
+        self._silent_until: dict[str, float] = {}
         try:
             self.client, self.queue = self.portal.call(connect, place)
         except BaseException:
