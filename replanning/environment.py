@@ -45,7 +45,7 @@ class SystemClock:
     """
 
     def __init__(self, not_before: float = 0.0) -> None:
-        self._offset = max(time.time(), not_before) - time.monotonic()  # noqa: TID251 - this is the clock that is injected
+        self._offset = max(time.time(), not_before) - time.monotonic()  # noqa: TID251 - the injected clock
 
     def __repr__(self) -> str:
         return "<SystemClock>"

@@ -118,7 +118,7 @@ def _compensates(live: LivePlan) -> bool:
 
 
 def _taken_back_reason(live: LivePlan, reason: str) -> str:
-    """Return the reason of a run that was taken back, with the compensations that were cancelled."""
+    """Return the reason of a run that was taken back, with the cancelled compensations."""
     cancelled: list[str] = []
     for entry in live:
         is_compensation = live.entry(entry.root).task.undoes is not None

@@ -521,7 +521,7 @@ def _unsafe_repetition(
 
 
 def _cut_off(alternative: Alternative, view: PlanView) -> set[TaskId]:
-    """Return the running tasks that an alternative cancels: what their calls did is unknown then."""
+    """Return the running tasks that an alternative cancels, whose effects are then unknown."""
     cut_off = set()
     for change in alternative.changes:
         if isinstance(change, CancelTask):

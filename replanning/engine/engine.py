@@ -393,7 +393,7 @@ class ReplanningEngine:
         leave: Sequence[str] = (),
         by_hand: Sequence[str] = (),
     ) -> UndoPlan:
-        """Return how effects of a run would be taken back; nothing changes. The arguments are those of `undo`.
+        """Return how effects of a run would be taken back; the arguments are those of `undo`.
 
         Raises:
             ChangeRejected, NotRunning, StoreError, UnknownRun, UnknownTask: as for `undo`.
@@ -413,7 +413,7 @@ class ReplanningEngine:
         reason: str = "",
         by: str = "edit",
     ) -> UndoPlan:
-        """Have what a run has changed taken back, by tasks that are added to it; see `PlanRun.undo`.
+        """Take back what a run has changed, by tasks that are added to it; see `PlanRun.undo`.
 
         A run that is open here adds them before this returns. Any other one does so in the process
         that carries it out, or when it is resumed, also if it has succeeded or was aborted.
@@ -773,7 +773,8 @@ class ReplanningEngine:
         """
         if self._open_runs:
             raise StoreError(
-                f"the engine is closed after its last run; {join_names(self._open_runs, 5)} must end "
+                f"the engine is closed after its last run; {join_names(self._open_runs, 5)} "
+                "must end "
                 "before"
             )
         await self.generator.aclose()

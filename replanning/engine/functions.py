@@ -100,7 +100,7 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
             ) from error
         try:
             hints: Mapping[str, object] = get_type_hints(function, include_extras=True)
-        except Exception:  # noqa: BLE001 - an annotation may name something that only type checkers import
+        except Exception:  # noqa: BLE001 - names may be imported for type checkers only
             hints = {}
         self._returns = hints.get("return")
         self._hints = {
@@ -199,7 +199,8 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
             kind = self._signature.parameters[name].kind
             if kind is inspect.Parameter.VAR_POSITIONAL:
                 raise TypeError(
-                    f"{self.spec.name!r} takes any number of positional arguments, which have no names"
+                    f"{self.spec.name!r} takes any number of positional arguments, which have "
+                    "no names"
                 )
             named |= dict(value) if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
         return named
@@ -404,7 +405,8 @@ class FunctionTools:
         problems = [
             Problem(
                 f"tools[{index}]",
-                f"no function was given for the tool {spec.name!r}; give one, or leave the tool out",
+                f"no function was given for the tool {spec.name!r}; give one, or leave the tool "
+                "out",
             )
             for index, spec in enumerate(plan.tools)
             if spec.name not in self.functions

@@ -277,7 +277,7 @@ class AlternativeVetter:
         return self._outcomes[tool]
 
     def vet(self, given: Alternative, source: str) -> VettedAlternative:
-        """Return the verdict on an alternative as the plan is now: its score, or why it is rejected.
+        """Return the verdict on an alternative now: its score, or why it is rejected.
 
         The first check that objects rejects it, and that reason is on record.
 
@@ -955,7 +955,7 @@ class DetachedRun:
         warn_of_error(where, error, self._situation.redactor)
 
     def wall_clock_left(self, now: float) -> float | None:
-        """Return the seconds that the past has left of the budget's wall clock, if it has a limit."""
+        """Return the seconds left of the budget's wall clock, if it has a limit."""
         limit = self.ledger.budget_tracker.budget.wall_clock
         if limit is None:
             return None

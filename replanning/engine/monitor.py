@@ -208,7 +208,8 @@ class PlanMonitor:
                     answer.close()
         if stranded:
             raise RuntimeError(
-                f"no event loop runs in this thread for the async handlers {', '.join(stranded)} of "
+                "no event loop runs in this thread for the async handlers "
+                f"{', '.join(stranded)} of "
                 f"{type(event).__name__}; emit it from a coroutine, or register functions"
             )
         return bool(handlers)
@@ -306,7 +307,7 @@ class PlanMonitor:
                 reasons[name] = f"it does not observe {record.body.kind!r}"
                 continue
             try:
-                detected = list(detector.detect(record.body, view))  # type: ignore[arg-type] # its own kinds
+                detected = list(detector.detect(record.body, view))  # type: ignore[arg-type]
             except Exception as error:  # noqa: BLE001 - a detector must not harm the program
                 reasons[name] = f"it failed: {describe_error(error)}"
                 continue
@@ -508,7 +509,7 @@ class RunWatch:
         for detector in self._detectors_by_type.get(type(record.body), ()):
             try:
                 # Fired only once the detector has returned all: one that fails midway fires none.
-                triggers = list(detector.detect(record.body, view))  # type: ignore[arg-type] # its own kinds
+                triggers = list(detector.detect(record.body, view))  # type: ignore[arg-type]
                 for detected in triggers:
                     if not life.settings.enabled:
                         fields = {"run": self.run, "at": record.at, "revision": life.live.revision}

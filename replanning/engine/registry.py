@@ -141,7 +141,7 @@ class ProviderRegistry:
             for model in self._models:
                 try:
                     await model.aclose()
-                except Exception as error:  # noqa: BLE001 - a plugin that fails to close does no harm
+                except Exception as error:  # noqa: BLE001 - a plugin failed to close
                     warn_of_error(f"closing model {model.name!r}", error, self._redactor)
 
 
@@ -158,7 +158,7 @@ def _set_redactor(model: LLMProvider, redactor: Redactor) -> None:
 
 
 def _not_a_list(given: object) -> str:
-    """Return what is wrong with something that is no list of providers, and what to write instead."""
+    """Return the problem of a value that is no list of providers, and what to write instead."""
     if isinstance(given, str) or hasattr(given, "propose") or isinstance(given, LLMProvider):
         advice = "put it into a list"
     elif hasattr(given, "engine"):

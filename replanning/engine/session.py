@@ -389,7 +389,8 @@ class Session:
             for change in changes
         ):
             raise ValueError(
-                f"key {brief_repr(key)} is that of call {task_id!r}, of {name!r} with {brief_repr(recorded)}; it cannot be that of a"
+                f"key {brief_repr(key)} is that of call {task_id!r}, of {name!r} with "
+                f"{brief_repr(recorded)}; it cannot be that of a"
                 f" call of {tool!r} with {brief_repr(given)}: use another key"
             )
 
@@ -507,7 +508,8 @@ def _restore(arguments: Mapping[str, JsonValue], objects: Sequence[object]) -> d
             if isinstance(index, int) and 0 <= index < len(objects):
                 return objects[index]
             raise LookupError(
-                f"an argument is no JSON ({value['type']}) and is gone with the process that made it"
+                f"an argument is no JSON ({value['type']}) and is gone with the process that "
+                "made it"
             )
         return {name: restored(item) for name, item in value.items()}
 

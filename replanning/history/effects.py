@@ -37,8 +37,8 @@ from replanning.plan.types import AttemptId, JsonObject, RunId, TaskId
 CanUndo = Literal["stated", "not stated", "irreversible", "unknown"]
 """Whether an effect can be taken back.
 
-`stated`: the task says how. `not stated`: it can at least in part, and nobody says how. `unknown`: nobody says
-either.
+`stated`: the task says how. `not stated`: it can at least in part, and nobody says how. `unknown`:
+nobody says either.
 """
 
 _REFUSED_AFTERWARDS: Final[tuple[FailureKind, ...]] = ("unfinished", "rejected", "blocked")
@@ -90,7 +90,7 @@ class RunEffect:
 
     @property
     def is_being_undone(self) -> bool:
-        """Whether a task is to take it back and has not done so; one that was cancelled will not."""
+        """Whether a task that is not cancelled is to take it back and has not done so."""
         if self.compensation_state is None or self.undone:
             return False
         return self.compensation_state is not TaskState.CANCELLED
@@ -99,8 +99,8 @@ class RunEffect:
 def run_effects(records: Iterable[Record]) -> tuple[RunEffect, ...]:
     """Return the effects of a run, in the order in which their calls began.
 
-    A call that only reads is none, and neither is one that failed without an effect. Several attempts at a call that
-    may be repeated are one effect.
+    A call that only reads is none, and neither is one that failed without an effect. Several
+    attempts at a call that may be repeated are one effect.
 
     Args:
         records: the journal of the run.

@@ -226,7 +226,7 @@ class ReplanHistory:
                 return entry
         return None
 
-    def notes(self, type: str | None = None) -> tuple[ProgramNote, ...]:  # noqa: A002 # the word of the record
+    def notes(self, type: str | None = None) -> tuple[ProgramNote, ...]:  # noqa: A002
         """Return what programs put on record with `run.note`, oldest first; it reads the journal.
 
         Args:
@@ -586,7 +586,7 @@ class _KeptReplans:
 
 
 class _Causes:
-    """What replans are for: the triggers without a decision, and the outputs for which tasks have failed."""
+    """Triggers without a decision, and the outputs for which tasks have failed."""
 
     def __init__(self) -> None:
         self.triggers: dict[TriggerId, Trigger] = {}

@@ -307,7 +307,7 @@ def _decision_line(event: ReplanEvent) -> str:
 
 
 def attempt_lines(records: Iterable[Record]) -> Iterator[str]:
-    """Yield a title and a line for each attempt of a run: when it ended, how, and how long it took."""
+    """Yield a title and a line for each attempt: when it ended, how, and how long it took."""
     started: dict[AttemptId, AttemptStarted] = {}
     times: dict[AttemptId, float] = {}
     title = "attempts:"

@@ -189,7 +189,7 @@ def display_name(task: Task) -> str:
 
 
 def list_title(by: str, changes: Sequence[PlanChange]) -> str:
-    """Return what a revision did that the plan has foreseen, as `convert: 40 elements`; else empty."""
+    """Return the title of a foreseen revision, as `convert: 40 elements`; else empty."""
     if by not in FORESEEN:
         return ""
     skipped: list[str] = []

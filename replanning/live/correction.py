@@ -103,8 +103,8 @@ class Correction:
         again: the tasks that would be run again, each with the reason. They have finished or are
             running, or a condition left them out and others have gone on without them.
         effects: those of them that had been done, or may have taken effect, and whose repetition is
-            a second effect. Each has what is stated of it: `reversible`, `partly`, `irreversible`, or
-            nothing.
+            a second effect. Each has what is stated of it: `reversible`, `partly`, `irreversible`,
+            or nothing.
         diff: the effect in lines for people, as alternatives show theirs; empty if there is none.
     """
 
@@ -124,7 +124,8 @@ def unstated_reruns(correction: Correction) -> list[Problem]:
     problems: list[Problem] = []
     for task_id, why in correction.again.items():
         message = (
-            f"task {task_id!r} would be run again, because {why}: state `rerun`, as `changed` to run"
+            f"task {task_id!r} would be run again, because {why}: state `rerun`, as `changed` "
+            "to run"
             " such tasks again or `none` to keep them"
         )
         problems.append(Problem("", message))
@@ -409,8 +410,8 @@ class _Comparison:
     def _tools(self) -> tuple[ToolSpec, ...]:
         """Return the tools that the run has from now on.
 
-        A tool that the file leaves out stays: tasks that replans have made may use it, and the tools of servers
-        and of functions are in no file.
+        A tool that the file leaves out stays: tasks that replans have made may use it, and the
+        tools of servers and of functions are in no file.
         """
         base = self._live.plan
         given = {tool.name: tool for tool in self._given.tools}
@@ -511,7 +512,7 @@ def _changed_parameters(before: Plan, after: Plan) -> tuple[str, ...]:
 
 
 def _comparable_value(parameter: Parameter | None) -> tuple[str, JsonValue]:
-    """Return what tells two values of a parameter apart, also from a parameter that is not there."""
+    """Return a key that tells values of a parameter apart, and a missing one from all."""
     if parameter is None:
         return "missing", None
     if parameter.secret:
@@ -525,7 +526,8 @@ class _Edit:
     Attributes:
         changes: the changes so far.
         again: the finished and running tasks that are run again, with the reasons.
-        settled: the tasks that are tried again, taken out or skipped, or made again with their list.
+        settled: the tasks that are tried again, taken out or skipped, or made again with their
+            list.
     """
 
     def __init__(self, live: LivePlan, adopted: Plan) -> None:
@@ -749,7 +751,7 @@ class _TaskCorrections:
         return current
 
     def _use_changed_parts(self, entry: TaskEntry) -> None:
-        """Run a task again if its tool, a parameter, or the context that it has read, is changed."""
+        """Run a task again if its tool, a parameter or the context it has read has changed."""
         if entry.id in self._edit.settled:
             return
         parameters: list[str] = []

@@ -477,7 +477,7 @@ class Draft:
         return f"is {state}: it cannot be modified, only annotated ({names})"
 
     def _is_left_out_in_correction(self, task_id: TaskId) -> bool:
-        """Return whether a condition has left a task out: it never ran, so a correction changes it."""
+        """Return whether a condition left a task out, so that a correction may change it."""
         if self.adopted is None:
             return False
         return self._graph.entry(task_id).condition_revision in SKIPPED_BY_CONDITION
@@ -695,7 +695,7 @@ class Draft:
                 self._add_problem(f"task {task.id!r} depends on {dep!r} twice")
 
     def _take_back_replacement(self, task_id: TaskId) -> bool:
-        """Stage that nothing stands for a replaced task any more; False, with a problem, if it must."""
+        """Stage that nothing replaces a task any more; False, with a problem, if that cannot be."""
         if task_id in self._graph:
             entry = self._graph.entry(task_id)
             if entry.replacement.expanded:
@@ -765,7 +765,7 @@ class Draft:
     # Checks of the plan as the changes would leave it
 
     def _check_adopted(self, adopted: Plan) -> None:
-        """Check that unfinished tasks, which the changes leave alone, fit the rest of another plan."""
+        """Check that the unfinished tasks that are left alone fit the corrected plan."""
         graph = self._graph
         capacity_changes = adopted.resources != graph.plan.resources
         changed_tools = graph.changed_tools(adopted)
@@ -800,7 +800,8 @@ class Draft:
                 needed = [repr(dep) for dep in self.task(task_id).depends_on]
                 names = join_names(needed, _MAX_TASKS_IN_PROBLEM)
                 message = (
-                    f"task {task_id!r} would be left out again, because all that it depends on was: "
+                    f"task {task_id!r} would be left out again, because all that it depends on "
+                    "was: "
                     f"retry {names} as well, or state `run_if: always`"
                 )
                 self.problems.append(Problem(path, message))

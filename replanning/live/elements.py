@@ -62,7 +62,7 @@ def _template(graph: TaskGraph, task_id: TaskId) -> TaskEntry | None:
 
 
 def alike_triggers(graph: TaskGraph, triggers: Iterable[Trigger]) -> list[list[Trigger]]:
-    """Return triggers in their order, with those together whose elements of one list failed alike."""
+    """Return triggers in order, those of alike failed elements of one list together."""
     groups: dict[tuple[object, ...], list[Trigger]] = {}
     for index, trigger in enumerate(triggers):
         key: tuple[object, ...] = (index,)

@@ -24,7 +24,9 @@ SKIPPED_BY_CONDITION: Final = (CONDITION_NOT_MET, LEFT_OUT, CONDITION_NOT_MET_AL
 """These values."""
 
 _CONTINUATION_MARK: Final = "#continued-"
-"""Stands in an idempotency key before the number of times that a judge has had the task run again."""
+"""Stands in an idempotency key before the number of times that a judge has had the task run
+again.
+"""
 
 _CHANGE_MARK: Final = "#changed-"
 """Stands in an idempotency key before how often the task got another tool or other arguments."""
@@ -152,7 +154,7 @@ class AttemptLog:
 
 @dataclass(slots=True, eq=False)
 class ReadLog:
-    """What an attempt saw: versions of values, which tell later whether its result is stale, and its arguments.
+    """What an attempt read: its arguments, and versions that tell whether its result is stale.
 
     Attributes:
         started: number of attempts in the run that had ended when the last attempt began.

@@ -610,7 +610,7 @@ class TaskGraph:
         return TaskScope(tools, capacity, self.plan.objects, parameters=adopted.parameters)
 
     def change_document(self, adopted: Plan) -> None:
-        """Put a corrected plan in the place of the document, with its tools, resources and parameters.
+        """Replace the document by a corrected plan, with its tools, resources and parameters.
 
         Its tasks are changed afterwards, by the changes that a draft has staged.
         """
@@ -684,7 +684,7 @@ class TaskGraph:
         return doubtful
 
     def unknown_effects(self, entry: TaskEntry) -> str:
-        """Return that it is unknown whether a task, or what it replaced, took effect; empty if it is known."""
+        """Return the doubt whether a task, or what it replaced, took effect; empty without any."""
         doubtful = self.in_doubt(entry)
         if not doubtful:
             return ""

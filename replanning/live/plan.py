@@ -189,7 +189,8 @@ class LivePlan(TaskGraph):
     Attributes:
         goal: the current goal.
         masked: the parts of a resumed plan that its journal lacks.
-        taken_back: the reason for which the whole run is taken back: it ends with its compensations.
+        taken_back: the reason for which the whole run is taken back: it ends with its
+            compensations.
     """
 
     __slots__ = ("_holds_by_question", "goal", "masked", "taken_back")
@@ -286,7 +287,7 @@ class LivePlan(TaskGraph):
         return self.plan.model_copy(update=current)
 
     def _in_document_order(self) -> list[TaskEntry]:
-        """Return the tasks that are not removed, each replacement in the place of what it replaced."""
+        """Return the tasks that are not removed, each replacement in its original's place."""
         places: dict[TaskId, list[int]] = {}
         for entry in self:
             if not entry.removed:
@@ -576,7 +577,7 @@ class LivePlan(TaskGraph):
         handler(self, body, record.at)
 
     def _adopt_values(self, adopted: Plan) -> None:
-        """Change the values of the context and the fields of the goal that a corrected plan changes."""
+        """Change the context and the goal as a corrected plan does."""
         changes, removed = self.changed_context(adopted)
         if changes or removed:
             history = self.staleness.history
@@ -588,7 +589,7 @@ class LivePlan(TaskGraph):
         self.goal = self.goal_after(adopted)
 
     def changed_context(self, adopted: Plan) -> tuple[JsonObject, tuple[str, ...]]:
-        """Return the values that a corrected plan adds to the context or changes, and the keys it drops."""
+        """Return the context values that a corrected plan adds or changes, and the keys it drops."""
         before = self.plan.context
         changes: JsonObject = {}
         for key, value in adopted.context.items():

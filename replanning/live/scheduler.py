@@ -231,9 +231,10 @@ _HOST: Final = re.compile(r"\w://(?:[^/?#\s@]*@)?([^/?#\s:'\"{}]+)(?=[/?#\s:'\"]
 def failure_target(task: Task, tool: ToolSpec, failure: Failure) -> object:
     """Return what a failure says something about, so that a breaker counts failures of one cause.
 
-    A failure that may pass, or a call without an answer or with a wrong one, is a sign that the tool is down, or rather
-    the host that the call names. Any other failure, such as a page that does not exist or a record
-    that is malformed, may be due to the arguments, and says nothing about calls with others.
+    A failure that may pass, or a call without an answer or with a wrong one, is a sign that the
+    tool is down, or rather the host that the call names. Any other failure, such as a page that
+    does not exist or a record that is malformed, may be due to the arguments, and says nothing
+    about calls with others.
 
     Args:
         task: the task that failed.

@@ -35,9 +35,9 @@ def stale_results(live: TaskGraph) -> dict[TaskId, StaleResult]:
 
     A result is stale for one of three reasons. The task read a key of the context whose value has
     changed since; or it depends on a task whose result is stale; or it depends on one that is done
-    again, and began before that had ended for the second time. A task that changed the context itself does not become stale through its
-    dependencies: their results may be the reason for its change. Earlier values of the context are
-    compared by their hashes; they are not kept.
+    again, and began before that had ended for the second time. A task that changed the context
+    itself does not become stale through its dependencies: their results may be the reason for its
+    change. Earlier values of the context are compared by their hashes; they are not kept.
     """
     found = _find_outdated(live)
     # A task whose dependents are examined, the task whose result reaches them, and whether they

@@ -44,7 +44,8 @@ class TaskEvent(StrEnum):
     WAIT = "to be run later"
 
 
-_S, _E = TaskState, TaskEvent
+_S = TaskState
+_E = TaskEvent
 
 WAITING: Final = frozenset({_S.PENDING, _S.READY, _S.BACKOFF, _S.NEEDS_CONTINUATION})
 """States of unfinished tasks that are not running and may be edited."""

@@ -264,7 +264,7 @@ class PlanView:
         return Counter(self._live.status_of(element) for element in entry.replacement.sinks)
 
     def group_elements(self, task_ids: Iterable[TaskId]) -> list[TaskGroup]:
-        """Return tasks as sentences name them, each once, with the elements of one list together."""
+        """Return tasks as sentences name them, each once, elements of one list together."""
         return group_elements(self._live, task_ids)
 
     def lineage(self, task_id: TaskId) -> tuple[TaskView, ...]:

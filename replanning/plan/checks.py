@@ -1,4 +1,4 @@
-"""Checks of a plan as a whole: names, tools, arguments, resources, references and cycles; secrets in names."""
+"""Checks of a whole plan: names, tools, arguments, resources, references, cycles and secrets."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def check_plan(
 def _check_tasks(
     tasks: Sequence[Task], scope: TaskScope, uses_of_tools: Mapping[str, Mapping[str, str]]
 ) -> Iterator[Finding]:
-    """Yield what is wrong with the tasks of a plan, or of one that is included, and between them."""
+    """Yield the problems of the tasks of a plan, or of an included one, and between them."""
     ids = {task.id for task in tasks}
     bodies: list[list[_ParsedBody]] = []
     for task in tasks:
@@ -328,7 +328,7 @@ def _check_graph(
 
 
 def _known_task(name: str, known: Container[str]) -> str:
-    """Return the task that a reference is about: an element is known by the task that has the list."""
+    """Return the task that a reference is about; for an element, the task that has the list."""
     if name in known:
         return name
     template = template_of(TaskId(name))
@@ -368,7 +368,8 @@ def check_task(task: TaskBody, scope: TaskScope) -> list[str]:
         if isinstance(task.include, SubPlan):
             found = chain(found, _check_staged_inclusion(task.include, scope))
         has_own_parameters = PARAMETERS in (task.scope or {})
-    # A plan without parameters may have a task of that name, and which tasks there are is not known.
+    # A plan without parameters may have a task of that name, and which tasks there are is not
+    # known.
     if scope.parameters and not has_own_parameters:
         found = chain(found, _check_parameters(bodies, scope))
     for path, text in found:
@@ -526,7 +527,7 @@ def _results_stated(
 
 
 def _check_declared(parameters: Parameters, tasks: Sequence[Task]) -> Iterator[Finding]:
-    """Yield what is wrong with parameters, and the tasks whose outputs would be written like them."""
+    """Yield the problems of parameters, and the tasks whose outputs would be written alike."""
     yield from declaration_problems(parameters)
     if not parameters:
         return
@@ -549,7 +550,7 @@ def _check_parameters(bodies: Sequence[_ParsedBody], scope: TaskScope) -> Iterat
 
 
 def _check_parameters_of(part: ToolSpec | TaskBody, scope: TaskScope) -> Iterator[Finding]:
-    """Yield the uses of undeclared parameters under `expect`, `confirm` and `undo`, like `_check_tool`."""
+    """Yield the undeclared parameters under `expect`, `confirm` and `undo`, like `_check_tool`."""
     for path, read, text in _parameters_stated(part):
         problem = _undeclared(read, scope)
         if problem:
@@ -981,7 +982,7 @@ def _element_in(parsed: _Expression) -> str:
 
 
 def _elements_stated(part: ToolSpec | TaskBody) -> Iterator[tuple[JsonPath, str]]:
-    """Yield how a tool or a task reads an element under `expect`, `confirm` and `undo`, with the places."""
+    """Yield the reads of an element under `expect`, `confirm` and `undo`, with their places."""
     conditions: list[tuple[JsonPath, str]] = []
     values: list[tuple[JsonPath, JsonValue]] = []
     if part.expect is not None:
@@ -1113,7 +1114,7 @@ def _type_mismatch(value: JsonValue, kind: str, scope: TaskScope) -> str:
 
 
 def _parameter_mismatch(reference: str, kind: str, scope: TaskScope) -> str:
-    """Return the type expected instead of that of a parameter; "" if it fits, or is a part of one."""
+    """Return the type expected instead of a parameter's; "" if it fits, or is part of one."""
     name = reference.removeprefix(f"${{{PARAMETERS}.").removesuffix("}")
     parameter = scope.parameters.get(name)
     if parameter is None or kind not in _PARAMETER_TYPES or kind in scope.object_types:
@@ -1220,7 +1221,7 @@ def _iter_names(part: object, path: JsonPath) -> Iterator[tuple[JsonPath, str]]:
 
 @cache
 def _fields_with_names(kind: type) -> frozenset[str] | None:
-    """Return the fields of a model that are names, or have parts with names; None for another type."""
+    """Return the fields of a model that are or contain names; None for another type."""
     if not issubclass(kind, BaseModel):
         return None
     names = name_fields(kind) | _PARTS_WITH_NAMES

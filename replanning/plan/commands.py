@@ -51,10 +51,19 @@ _TOKEN: Final = re.compile(
 
 _HOLE_ERRORS: Final = {
     "backslash": "{hole} follows a backslash; values are quoted for you, remove it",
-    "quotes": "{hole} stands inside quotes; values are quoted for you, remove the quotes, or write {{{hole}}} for that text itself",
+    "quotes": (
+        "{hole} stands inside quotes; values are quoted for you, remove the quotes, or "
+        "write {{{hole}}} for that text itself"
+    ),
     "backquotes": "{hole} stands inside backquotes; write $(…) instead",
-    "arithmetic": "{hole} stands inside $((…)), where the shell would calculate with a value it cannot trust; assign it to a variable before",
-    "expansion": "{hole} stands inside ${{…}}; assign it to a variable before, or write ${{name}} for a variable of the shell",
+    "arithmetic": (
+        "{hole} stands inside $((…)), where the shell would calculate with a value it "
+        "cannot trust; assign it to a variable before"
+    ),
+    "expansion": (
+        "{hole} stands inside ${{…}}; assign it to a variable before, or write "
+        "${{name}} for a variable of the shell"
+    ),
     "comment": "{hole} stands in a comment; remove it, or write {{{hole}}} for that text itself",
     "document": "{hole} stands in a here-document; use printf and a pipe instead",
 }
@@ -65,12 +74,12 @@ _MAX_COMMAND_CHARS: Final = 100_000
 _BEFORE_WORD: Final = frozenset(" \t\n;|&(")
 _AFTER_WORD: Final = frozenset(" \t\n;|&)<>")
 _PREFIX_WORDS: Final = frozenset(
-    "! { } if then elif else do done fi while until exec command builtin time env nohup nice".split()  # noqa: SIM905 - a list would take a line each
+    "! { } if then elif else do done fi while until exec command builtin time env nohup nice".split()  # noqa: SIM905 - one line
 )
 """Words that may stand before the program of a simple command."""
 
 _SHELL_BUILTINS: Final = frozenset(
-    ": . [ alias bg break case cd continue echo esac eval exit export false fg for getopts hash jobs kill local"  # noqa: SIM905 - a list would take a line each
+    ": . [ alias bg break case cd continue echo esac eval exit export false fg for getopts hash jobs kill local"  # noqa: SIM905 - one line
     " printf pwd read readonly return set shift test times trap true type ulimit umask unalias unset wait".split()
 )
 
@@ -126,7 +135,8 @@ def command_problems(command: str) -> list[str]:
     if len(command) > _MAX_COMMAND_CHARS:
         return [f"its command has more than {_MAX_COMMAND_CHARS} characters; write it into a file"]
     problems = [
-        f"its command refers to {{env:{name}}}, which every user of the machine could read in the list of "
+        f"its command refers to {{env:{name}}}, which every user of the machine could read in "
+        "the list of "
         f'processes; write "${name}", or pass it on under `env`'
         for name in env_references(command)
     ]
@@ -327,7 +337,8 @@ def leading_problems(
                 problem = f"{name!r} is {truncate(refused[0], 81)!r}, which would be read as "
                 if leading.forbidden is _DASH:
                     problem += (
-                        f"an option; if it may begin with a dash, write -- before {{{name}}} in the "
+                        f"an option; if it may begin with a dash, write -- before {{{name}}} in "
+                        "the "
                         f"command, or --option={{{name}}}"
                     )
                 else:

@@ -158,7 +158,7 @@ def element_id(task_id: TaskId, key: str | int) -> TaskId:
 
 
 def template_of(element: TaskId) -> TaskId:
-    """Return the task that an element belongs to, such as `convert` for `convert[0]`; else the id itself."""
+    """Return the task of an element, such as `convert` for `convert[0]`; else the id itself."""
     name, bracket, _ = element.partition("[")
     if bracket and element.endswith("]"):
         return TaskId(name)

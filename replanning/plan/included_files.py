@@ -153,7 +153,7 @@ class IncludedFiles:
             self._include(included, where, [*chain, resolved])
 
     def _take(self, task: JsonObject, included: JsonObject, file: _File, place: JsonPath) -> None:
-        """Merge an included plan: its tasks into the including task, its tools into the whole plan."""
+        """Merge an included plan: its tasks into the task, its tools into the whole plan."""
         for name in included:
             if name not in _FIELDS:
                 text = f"an included plan has no `{name}`: state it in the plan that includes it"
@@ -180,7 +180,7 @@ class IncludedFiles:
                 self._take_named(name, included.get(name), file)
 
     def _take_tools(self, tools: JsonValue, file: _File) -> None:
-        """Merge the tools of an included file; two files may describe the same tool, but only alike."""
+        """Merge the tools of an included file; two files may describe a tool only alike."""
         known = self.document.setdefault("tools", [])
         if not isinstance(tools, list) or not isinstance(known, list):
             return
@@ -199,7 +199,7 @@ class IncludedFiles:
                 self._reject(("tools", index), text, file)
 
     def _take_named(self, part: str, stated: JsonValue, file: _File) -> None:
-        """Merge servers, resources or objects; the outer plan decides about a resource that both state."""
+        """Merge servers, resources or objects; where both state one, the outer plan decides."""
         if not isinstance(stated, dict):
             return
         known = self.document.setdefault(part, {})
@@ -224,7 +224,7 @@ class IncludedFiles:
         return self.path
 
     def _in_own_folder(self, stated: JsonObject, file: _File) -> JsonObject:
-        """Return a tool or server with the folder of its file as the working directory of its program."""
+        """Return a tool or server whose program works in the folder of its file."""
         folder = file.path.parent.resolve()
         if folder == self.path.parent.resolve():
             return stated

@@ -72,7 +72,8 @@ def exceeds_depth(value: JsonValue, limit: int) -> bool:
 def measure_json(value: JsonValue, limit: int) -> int:
     """Return about how many characters a value takes as JSON, measured up to `limit`."""
     # Not encoded for it: the text of a huge value would fill the memory that the limit protects.
-    size, stack = 0, [value]
+    size = 0
+    stack = [value]
     while stack and size <= limit:
         item = stack.pop()
         size += _CHARS_PER_ITEM

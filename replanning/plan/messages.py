@@ -114,7 +114,8 @@ def cut(text: str, limit: int, *, from_end: bool = False) -> str:
     """Return the first or last characters of a text, masked first: half a secret is unknown."""
     if len(text) <= limit:
         return text
-    most, step = limit + _CUT_MARGIN, -1 if from_end else 1
+    most = limit + _CUT_MARGIN
+    step = -1 if from_end else 1
     part = text if len(text) <= most else text[-most:] if from_end else text[:most]
     clean = mask_secrets(part)[::step]
     return (clean if part is text else clean[:-_CUT_MARGIN])[:limit][::step]
@@ -225,7 +226,9 @@ def validation_problems(
     unknown = _unknown_fields(errors, model, hints)
     for details in _without_misspelt(errors, unknown):
         path = _without_union_tags(details["loc"])
-        kind, value, limits = details["type"], details["input"], details.get("ctx", {})
+        kind = details["type"]
+        value = details["input"]
+        limits = details.get("ctx", {})
         got = f", got {brief_repr(value)}"
         match kind:
             case "missing":

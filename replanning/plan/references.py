@@ -249,7 +249,7 @@ _SINGLE_VALUES: Final = ("output", "text", IDEMPOTENCY_KEY, *ELEMENT_ROOTS)
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Reference `${...}` to a part of an output, of the context, of parameters, or of an element."""
+    """Reference `${...}` to a part of an output, the context, a parameter or an element."""
 
     text: str
     """The text between the braces."""

@@ -105,7 +105,9 @@ _DOWNLOAD: Final = re.compile(
 
 
 JUDGED_KINDS: Final = ("shell", "http")
-"""The kinds of tool whose uses may look dangerous; any other is dangerous only where that is stated."""
+"""The kinds of tool whose uses may look dangerous; any other is dangerous only where that is
+stated.
+"""
 
 
 def command_risk(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> str:

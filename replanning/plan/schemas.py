@@ -14,7 +14,9 @@ from typing import Any, Final
 from replanning.plan.types import JsonObject, JsonValue
 
 _MAX_SCHEMA_WORK: Final = 5_000_000
-"""Most work of a check: characters of arguments times keywords of the schema; above, only the server checks."""
+"""Most work of a check: characters of arguments times keywords of the schema; above, only the
+server checks.
+"""
 
 _NAMED_REFERENCE_COST: Final = 1_000
 """Number of keywords that cost as much as resolving a reference by name instead of by path."""
@@ -63,7 +65,8 @@ def _is_plainly_valid(schema: object, value: JsonValue) -> bool:
     """Return whether a value surely fits a schema; False says nothing.
 
     Most values fit, and most schemas have the keywords below alone. To say so takes a tenth of the
-    time of a validator (benchmark `tools_that_fail`, "suggested"), which is asked in all other cases.
+    time of a validator (benchmark `tools_that_fail`, "suggested"), which is asked in all other
+    cases.
     """
     if not isinstance(schema, dict):
         return False
@@ -118,7 +121,7 @@ def schema_problems(schema: JsonObject | None, value: JsonValue) -> list[str]:
         if validator is None:
             return []
         found = list(islice(validator.iter_errors(value), _MAX_SCHEMA_ERRORS))
-    except Exception:  # noqa: BLE001 - the schema is somebody else's and may be anything; the server checks as well
+    except Exception:  # noqa: BLE001 - the schema may be anything; the server checks, too
         return []
     finally:
         _work.reset(token)
@@ -170,7 +173,8 @@ def _validator_of(text: str) -> Any:
     schema = json.loads(text)
     described = {key: value for key, value in schema.items() if key != "$schema"}
     inner = json.dumps(described)
-    # Names of further dialects lead to checks without bounds, and `additionalProperties` uses patterns, too.
+    # Names of further dialects lead to checks without bounds, and `additionalProperties` uses
+    # patterns, too.
     if '"$schema"' in inner or '"patternProperties"' in inner:
         return None
     kind = _bounded_class(validators.validator_for(schema))

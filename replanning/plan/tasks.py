@@ -189,7 +189,10 @@ class McpServer(StrictModel):
     cwd: str | None = Field(default=None, description="Where the program works.")
     env: Mapping[str, str] = Field(
         default_factory=dict,
-        description="Environment of the program beside PATH, HOME and the like; {env:NAME} is looked up at the start.",
+        description=(
+            "Environment of the program beside PATH, HOME and the like; {env:NAME} is "
+            "looked up at the start."
+        ),
     )
     url: str | None = Field(
         default=None, description="The address of a server that runs already (streamable HTTP)."
@@ -248,7 +251,9 @@ class Goal(StrictModel):
     facts: Items[Fact] = Field(default=(), description="What must hold at the end.")
     stop_when_reached: StrictBool = Field(
         default=False,
-        description="Succeed as soon as all facts of the goal hold, whatever has become of the tasks.",
+        description=(
+            "Succeed as soon as all facts of the goal hold, whatever has become of the tasks."
+        ),
     )
 
     def with_fields(self, fields: Mapping[str, object]) -> Goal:
@@ -321,7 +326,9 @@ class Retry(StrictModel):
     )
     exponential: Annotated[StrictBool | None, WithJsonSchema({"type": "boolean"})] = Field(
         default=None,
-        description="How earlier versions wrote `backoff`: true for exponential, false for constant.",
+        description=(
+            "How earlier versions wrote `backoff`: true for exponential, false for constant."
+        ),
     )
     max_delay: Duration | None = Field(
         default=None,
@@ -333,11 +340,16 @@ class Retry(StrictModel):
     )
     max_seconds: Seconds | None = Field(
         default=None,
-        description="Seconds after the start of the first attempt in which a further one may begin.",
+        description=(
+            "Seconds after the start of the first attempt in which a further one may begin."
+        ),
     )
     on: Items[Retryable] | None = Field(
         default=None,
-        description="The failures that are tried again: classes of exceptions (httpx.ReadTimeout), HTTP statuses, exit codes, timeout.",
+        description=(
+            "The failures that are tried again: classes of exceptions "
+            "(httpx.ReadTimeout), HTTP statuses, exit codes, timeout."
+        ),
     )
 
     @property
@@ -525,7 +537,10 @@ class Expectation(StrictModel):
     )
     where: Items[Annotated[str, AfterValidator(_checked_condition)]] = Field(
         default=(),
-        description="Conditions over output, text, arguments.*, context.*, parameters.*, results.*, run.started, and in a task with `for_each` item, index and key.",
+        description=(
+            "Conditions over output, text, arguments.*, context.*, parameters.*, "
+            "results.*, run.started, and in a task with `for_each` item, index and key."
+        ),
     )
     errors: Items[Annotated[str, Field(min_length=1)]] = Field(
         default=(),
@@ -584,14 +599,21 @@ class Confirmation(StrictModel):
     tool: Name = Field(description="The tool to ask; it only reads.")
     arguments: JsonObject = Field(
         default_factory=dict,
-        description="Given to it; may hold ${arguments.name}, ${results.task}, ${context.name}, ${parameters.name} and ${idempotency_key}.",
+        description=(
+            "Given to it; may hold ${arguments.name}, ${results.task}, ${context.name}, "
+            "${parameters.name} and ${idempotency_key}."
+        ),
     )
     when: Annotated[str, AfterValidator(_checked_condition)] = Field(
-        description="Holds of its output if the call was done, over the same as `where` of `expect`."
+        description=(
+            "Holds of its output if the call was done, over the same as `where` of `expect`."
+        )
     )
     output: JsonValue = Field(
         default=WHOLE_OUTPUT,
-        description="The output of the task if it was done; by default that of the tool which was asked.",
+        description=(
+            "The output of the task if it was done; by default that of the tool which was asked."
+        ),
     )
 
     @property
@@ -627,7 +649,10 @@ class Undo(StrictModel):
     tool: Name = Field(description="The tool that takes it back.")
     arguments: JsonObject = Field(
         default_factory=dict,
-        description="Given to that tool; may hold ${output.name}, ${arguments.name}, ${results.task}, ${context.name}, ${parameters.name} and ${item.name}.",
+        description=(
+            "Given to that tool; may hold ${output.name}, ${arguments.name}, "
+            "${results.task}, ${context.name}, ${parameters.name} and ${item.name}."
+        ),
     )
 
 
@@ -646,7 +671,10 @@ class ToolSpec(StrictModel):
     )
     parameters: Mapping[str, Name] = Field(
         default_factory=dict,
-        description="Parameter to type: string, path, integer, number, boolean, array, object, any, or one of `objects`.",
+        description=(
+            "Parameter to type: string, path, integer, number, boolean, array, object, "
+            "any, or one of `objects`."
+        ),
     )
     optional: Items[Name] = Field(default=(), description="The parameters that may be left out.")
     requires: Items[Fact] = Field(
@@ -679,7 +707,10 @@ class ToolSpec(StrictModel):
     )
     effect: Effect | None = Field(
         default=None,
-        description="What it changes: none (it only reads), reversible, partly (reversible in part) or irreversible.",
+        description=(
+            "What it changes: none (it only reads), reversible, partly (reversible in "
+            "part) or irreversible."
+        ),
     )
     undo: Undo | None = Field(
         default=None, description="What takes back an effect that can be taken back."
@@ -700,7 +731,10 @@ class ToolSpec(StrictModel):
     body: JsonValue = Field(default=None, description="http: what is sent as JSON.")
     idempotency_header: Name | None = Field(
         default=None,
-        description="http: the header for the idempotency key; Idempotency-Key by default for changing requests.",
+        description=(
+            "http: the header for the idempotency key; Idempotency-Key by default for "
+            "changing requests."
+        ),
     )
     callable: Name | None = Field(default=None, description="python: module:function.")
     server: Name | None = Field(
@@ -716,7 +750,10 @@ class ToolSpec(StrictModel):
     cwd: str | None = Field(default=None, description="Working directory.")
     workspace: str | None = Field(
         default=None,
-        description="Directory outside of which paths are refused; a command may write nowhere else, given bubblewrap.",
+        description=(
+            "Directory outside of which paths are refused; a command may write nowhere "
+            "else, given bubblewrap."
+        ),
     )
     env: Mapping[str, str] = Field(
         default_factory=dict,
@@ -727,7 +764,9 @@ class ToolSpec(StrictModel):
     )
     retry: Retry | None = Field(
         default=None,
-        description="How often it is tried, and after which failures, where the task does not say so.",
+        description=(
+            "How often it is tried, and after which failures, where the task does not say so."
+        ),
     )
     expect: Expectation | None = Field(
         default=None, description="What its output must satisfy; otherwise the attempt has failed."
@@ -803,7 +842,10 @@ class TaskBody(StrictModel):
     tool: Name | None = Field(default=None, description="The tool that executes it.")
     arguments: JsonObject = Field(
         default_factory=dict,
-        description="Given to the tool; may hold ${task.output}, ${context.name}, ${parameters.name}, and with `for_each` ${item}, ${index} and ${key}.",
+        description=(
+            "Given to the tool; may hold ${task.output}, ${context.name}, "
+            "${parameters.name}, and with `for_each` ${item}, ${index} and ${key}."
+        ),
     )
     goal: Text | None = Field(
         default=None, description="What the task is for; with `for_each`, may hold ${item}."
@@ -823,7 +865,10 @@ class TaskBody(StrictModel):
     )
     when: str | None = Field(
         default=None,
-        description="A condition over context.*, parameters.*, results.* and status.*; skipped when false. With `for_each`, one over item, index or key leaves out elements.",
+        description=(
+            "A condition over context.*, parameters.*, results.* and status.*; skipped "
+            "when false. With `for_each`, one over item, index or key leaves out elements."
+        ),
     )
     effect: Effect | None = Field(
         default=None, description="What it changes, where the tool does not say so."
@@ -844,7 +889,10 @@ class TaskBody(StrictModel):
     )
     undo_on_replace: StrictBool | None = Field(
         default=None,
-        description="Whether its effect is taken back before another call takes its place; by default as its tool says.",
+        description=(
+            "Whether its effect is taken back before another call takes its place; by "
+            "default as its tool says."
+        ),
     )
     acceptance: Items[Text] = Field(
         default=(),
@@ -856,7 +904,9 @@ class TaskBody(StrictModel):
     )
     confirm: Confirmation | None = Field(
         default=None,
-        description="What tells whether a call without an answer was done; by default as its tool says.",
+        description=(
+            "What tells whether a call without an answer was done; by default as its tool says."
+        ),
     )
     resources: Mapping[Name, NonNegativeFloat] = Field(
         default_factory=dict, description="Resources beyond what its tool takes."
@@ -1052,12 +1102,13 @@ _ARGUMENT_KINDS: Final = frozenset(
 )
 """Kinds of tools that are called with arguments alone, so that the goal of a task changes nothing.
 
-The work behind every other tool is given the whole task, as an agent is that reads what it is to do.
+The work behind every other tool is given the whole task, as an agent is that reads what it is to
+do.
 """
 
 
 def reads_goal(tool: ToolSpec | None) -> bool:
-    """Return whether a tool is given the goal of a task; one that is not described counts as such."""
+    """Return whether a tool gets the goal of a task; an undescribed tool counts as one."""
     return tool is None or tool.kind not in _ARGUMENT_KINDS
 
 
@@ -1169,14 +1220,19 @@ ForEach = Annotated[
     AfterValidator(_check_for_each),
     WithJsonSchema(_ELEMENTS_SCHEMA),
     Field(
-        description="A list or mapping, or a reference to one: once it is known, the task becomes one task for each element."
+        description=(
+            "A list or mapping, or a reference to one: once it is known, the task "
+            "becomes one task for each element."
+        )
     ),
 ]
 ElementKey = Annotated[
     str | None,
     AfterValidator(_check_key),
     Field(
-        description="Names the task of an element: with ${item.id}, it is called TASK[id] and not TASK[0]."
+        description=(
+            "Names the task of an element: with ${item.id}, it is called TASK[id] and not TASK[0]."
+        )
     ),
 ]
 MaxItems = Annotated[
@@ -1190,7 +1246,9 @@ MaxParallel = Annotated[
 OnItemFailure = Annotated[
     Literal["fail", "skip"],
     Field(
-        description="skip: an element that fails for good has the output null, and the rest goes on."
+        description=(
+            "skip: an element that fails for good has the output null, and the rest goes on."
+        )
     ),
 ]
 
@@ -1211,7 +1269,9 @@ class Task(TaskBody):
     )
     undoes: Name | None = Field(
         default=None,
-        description="The attempt whose effect it takes back, such as pay#1; `replanning undo` sets it.",
+        description=(
+            "The attempt whose effect it takes back, such as pay#1; `replanning undo` sets it."
+        ),
     )
     for_each: ForEach = None
     key: ElementKey = None
@@ -1220,7 +1280,10 @@ class Task(TaskBody):
     on_item_failure: OnItemFailure = "fail"
     include: IncludedPlan | None = Field(
         default=None,
-        description="A plan file, from the folder of this one: its tasks are carried out in the place of this task.",
+        description=(
+            "A plan file, from the folder of this one: its tasks are carried out in the "
+            "place of this task."
+        ),
     )
     with_: JsonObject | None = Field(
         default=None,
@@ -1229,11 +1292,17 @@ class Task(TaskBody):
     )
     outputs: JsonObject | None = Field(
         default=None,
-        description="The result of an included plan, of ${task.output} of its tasks; by default that of its last task.",
+        description=(
+            "The result of an included plan, of ${task.output} of its tasks; by default "
+            "that of its last task."
+        ),
     )
     scope: JsonObject | None = Field(
         default=None,
-        description="What ${item}, ${index}, ${key} and ${parameters.name} are in this task; `for_each` and `include` set it.",
+        description=(
+            "What ${item}, ${index}, ${key} and ${parameters.name} are in this task; "
+            "`for_each` and `include` set it."
+        ),
     )
 
 
@@ -1268,9 +1337,9 @@ def with_arguments(task: Task, arguments: JsonObject) -> Task:
 def with_fields(task: Task, fields: Mapping[str, Any], stated: set[str]) -> Task:
     """Return a copy of a task with other fields, whose values are right.
 
-    Every task is handed out as such a copy, and those of a list are such copies of one. `model_copy`
-    takes more than twice as long, and gives each copy a set of its own of the names that are stated:
-    memory that the benchmark `lists` counts.
+    Every task is handed out as such a copy, and those of a list are such copies of one.
+    `model_copy` takes more than twice as long, and gives each copy a set of its own of the names
+    that are stated: memory that the benchmark `lists` counts.
 
     Args:
         task: the task.

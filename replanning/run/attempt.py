@@ -275,7 +275,8 @@ def validate_work(work: Callable[..., object], max_concurrency: int = 1) -> None
     is_trusted = any(word in returned for word in ("Awaitable", "Coroutine", "Future"))
     if is_plain and not is_trusted and function.__name__ != "<lambda>":
         raise TypeError(
-            f"work is {function.__qualname__!r}, which is not async; write `async def`, and run what blocks with"
+            f"work is {function.__qualname__!r}, which is not async; write `async def`, and run "
+            "what blocks with"
             " `await anyio.to_thread.run_sync(…)`"
         )
 
@@ -343,7 +344,8 @@ class Attempt:
         # Reached only where `context` was not set, because the attempt could not be started.
         if name == "context":
             raise NotRunning(
-                f"no attempt at {self.task.id!r} was started, because it may not run any more; do nothing"
+                f"no attempt at {self.task.id!r} was started, because it may not run any more; "
+                "do nothing"
             )
         raise AttributeError(
             f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self

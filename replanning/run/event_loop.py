@@ -234,7 +234,7 @@ _MANY_OBJECTS: Final = 10_000
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Pause garbage collection while objects are made that stay alive; afterwards they count as old.
+    """Pause garbage collection while long-lived objects are made; then they count as old.
 
     The objects of a large plan or a long journal stay alive. To go through them again and again
     takes as long as making them, and to go through all of them at once would stop the event loop.

@@ -187,7 +187,8 @@ class LineageExecution:
                 self.error.add_note(doubt)
             return self.error
         reasons = [
-            f"{entry.id!r} {entry.state.lower()} ({life.failures.last_failure(entry) or entry.reason})"
+            f"{entry.id!r} {entry.state.lower()} "
+            f"({life.failures.last_failure(entry) or entry.reason})"
             for entry in needed
             if entry.state in GIVEN_UP
         ]

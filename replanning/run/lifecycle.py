@@ -529,7 +529,7 @@ class Lifecycle:
     def _with_compensations(
         self, changes: tuple[PlanChange, ...], *, leaves_effects: bool
     ) -> tuple[PlanChange, ...]:
-        """Return changes that first take back the effects of what they replace, where that is stated.
+        """Return changes that first take back stated effects of what they replace.
 
         Raises:
             ChangeRejected: no task can take such an effect back, and nobody has agreed to leave it.
@@ -546,7 +546,7 @@ class Lifecycle:
         return (*added, *with_dependencies(changes, undo.needed, self.live))
 
     def _undo_of_replaced(self, changes: Sequence[PlanChange]) -> ReplacementUndo | None:
-        """Return how the effects of what changes replace are taken back; None if none have to be."""
+        """Return how effects of replaced tasks are taken back; None if none have to be."""
         replaced = replaced_tasks(self.live, changes)
         if not replaced:
             return None
@@ -555,7 +555,7 @@ class Lifecycle:
         return plan_undo_of_replaced(self.live, effects, self.run_id, replaced, obstacle)
 
     def question_about_replaced(self, changes: Sequence[PlanChange]) -> str:
-        """Return why a person must agree that changes replace tasks with effects; empty if nobody must.
+        """Return why a person must agree to replace tasks with effects; empty if nobody must.
 
         Raises:
             StoreError: the journal cannot be read.

@@ -306,8 +306,10 @@ class RunFactory:
         is_known = known.content_hash() == given.content_hash() or self._has_adopted(run_id, given)
         if opened.open_ended != open_ended or not is_known:
             raise StoreError(
-                f"run {run_id!r} is a run of another plan; resume that one, with the context and the "
-                "parameters that it was opened with, have it adopt this plan, or open this plan as another run"
+                f"run {run_id!r} is a run of another plan; resume that one, with the context "
+                "and the "
+                "parameters that it was opened with, have it adopt this plan, or open this plan "
+                "as another run"
             )
         return await self.resume(run_id, plan)
 
@@ -905,7 +907,7 @@ def _apply_records(
 
 
 def _with_secrets(record: Record, live: LivePlan, redactor: Redactor) -> Record:
-    """Return a revision with the secrets of the tasks that it concerns, if their plan was given again."""
+    """Return a revision with the secrets of its tasks, if their plan was given again."""
     revised = record.body
     if not isinstance(revised, PlanRevised):
         return record
@@ -954,7 +956,7 @@ def _rewrite_for_fork(record: Record, run: RunId) -> Record:
         return record
     number = question.rpartition(".q")[2]
     own = QuestionId(f"{run}.q{number}")
-    return record._replace(body=replace(body, question=own))  # type: ignore[arg-type]  # only some have one
+    return record._replace(body=replace(body, question=own))  # type: ignore[arg-type]
 
 
 def _resume_state(records: Sequence[Record]) -> ResumeState:

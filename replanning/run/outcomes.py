@@ -117,7 +117,8 @@ class Evaluation:
         took = self._clock.now() - began
         if took > MAX_EVALUATION_SECONDS:
             raise TimeoutError(
-                f"it took {format_duration(took)}, and {format_duration(MAX_EVALUATION_SECONDS)} are allowed"
+                f"it took {format_duration(took)}, and "
+                f"{format_duration(MAX_EVALUATION_SECONDS)} are allowed"
             )
         return answer
 

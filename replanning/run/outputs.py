@@ -445,7 +445,7 @@ class OutputKeeper:
             if enums and encode(restored, None).enums != enums:
                 return None
             return encode_annotated(document, self._redactor)
-        except Exception:  # noqa: BLE001 - classes of users may raise anything; then it is not stored
+        except Exception:  # noqa: BLE001 - users' classes may raise anything
             return None
 
     def untyped_tools(self) -> list[ToolSpec]:

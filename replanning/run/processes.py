@@ -1,4 +1,4 @@
-"""Processes that tools start: marked, ended with all that they started, and found again after a crash.
+"""Processes of tools: marked, ended with all their children, found again after a crash.
 
 A process can leave its group and lose its parent, but not the variable that it was started with. So
 the processes of an attempt, or of an MCP server, carry a mark in their environment
@@ -148,7 +148,7 @@ _marks_in_use: Final = set[str]()
 
 @contextmanager
 def process_mark(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield a mark for processes that are started in this block, and the value of `MARK_VARIABLE` for them.
+    """Yield a mark for processes started in this block, and their value of `MARK_VARIABLE`.
 
     Args:
         environ: the environment in which this process works, which may have marks itself.
@@ -242,7 +242,7 @@ class ProcessTree:
         return found
 
     def _kill_marked(self, pid: int) -> None:
-        """Kill a process with the mark, never one that has its id meanwhile, and wait for its end."""
+        """Kill a process with the mark, never a later one with its id, and wait for its end."""
         with suppress(AttributeError, OSError), _descriptor(pid) as end:
             if self._mark in _process_environ(pid):
                 signal.pidfd_send_signal(end, signal.SIGKILL)

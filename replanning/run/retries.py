@@ -430,7 +430,7 @@ def _classify(
     wrapped: object = error
     while isinstance(wrapped, BaseException) and len(chain) < _MAX_WRAPPED_ERRORS:
         chain.append(wrapped)
-        is_unclear = _error_class(type(wrapped)).is_unclear  # type: ignore[arg-type]  # a class can be hashed
+        is_unclear = _error_class(type(wrapped)).is_unclear  # type: ignore[arg-type]
         if not is_clear:
             found = _verdict(wrapped)
             is_clear = found is not None and not is_unclear

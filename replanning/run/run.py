@@ -377,7 +377,8 @@ class PlanRun(ObservedRun):
             UnknownAttempt: there was no such attempt.
         """
         self._lifecycle.attempts.succeeded(attempt_id, output)
-        self._lifecycle.check_completion()  # pulling a task would check it, but callers that only report never pull
+        # Pulling a task would look for the end; callers that only report never pull.
+        self._lifecycle.check_completion()
 
     @in_loop_thread
     def failed(self, attempt_id: AttemptId, error: BaseException | str | Failure) -> None:
@@ -459,7 +460,8 @@ class PlanRun(ObservedRun):
         self._require_running("there is nothing to replan")
         if not life.settings.enabled:
             raise NotRunning(
-                f"nobody decides about triggers of run {self.id!r}: it was opened without an engine, "
+                f"nobody decides about triggers of run {self.id!r}: it was opened without an "
+                "engine, "
                 "or the setting `enabled` is false"
             )
         stated = self._completed_trigger(trigger)
@@ -701,7 +703,7 @@ class PlanRun(ObservedRun):
     def modify_task(
         self, task_id: str, *, reason: str = "", by: str = "edit", **fields: JsonValue
     ) -> int:
-        """Change fields of a task; a finished one takes only `name`, `goal`, `metadata` and `undo_on_replace`."""
+        """Change fields of a task; of a finished one, only annotations and `undo_on_replace`."""
         change = ModifyTask(task_id=TaskId(task_id), fields=fields)
         return self.apply([change], reason=reason, by=by)
 
@@ -729,7 +731,7 @@ class PlanRun(ObservedRun):
         return RunMeter(self._lifecycle, provider)
 
     @in_loop_thread
-    def note(self, type: str, data: Mapping[str, JsonValue]) -> None:  # noqa: A002 # the word of the record
+    def note(self, type: str, data: Mapping[str, JsonValue]) -> None:  # noqa: A002
         """Put a note of the program that executes the run on record; the plan stays as it is.
 
         Raises:

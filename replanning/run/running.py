@@ -343,7 +343,7 @@ class RunningAttempts:
         return answer
 
     def failed(self, attempt_id: AttemptId, error: BaseException | str | Failure) -> None:
-        """Record a failure, and decide when its task runs again (`FailureKeeper.schedule_retry`)."""
+        """Record a failure, and decide when its task runs again."""
         entry = self._take_out(attempt_id, "failed")
         if entry is not None:
             self._record_failure(attempt_id, entry, error)
@@ -503,7 +503,8 @@ class RunningAttempts:
             self._run.record_error(
                 f"task {entry.id!r}",
                 f"it ran {format_duration(late)} over its timeout of {format_duration(limit)},"
-                " which could not fire in time because something blocked the event loop; run what blocks"
+                " which could not fire in time because something blocked the event loop; run "
+                "what blocks"
                 " with `await anyio.to_thread.run_sync(…)`",
             )
 
@@ -547,7 +548,8 @@ class RunningAttempts:
             if handle is not None and handle.asking:
                 # The tool of the task has answered; what is missing is the word of another one.
                 late = UnverifiedOutput(
-                    f"{handle.asking!r} has not verified it within the {format_duration(timeout)} of the task",
+                    f"{handle.asking!r} has not verified it within the "
+                    f"{format_duration(timeout)} of the task",
                     handle.output,
                 )
                 handle.error = late

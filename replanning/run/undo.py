@@ -78,7 +78,8 @@ def undecided_problems(plan: UndoPlan) -> list[Problem]:
     for effect, why in plan.undecided:
         text = (
             f"the effect of {effect.task!r} cannot be taken back by a task: {why}; name"
-            f" {effect.attempt!r} in `by_hand` if a person has taken it back, or in `leave` to leave"
+            f" {effect.attempt!r} in `by_hand` if a person has taken it back, or in `leave` to "
+            "leave"
             " it as it is"
         )
         problems.append(Problem("", text))
@@ -94,7 +95,8 @@ def undo_obstacle(live: LivePlan, *, open_ended: bool) -> str:
     """
     if open_ended:
         return (
-            "it is the session of a program, which alone can call its tools; have it call what takes"
+            "it is the session of a program, which alone can call its tools; have it call what "
+            "takes"
             " the effects back"
         )
     if any(program_note(entry.task).get("phase") for entry in live):
@@ -183,7 +185,7 @@ class ReplacementUndo(NamedTuple):
 
 
 def replaced_tasks(live: LivePlan, changes: Iterable[PlanChange]) -> dict[TaskId, TaskEntry]:
-    """Return the tasks with `undo_on_replace` that have begun and that changes put others in place of.
+    """Return the tasks with `undo_on_replace` that have begun and that changes replace.
 
     A task that gets another tool or other arguments is replaced by itself.
     """
@@ -275,13 +277,14 @@ def _waiting_replacement(change: ReplaceTask, compensations: Sequence[TaskId]) -
 
 
 def undecided_replacements(undecided: Iterable[Undecided]) -> list[Problem]:
-    """Return a problem for each effect that would have to be taken back before its task is replaced."""
+    """Return a problem for each effect to be taken back before its task is replaced."""
     problems: list[Problem] = []
     for effect, why in undecided:
         text = (
             f"the effect of {effect.task!r} must be taken back before the task is replaced, and no"
             f" task can do that: {why}; take it back by hand and name {effect.attempt!r} in"
-            " `by_hand` of an undo, or set `undo_on_replace: false` in the task to leave it as it is"
+            " `by_hand` of an undo, or set `undo_on_replace: false` in the task to leave it as "
+            "it is"
         )
         problems.append(Problem("", text))
     return problems
@@ -409,7 +412,7 @@ class _Undo:
         return new_id
 
     def changes(self) -> list[PlanChange]:
-        """Return the changes, in which a compensation waits for those of what followed its effect."""
+        """Return the changes; a compensation waits for those of what followed its effect."""
         position = {task_id: number for number, task_id in enumerate(self._unfinished)}
         takers: dict[TaskId, list[TaskId]] = {}
         for task_id, effect in self._unfinished.items():
@@ -440,7 +443,7 @@ class _Undo:
         self._given_up[root.id] = root
 
     def _freed(self) -> list[PlanChange]:
-        """Return the changes by which others wait no longer for what is given up, but for what that waits for."""
+        """Return the changes by which others wait for what the given-up tasks wait for."""
         waiting: dict[TaskId, TaskEntry] = {}
         for root in self._given_up.values():
             for task_id in root.dependent_ids():
