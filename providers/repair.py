@@ -603,9 +603,11 @@ def _verdict_lines(
 
 
 def _verdict(reason: str, *, proven: bool) -> Alternative:
-    if proven:
-        return Alternative(changes=(), reason=reason, unreachable="proven-unreachable")
-    return Alternative(changes=(), reason=reason, unreachable="not-found-within-bound")
+    return Alternative(
+        changes=(),
+        reason=reason,
+        unreachable="proven-unreachable" if proven else "not-found-within-bound",
+    )
 
 
 def _redo_all(

@@ -30,7 +30,7 @@ from replanning.plan.json_values import as_text
 from replanning.plan.messages import join_names
 from replanning.plan.references import FactPattern, placeholders
 from replanning.plan.types import JsonValue, TaskId
-from replanning.providers._planner.domain import Domain, ToolAction, action_key
+from replanning.providers._planner.domain import Domain, action_key
 from replanning.providers._planner.search import (
     MAX_INLINE_NODES,
     PlanRemainder,
@@ -38,6 +38,7 @@ from replanning.providers._planner.search import (
     RepairProblem,
     Solution,
     find_shortcuts,
+    joint_action,
     ordered,
     solve,
     step_ids,
@@ -875,7 +876,7 @@ def splice(repair: Repair, view: AnyPlanView, reserved_ids: set[str]) -> tuple[P
         reserved_ids: ids that are not free; those of new tasks are added.
     """
     removed = step_ids(repair.removed_steps)
-    bridge = _joint_action(repair.actions)
+    bridge = joint_action(repair.actions)
     inherited = _bridge_dependencies(repair, bridge, view)
     dependents = _bridge_dependents(repair, bridge)
     target = _replaced_step(repair, view)
@@ -923,18 +924,6 @@ def splice(repair: Repair, view: AnyPlanView, reserved_ids: set[str]) -> tuple[P
     return tuple(changes)
 
 
-def _joint_action(actions: Sequence[ToolAction]) -> GroundAction:
-    """Return all preconditions and effects of actions as those of one."""
-    needs: set[str] = set()
-    adds: set[str] = set()
-    removes: set[str] = set()
-    for action in actions:
-        needs.update(action.needs)
-        adds.update(action.adds)
-        removes.update(action.removes)
-    return GroundAction(frozenset(needs), frozenset(adds), frozenset(removes))
-
-
 def _bridge_dependencies(
     repair: Repair, bridge: GroundAction, view: AnyPlanView
 ) -> tuple[TaskId, ...]:
@@ -967,8 +956,6 @@ def _bridge_dependents(repair: Repair, bridge: GroundAction) -> list[TaskId]:
     They interfere with it, or depend on a removed step.
     """
     removed = step_ids(repair.removed_steps)
-    behind: set[TaskId] = set()
-    first: list[TaskId] = []
     kept = without(repair.remainder.suffix, removed)
     affected: set[TaskId] = set()
     for step in kept:
@@ -976,9 +963,11 @@ def _bridge_dependents(repair: Repair, bridge: GroundAction) -> list[TaskId]:
             continue
         if not removed.isdisjoint(step.depends_on) or _must_be_ordered(step.action, bridge):
             affected.add(step.id)
+    waiting = set(affected)
+    first: list[TaskId] = []
     for step in kept:
-        if not affected.isdisjoint(step.depends_on) or not behind.isdisjoint(step.depends_on):
-            behind.add(step.id)
+        if not waiting.isdisjoint(step.depends_on):
+            waiting.add(step.id)
         elif step.id in affected:
             first.append(step.id)
     return first

@@ -644,9 +644,10 @@ def _keep_repeated_steps(problem: RepairProblem, repair: Repair) -> Repair:
         if not step.startable or _step_key(step) != action.key:
             break
         first.append(step)
+    facts = _initial_facts(problem, repair.remainder)
     for steps in filter(None, (same, first)):
         shorter = _keep_steps(repair, steps)
-        if _precede_bridge(problem, shorter, steps):
+        if _reaches_goal(shorter, steps, facts, problem.goal):
             return shorter
     return repair
 
@@ -667,8 +668,10 @@ def _keep_steps(repair: Repair, steps: Sequence[StripsStep]) -> Repair:
     return repair._replace(remainder=remainder, actions=actions, removed_count=count)
 
 
-def _precede_bridge(problem: RepairProblem, repair: Repair, steps: Sequence[StripsStep]) -> bool:
-    """Return whether a repair reaches the goal with steps at the end of its prefix."""
+def _reaches_goal(
+    repair: Repair, steps: Sequence[StripsStep], facts: frozenset[str], goal: Iterable[str]
+) -> bool:
+    """Return whether steps before a repair, which wait for no later step, let it reach a goal."""
     later = step_ids(repair.remainder.suffix)
     uses: list[GroundAction] = []
     for step in steps:
@@ -676,16 +679,23 @@ def _precede_bridge(problem: RepairProblem, repair: Repair, steps: Sequence[Stri
             return False
         uses.append(step.action)
     for action in repair.actions:
-        uses.append(
-            GroundAction(frozenset(action.needs), frozenset(action.adds), frozenset(action.removes))
-        )
+        uses.append(joint_action([action]))
     for step in without(repair.remainder.suffix, step_ids(repair.removed_steps)):
         uses.append(step.action)
-    needs = regress_at(problem.goal, uses)[0]
-    if needs is None:
-        return False
-    prefix = repair.remainder.prefix[: -len(steps)]
-    return needs <= _facts_after(prefix, problem.facts)
+    needs = regress_at(goal, uses)[0]
+    return needs is not None and needs <= facts
+
+
+def joint_action(actions: Iterable[ToolAction]) -> GroundAction:
+    """Return all preconditions and effects of actions as those of one."""
+    needs: set[str] = set()
+    adds: set[str] = set()
+    removes: set[str] = set()
+    for action in actions:
+        needs.update(action.needs)
+        adds.update(action.adds)
+        removes.update(action.removes)
+    return GroundAction(frozenset(needs), frozenset(adds), frozenset(removes))
 
 
 def step_ids(steps: Iterable[StripsStep]) -> set[TaskId]:
@@ -721,14 +731,10 @@ def _take(counts: Counter[str], key: str) -> bool:
 
 
 def _initial_facts(problem: RepairProblem, rest: PlanRemainder) -> frozenset[str]:
-    return _facts_after(rest.prefix, problem.facts)
-
-
-def _facts_after(steps: Iterable[StripsStep], facts: Iterable[str]) -> frozenset[str]:
-    holds = frozenset(facts)
-    for step in steps:
-        holds = step.action.apply(holds)
-    return holds
+    facts = frozenset(problem.facts)
+    for step in rest.prefix:
+        facts = step.action.apply(facts)
+    return facts
 
 
 def _suffix_targets(
