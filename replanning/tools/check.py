@@ -188,7 +188,7 @@ def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
     used = used_tools(plan.tasks)
     for index, tool in enumerate(plan.tools):
         if tool.kind is not None and tool.kind in known:
-            yield from _definition_problems(tool, index)
+            yield from _definition_problems(tool, tool.kind, index)
         elif tool.name in used:
             yield Problem(f"tools[{index}]", _unknown_kind(tool, known))
     # Many tasks may use one long tool, and many fallbacks inherit the same checks: each of these is
@@ -228,11 +228,10 @@ def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
                 yield Problem(place, f"task {task.id!r}: {message}")
 
 
-def _definition_problems(tool: ToolSpec, index: int) -> Iterator[Problem]:
+def _definition_problems(tool: ToolSpec, kind: str, index: int) -> Iterator[Problem]:
     """Yield the problems of the description of a tool of a known kind."""
     place = f"tools[{index}]"
     name = f"tool {tool.name!r}"
-    kind = tool.kind or ""
     if kind in _DEFINITION_CHECKS:
         for problem in _DEFINITION_CHECKS[kind](tool):
             yield Problem(place, f"{name}: {problem}")
@@ -690,7 +689,9 @@ class _Branches:
         if source not in self.tasks:
             return False
         skipped = self._least_skipped(source)
-        return bool(skipped) and reader.id not in self._left_out(skipped)
+        if not skipped:
+            return False
+        return reader.id not in self._left_out(skipped)
 
     def _least_skipped(self, task_id: TaskId) -> set[TaskId]:
         """Return the fewest tasks whose conditions leave a task out; none if nothing does."""

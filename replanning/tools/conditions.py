@@ -183,10 +183,9 @@ def confirmation_problems(
     checked = Checked(asked.output, tool.arguments, given, results)
     for name, value in confirm.arguments.items():
         # Like the parameter that it refers to, it may be left out.
-        parameters = tool.arguments or {}
-        is_optional = sole_argument(value) in parameters
+        is_needed = tool.arguments is None or sole_argument(value) not in tool.arguments
         references = root_references(value, CONFIRMATION_ROOTS)
-        for problem in _reference_problems(references, checked, is_needed=not is_optional):
+        for problem in _reference_problems(references, checked, is_needed=is_needed):
             yield ("arguments", name), problem
     condition = Condition.parse(confirm.when, OUTPUT_ROOTS)
     for problem in condition_problems(condition, checked):
@@ -512,8 +511,9 @@ def _lookup_types(node: ast.expr, checked: Checked) -> _Types:
         return frozenset({"string"})
     if root == "arguments":
         # An argument of the task may be a reference, which may be replaced by any value.
-        known = checked.arguments or {}
-        schemas: Sequence[JsonObject] = [known.get(str(steps[0]), {})]
+        schemas: Sequence[JsonObject] = ()
+        if checked.arguments is not None:
+            schemas = [checked.arguments.get(str(steps[0]), {})]
         steps = steps[1:]
     else:
         schemas, steps, _ = _start(root, steps, checked)

@@ -128,8 +128,9 @@ class ToolExecutor:
             "http": self._http_runner,
             "python": PythonToolRunner(),
             "mcp": self._mcp_runner,
-            **(kinds or {}),
         }
+        if kinds is not None:
+            self._runners |= kinds
 
     def __repr__(self) -> str:
         return f"<ToolExecutor {len(self._tools)} tools, kinds {', '.join(sorted(self._runners))}>"

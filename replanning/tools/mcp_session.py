@@ -519,12 +519,12 @@ class McpSession:
             self._connection = _Connection(self.name, self.secrets)
             self.starts_again = connection.client is not None
         # The end of a connected server that nobody was using matters only if a restart fails.
-        matters = connection.client is None or len(connection.calls) > 0
+        is_idle = connection.client is not None and not connection.calls
         connection.client = None
         connection.closed.set()
         for scope in connection.calls:
             scope.cancel()
-        if matters and not self._closing:
+        if not (is_idle or self._closing):
             self._on_change(self)
         connection.settled.set()
 
