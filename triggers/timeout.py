@@ -24,11 +24,12 @@ class TimeoutDetector:
         if observation.confirm_at is not None:
             return
         task = view.task(observation.task)
+        limit = format_duration(observation.timeout)
         yield TaskTimedOut(
             tasks=(task.id,),
             root=task.root,
             cause=task_cause(task, "timeout"),
-            reason=f"{task_label(task)} did not finish within {format_duration(observation.timeout)}",
+            reason=f"{task_label(task)} did not finish within {limit}",
             timeout=observation.timeout,
         )
 
