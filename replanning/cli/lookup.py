@@ -43,6 +43,7 @@ from replanning.errors import (
     UnknownTask,
 )
 from replanning.history.status import open_questions, replay_records
+from replanning.history.wording import printable_line
 from replanning.journal import store as stores
 from replanning.journal.records import Record, RunOpened
 from replanning.plan.checks import secret_name_problems
@@ -232,9 +233,10 @@ def find_question(store: RunStore, words: Sequence[str]) -> Question:
     ]
     if run is not None and end and not questions:
         raise closed_error(QuestionId(f"{run}{end}"), replay_records(store.read(run)).ledger)
+    if not questions and run is not None:
+        refuse(no_question(store, run))
     if not questions:
-        what = "no run has an open question" if run is None else f"run {run!r} has no open question"
-        refuse(what + (f" {end[2:]}" if end else ""))
+        refuse("no run has an open question" + (f" {end[2:]}" if end else ""))
     if len(questions) > 1:
         names = ", ".join(" ".join(question_words(question.id)) for question in questions[:8])
         refuse(f"{len(questions)} questions are open: {names}; name one of them")
@@ -253,7 +255,10 @@ def find_questions(store: RunStore, words: Sequence[str]) -> tuple[RunInfo, Ques
         question = find_question(store, words)
         return find_run(store, question.run), question.id
     if name is not None:
-        return find_run(store, name), None
+        info = find_run(store, name)
+        if not open_questions(store.read(info.run)):
+            refuse(no_question(store, info.run))
+        return info, None
     runs = list(
         dict.fromkeys(
             question.run for found in open_questions_by_run(store, None) for question in found
@@ -266,6 +271,18 @@ def find_questions(store: RunStore, words: Sequence[str]) -> tuple[RunInfo, Ques
             else "no run has an open question"
         )
     return find_run(store, runs[0]), None
+
+
+def no_question(store: RunStore, run: RunId) -> str:
+    """Return that a run has no open question and, if it is paused, why.
+
+    An agent may wait for something that its framework asks, which no command can answer.
+    """
+    end = replay_records(store.read(run)).ledger.run_end
+    text = f"run {run!r} has no open question"
+    if end is not None and end.status == "paused" and end.reason:
+        text += f"; it is paused: {printable_line(end.reason)}"
+    return text
 
 
 def open_questions_by_run(store: RunStore, run: str | None) -> Iterator[list[Question]]:
@@ -334,6 +351,14 @@ def belongs_to_program(opened: RunOpened) -> bool:
     return opened.open_ended or not executed_here
 
 
+def how_a_program_resumes(opened: RunOpened) -> str:
+    """Return how the program that began a run resumes it, as the end of a sentence."""
+    text = f", with run_id={opened.run!r}"
+    if opened.open_ended:
+        text += "; an agent of a framework, by continuing its conversation"
+    return text
+
+
 def how_to_resume(store: RunStore, place: str, run: RunId) -> tuple[str | None, str]:
     """Return the command that resumes a run, and advice to a person; no command where only a program can resume it."""
     opened = (
@@ -344,7 +369,8 @@ def how_to_resume(store: RunStore, place: str, run: RunId) -> tuple[str | None, 
         and isinstance(opened.body, RunOpened)
         and belongs_to_program(opened.body)
     ):
-        return None, f"Only the program that started it can resume it, with run_id={run!r}."
+        how = how_a_program_resumes(opened.body)
+        return None, f"Only the program that started it can resume it{how}."
     words: list[str] = []
     if opened is not None and isinstance(opened.body, RunOpened):
         words = secret_words(opened.body.plan)

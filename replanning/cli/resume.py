@@ -360,9 +360,8 @@ def _check_opening(first: Record | None, run: RunId) -> RunOpened:
             if opened.open_ended
             else "executes functions of a program"
         )
-        raise NotRunning(
-            f"run {run!r} {what}; only that program can resume it, with run_id={run!r}"
-        )
+        how = lookup.how_a_program_resumes(opened)
+        raise NotRunning(f"run {run!r} {what}; only that program can resume it{how}")
     return opened
 
 

@@ -468,6 +468,9 @@ def pending(
         only = None if run is None else lookup.find_run(opened, run).run
         by_run = list(lookup.open_questions_by_run(opened, only))
         waiting = [entry for questions in by_run for entry in _pending_questions(opened, questions)]
+        nothing = "no question is open"
+        if only is not None and not waiting:
+            nothing = lookup.no_question(opened, only)
     if as_json:
         print_json(
             [
@@ -499,7 +502,7 @@ def pending(
         )
         return
     if not waiting:
-        console().print("no question is open")
+        console().print(nothing, markup=False)
     out = console()
     for question, answer in waiting:
         left = "" if question.deadline is None else f", {_age(question.deadline, now)} left"

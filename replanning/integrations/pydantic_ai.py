@@ -37,6 +37,7 @@ from replanning.integrations.kit import (
 from replanning.journal import values
 from replanning.journal.records import RunOpened
 from replanning.journal.store import is_valid_run_id
+from replanning.plan.messages import join_names
 from replanning.plan.types import RunId
 
 try:
@@ -147,8 +148,8 @@ class Replanned(AbstractCapability[Any]):  # type: ignore[misc]
             with suppress(Exception):  # the exception of the agent is the one to raise
                 await self._run.end(f"the agent raised {type(error).__name__}")
             raise
-        waits = isinstance(getattr(result, "output", None), DeferredToolRequests)
-        await self._run.end("the agent waits for the results of deferred calls" if waits else "")
+        output = getattr(result, "output", None)
+        await self._run.end(_awaited(output) if isinstance(output, DeferredToolRequests) else "")
         return result
 
 
@@ -342,6 +343,22 @@ class _ReplannedToolset(WrapperToolset[Any]):  # type: ignore[misc]
     async def call_tool(self, name: str, tool_args: Any, ctx: Any, tool: Any) -> Any:
         """Call a tool, or what replaces it."""
         return await self.run.call(self, name, tool_args, ctx, tool)
+
+
+def _awaited(requests: DeferredToolRequests) -> str:
+    """Return what an agent waits for, with the names of the tools."""
+    waits: list[str] = []
+    if requests.approvals:
+        waits.append(f"the approval of {_tool_names(requests.approvals)}")
+    if requests.calls:
+        waits.append(f"the results of {_tool_names(requests.calls)}")
+    return f"the agent waits for {' and '.join(waits)}"
+
+
+def _tool_names(calls: Sequence[ToolCallPart]) -> str:
+    """Return the names of the tools of calls, each once."""
+    names = dict.fromkeys(call.tool_name for call in calls)
+    return join_names([repr(name) for name in names], 5)
 
 
 def _named_questions(ctx: Any) -> list[str]:

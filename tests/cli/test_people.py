@@ -290,6 +290,25 @@ def test_plans_of_programs(tmp_path, tools):
     assert (go_on().outputs, go_on().status) == ({"mail": "sent"}, "succeeded")
 
 
+def test_paused_without_a_question(tmp_path):
+    """Where a paused run has no question, `pending` and `approve` say what it waits for."""
+
+    async def agent() -> None:
+        engine = ReplanningEngine(store=tmp_path / "runs.db")
+        async with engine.session("mail", run_id="s") as session:
+            session.run.pause("the agent waits for the approval of 'send'")
+
+    anyio.run(agent)
+    store = ("--store", "runs.db")
+    told = "run 's' has no open question; it is paused: the agent waits for the approval of 'send'"
+    shown = cli(tmp_path, "pending", "s", *store).stdout
+    assert told in " ".join(shown.split())
+    for command in ("approve", "reject"):
+        refused = cli(tmp_path, command, "s", *store, code=1).stderr
+        assert told in " ".join(refused.split())
+    assert "no question is open" in cli(tmp_path, "pending", *store).stdout
+
+
 def test_sessions_of_programs(tmp_path):
     """A session is gone on with by its program alone: `resume` refuses it, and answers and `status` say who goes on."""
 
@@ -315,5 +334,7 @@ def test_sessions_of_programs(tmp_path):
         "Only the program that started it can resume it"
         in cli(tmp_path, "status", "s", *store).stdout
     )
+    how = "with run_id='s'; an agent of a framework, by continuing its conversation"
+    assert how in " ".join(cli(tmp_path, "resume", "s", *store, code=2).stderr.split())
     assert answer(tmp_path, "status", "s", *store)["status"] == "paused"
     assert "it has revisions 0 to 0" in cli(tmp_path, "why", "s", "1", *store, code=1).stderr

@@ -48,7 +48,7 @@ from pydantic_ai.usage import UsageLimits
 from replanning import ReplanningEngine, Retry
 from replanning.errors import CallFailed
 from replanning.integrations.pydantic_ai import Replanned
-from replanning.journal import AttemptSucceeded, SqliteStore
+from replanning.journal import AttemptSucceeded, RunEnded, SqliteStore
 from replanning.plan.types import RunId
 from tests.support.asyncio_only import anyio_backend  # noqa: F401 - a fixture
 from tests.support.questions import archive_instead, asking
@@ -243,7 +243,11 @@ async def test_deferred_calls(clock):
     assert [each.tool_name for each in stopped.output.approvals] == ["remove", "drop"]
     assert stopped.output.metadata == {"id0": {"path": "a"}}
     run = only_run(engine)
-    assert engine.history(run).status == "paused"
+    *_, left = engine.store.read(RunId(run))
+    assert isinstance(left.body, RunEnded)
+    assert left.body.status == "paused"
+    expected = "the agent waits for the approval of 'remove', 'drop' and the results of 'compute'"
+    assert left.body.reason == expected
     results = DeferredToolResults(approvals={"id0": True, "id2": True}, calls={"id1": 7})
     result = await agent.run(message_history=stopped.all_messages(), deferred_tool_results=results)
     assert sorted(executed) == ["a", "b"]
