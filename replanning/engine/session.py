@@ -449,7 +449,7 @@ class Session:
             life.finish("needs_human", f"a person must answer {join_names(questions, 5)} first")
             return
         status: RunStatus = "failed" if left or live.missing_facts else "succeeded"
-        reason = "the session was left"
+        reason = "the session ended"
         if left:
             reason += f" before {join_names(left, 5)}, which must be done"
         if live.missing_facts:
