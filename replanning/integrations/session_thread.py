@@ -224,7 +224,7 @@ class _Call:
             NotRunning: the block was left.
         """
         if isinstance(self._error, asyncio.CancelledError):
-            raise NotRunning("the session was left before the call was done")
+            raise NotRunning("the session ended before the call was done")
         if self._error is not None:
             raise self._error
         return self._output

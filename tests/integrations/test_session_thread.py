@@ -193,7 +193,7 @@ def test_calls_after_the_end():
     other.join(20)
     call(thread)
     assert [type(error) for error in errors] == [CallFailed, NotRunning]
-    assert "the session was left" in str(errors[0])
+    assert "the session ended" in str(errors[0])
 
 
 def test_calls_from_the_thread_of_the_session():
