@@ -12,8 +12,11 @@ from typing import Final, NamedTuple
 
 from replanning.changes import (
     AbortRun,
+    AddTask,
     Alternative,
+    ModifyTask,
     PlanChange,
+    ReorderTasks,
     ReplaceTask,
     RetryTask,
     TaskArguments,
@@ -428,6 +431,8 @@ def _given_parameters(task: Task) -> Iterator[tuple[str | None, str]]:
 def check_futile_calls(proposal: Proposal) -> str:
     """Reject calls that must fail, because the same call failed or was refused before.
 
+    So are modifications of a task that has failed, if nothing has it run again.
+
     Whole sets of changes that were applied before are rejected by `check_repeats`.
 
     Where a tool reads the goal of a task, a call for another goal is another call: the parts of a
@@ -439,6 +444,10 @@ def check_futile_calls(proposal: Proposal) -> str:
     """
     view = proposal.view
     for change in proposal.changes:
+        if isinstance(change, ModifyTask):
+            reason = _modified_in_vain(change.task_id, proposal.draft)
+            if reason:
+                return reason
         if isinstance(change, RetryTask):
             reason = _refused_again(view.task(change.task_id), view)
             if reason:
@@ -463,6 +472,16 @@ def check_futile_calls(proposal: Proposal) -> str:
     if proposal.live.masked:
         return _lost_secret(proposal)
     return ""
+
+
+def _modified_in_vain(task_id: TaskId, draft: Draft) -> str:
+    """Return why it does not help to modify a task; empty if it may."""
+    if draft.state(task_id) is not TaskState.FAILED:
+        return ""
+    # The plan may succeed without it now.
+    if draft.task(task_id).optional:
+        return ""
+    return f"{task_id!r} has failed, and modifying it does not run it again: retry it as well"
 
 
 def _lost_secret(proposal: Proposal) -> str:
@@ -686,10 +705,16 @@ class ConfidenceScorer:
             availability *= min(1.0, max(0.0, time_left / expected))
 
         touched = 0
+        changed: set[TaskId] = set()
         for change in alternative.changes:
-            touched += 1
+            if isinstance(change, AddTask | ReorderTasks | AbortRun):
+                touched += 1
+                continue
+            # One that is modified and then retried is one task.
+            changed.add(change.task_id)
             if change.kind == "replace":
                 touched += len(change.tasks) - 1
+        touched += len(changed)
         repaired = 0
         for task_id in target_task_ids(alternative.changes):
             if task_id in tasks:

@@ -336,6 +336,18 @@ def test_repeated_call_of_an_undescribed_tool():
     assert check_futile_calls(proposed(run, replace("a", task("c", tool="own")))) == reason
 
 
+def test_failed_task_that_is_only_modified():
+    """Modifying a task that has failed needs a retry beside it, unless the plan can do without it then."""
+    run = journaled(task("a"), task("b"))
+    run.fail("a")
+    other = modify("a", arguments={"x": 1})
+    reason = "'a' has failed, and modifying it does not run it again: retry it as well"
+    assert check_futile_calls(proposed(run, other)) == reason
+    assert check_futile_calls(proposed(run, other, retry("a"))) == ""
+    assert check_futile_calls(proposed(run, modify("a", optional=True))) == ""
+    assert check_futile_calls(proposed(run, modify("b", arguments={"x": 1}))) == ""
+
+
 def test_refused_call_that_needs_its_tool_no_more():
     """A task whose tool was refused may be retried without that tool."""
     tools = [tool("start", kind="shell", command="timeout 5 {x}", parameters={"x": "string"})]
