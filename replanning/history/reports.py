@@ -221,8 +221,8 @@ def _why_sections(event: ReplanEvent) -> list[tuple[str, list[str]]]:
     rejected = []
     for candidate in event.rejected[:_MAX_ITEMS]:
         text = _candidate_text(candidate)
-        reason = printable_line(candidate.rejected)
-        rejected += [text, f"   rejected: {reason}"]
+        reason = printable_line(_rejection(candidate))
+        rejected += [text, f"   {reason}"]
         if candidate.score is not None:
             score = format_score(candidate.score)
             rejected.append(f"   {score}")
@@ -379,11 +379,18 @@ def candidate_lines(number: int, candidate: Candidate, *, chosen: bool = False) 
 def _candidate_text(candidate: Candidate) -> str:
     alternative = candidate.alternative
     first = alternative.changes[:_MAX_ITEMS]
-    changes = "; ".join(map(change_line, first)) or "no changes"
+    changes = "; ".join(map(change_line, first)) or "nothing found"
     reason = printable_line(alternative.reason)
     if alternative.source:
         reason = f"{printable_line(alternative.source)}: {reason}"
     return f"{changes}  ({reason})"
+
+
+def _rejection(candidate: Candidate) -> str:
+    """Return why a candidate was not considered; a source that found nothing gives its verdict."""
+    if candidate.rejected == candidate.alternative.unreachable:
+        return f"verdict: {candidate.rejected}"
+    return f"rejected: {candidate.rejected}"
 
 
 def format_score(score: Score) -> str:
@@ -590,13 +597,13 @@ def _reason_lines(edit: PlanEdit | GoalEdit) -> list[str]:
 
 def _candidate_row(candidate: Candidate, event: ReplanEvent) -> str:
     alternative = candidate.alternative
-    changes = "; ".join(map(change_line, alternative.changes)) or "no changes"
+    changes = "; ".join(map(change_line, alternative.changes)) or "nothing found"
     reason = f"{alternative.source}: {alternative.reason}"
     text = _escape_inline(f"{changes} ({reason})")
     mark = ""
     if candidate.rejected:
         mark = "✘"
-        text += f" – rejected: {_escape_inline(candidate.rejected)}"
+        text += f" – {_escape_inline(_rejection(candidate))}"
     elif event.executed and candidate == event.chosen:
         mark = "✔"
     # A row has all columns, also of a candidate that was rejected before it was scored.

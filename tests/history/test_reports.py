@@ -109,6 +109,15 @@ async def test_why_a_plan_was_kept():
     assert text.endswith("Plan\n  nothing was applied\n")
 
 
+async def test_provider_that_found_nothing():
+    """A provider that found nothing is told with its verdict, and not as if changes had been rejected."""
+    verdict = Alternative(changes=(), reason="no way", unreachable="proven-unreachable")
+    history = await history_of(chain("a"), "a", propose=lambda request: [verdict])
+    text = why_report(history, history.events[0])
+    assert "  nothing found  (scripted: no way)\n     verdict: proven-unreachable\n" in text
+    assert "verdict: proven\\-unreachable" in markdown_report(history).replace("\\:", ":")
+
+
 async def test_person_in_text():
     """What a person was asked and said is told, in the list and on the one screen."""
     answer = Answer("reject", "eve", comment="not on a Friday")
