@@ -499,8 +499,9 @@ OTHERS: Final = (
     "REPLANNING_IDEMPOTENCY_KEY",
     "REPLANNING_PROCESS_MARKS",
     "REPLANNING_STORE",
+    "REPLANNING_VIEW_TOKEN",
 )
-"""Variables other than settings: an option of the command line, and those passed to tools."""
+"""Variables other than settings: options of commands, and those passed to tools."""
 
 _SIMILARITY: Final = 0.9
 """Similarity at which a name counts as misspelt."""

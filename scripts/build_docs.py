@@ -496,6 +496,9 @@ def records() -> str:
         "The trigger in `trigger-fired` has one of these kinds, or the kind of a plugin.",
     ]
     for kind, trigger in sorted(trigger_types().items()):
+        # Plugins of the process that writes the page have kinds of their own.
+        if not trigger.__module__.startswith("replanning."):
+            continue
         text += [f"### {kind}", docstring(trigger), fields_of(trigger)]
     return "\n\n".join(filter(None, text))
 

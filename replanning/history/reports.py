@@ -21,6 +21,7 @@ from replanning.history.events import (
 )
 from replanning.history.history import ReplanHistory
 from replanning.history.wording import (
+    HELD_FAILURE_TYPES,
     change_line,
     edit_author,
     effects_line,
@@ -320,6 +321,8 @@ def attempt_lines(records: Iterable[Record]) -> Iterator[str]:
                 continue
             case AttemptSucceeded():
                 outcome = "done"
+            case AttemptFailed() if body.failure.type in HELD_FAILURE_TYPES:
+                outcome = f"waits for a person: {printable_line(body.failure.message)}"
             case AttemptFailed():
                 outcome = f"failed: {printable_line(str(body.failure))}"
             case AttemptTimedOut():

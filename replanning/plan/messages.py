@@ -9,6 +9,7 @@ import reprlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from math import isfinite
 from typing import Any, Final, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -59,6 +60,8 @@ def spoken_id(counted: str) -> str:
 
 def format_duration(seconds: float) -> str:
     """Return a duration as people write it: `84 ms`, `3 s`, `1.7 s`, `5 min 20 s`, `2 h`."""
+    if not isfinite(seconds):
+        return f"{seconds} s"
     if 0.0005 <= seconds < 0.1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 1:

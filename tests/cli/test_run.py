@@ -93,7 +93,7 @@ def test_a_store_that_vanishes(tmp_path: Path) -> None:
     done = cli(tmp_path, *RUN, code=1)
 
     assert f"✗ failed: {tmp_path}/.replanning/history.db was deleted" in done.stdout
-    assert "history  .replanning/history.db is not complete" in done.stdout
+    assert "history  .replanning/history.db is incomplete" in done.stdout
     assert "Next" not in done.stdout
     result = answer(tmp_path, *RUN, code=1)
     assert (result["status"], result["exit_code"], result["unjournaled"]) == ("failed", 1, True)
@@ -343,7 +343,10 @@ def test_without_standard_input(tmp_path: Path) -> None:
 def test_memory_keeps_nothing(tmp_path: Path) -> None:
     """--store memory writes no file, and the summary does not pretend that there is a history."""
     write_plan(tmp_path, {"good": "true"}, "id: one, tool: good")
-    assert "kept in memory only" in cli(tmp_path, "run", "plan.yaml", "--store", "memory").stdout
+    assert (
+        "not kept; --store FILE keeps it"
+        in cli(tmp_path, "run", "plan.yaml", "--store", "memory").stdout
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
 
 

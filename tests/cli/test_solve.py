@@ -382,7 +382,7 @@ def test_a_question_is_no_failure(folder):
     server = planning_server({"decision:goal_understanding": ASKS})
     with server, Started(folder, *SOLVE, "--ask", "store", **server.environ()) as started:
         started.until("question 1: Which words?\n")
-        assert "--comment answers in words" in cli(folder, "pending").stdout
+        assert "--comment adds words" in cli(folder, "pending").stdout
         started.process.send_signal(signal.SIGINT)
         assert "paused: SIGINT was received\n" in started.end(3)
 
