@@ -66,6 +66,7 @@ from replanning.history.wording import (
 )
 from replanning.journal import RunOpened, RunStore
 from replanning.journal.records import DecisionKind, trigger_types
+from replanning.plan.elements import FORESEEN
 from replanning.plan.messages import did_you_mean
 from replanning.planning import PlanningState, ReplanStatistics, request_of
 from replanning.planning.tasks import decision_line
@@ -276,8 +277,17 @@ def why(
 
 
 def _last_explanation(entries: Sequence[ReplanEvent | PlanEdit]) -> ReplanEvent | PlanEdit:
-    """Return the last entry; before one that only found the goal out of reach because the plan was kept, that decision."""
-    *earlier, last = entries
+    """Return the last entry that explains something.
+
+    Before one that only found the goal out of reach because the plan was kept, it is that decision. Expanded lists at
+    the end are passed over: nobody has decided that.
+    """
+    end = len(entries)
+    for entry in reversed(entries[1:]):
+        if entry.by not in FORESEEN:
+            break
+        end -= 1
+    *earlier, last = entries[:end]
     if not (earlier and isinstance(last, ReplanEvent) and isinstance(earlier[-1], ReplanEvent)):
         return last
     echo = (

@@ -219,6 +219,12 @@ def question_words(question_id: str) -> tuple[str, str]:
     return run, number
 
 
+def answering_command(place: str, question_id: str, *, is_approvable: bool) -> str:
+    """Return the command that answers a question: what nobody has proposed cannot be approved."""
+    verdict = "approve" if is_approvable else "reject"
+    return command_line(place, verdict, *question_words(question_id))
+
+
 def find_question(store: RunStore, words: Sequence[str]) -> Question:
     """Return the only open question that arguments allow: those of a run or of all, with a number or with any.
 

@@ -29,11 +29,10 @@ from replanning.cli.app import (
     print_json,
 )
 from replanning.cli.lookup import (
-    command_line,
+    answering_command,
     create_display,
     existing_store,
     find_run,
-    question_words,
 )
 from replanning.cli.status import POLL_INTERVAL, print_table, status_json, status_title
 from replanning.environment import SystemClock
@@ -218,12 +217,9 @@ def _print_overview(overview: RunOverview, place: str, *, everything: bool) -> N
         out.print(f"\n… {earlier}; --all tells them", style="dim")
     print_repairs(out, repairs, report.started)
     for question in report.questions:
-        run, number = question_words(question.id)
-        out.print(
-            f"\n{spoken_id(question.id)} waits for an answer:\n"
-            f"  {command_line(place, 'approve', run, number)}",
-            style="yellow",
-        )
+        is_approvable = bool(question.candidates)
+        answer_it = answering_command(place, question.id, is_approvable=is_approvable)
+        out.print(f"\n{spoken_id(question.id)} waits for an answer:\n  {answer_it}", style="yellow")
 
 
 def print_repairs(out: Console, repairs: Sequence[Repair], started: float) -> None:

@@ -352,7 +352,9 @@ def _status_lines(
         answered = f" ({_posted_answer_text(answer)})" if answer else ""
         number = lookup.question_words(question.id)[1]
         yield f"  question  {number}: {task_waits}{printable_line(question.text)}{answered}"
-        yield f"            {lookup.command_line(place, 'approve', question.run, number)}"
+        is_approvable = bool(question.candidates)
+        answer_it = lookup.answering_command(place, question.id, is_approvable=is_approvable)
+        yield f"            {answer_it}"
     resumable = report.status in ("paused", "needs_human") or report.is_abandoned
     if resumable and all(answer is not None for _, answer in waiting):
         yield advice
@@ -512,9 +514,13 @@ def pending(
         if answer is not None:
             out.print(f"  {_posted_answer_text(answer)}")
             continue
-        approve = lookup.command_line(store, "approve", *lookup.question_words(question.id))
-        out.print(f"  {approve}")
-        out.print("      or reject, or modify --changes FILE; --comment adds words")
+        is_approvable = bool(question.candidates)
+        answer_it = lookup.answering_command(store, question.id, is_approvable=is_approvable)
+        out.print(f"  {answer_it}")
+        others = "or reject, or modify --changes FILE; --comment adds words"
+        if not is_approvable:
+            others = "or modify --changes FILE, or resume --plan FILE, with a corrected plan"
+        out.print(f"      {others}")
 
 
 def _pending_questions(

@@ -20,9 +20,9 @@ from replanning.cli.app import (
     print_message,
 )
 from replanning.cli.lookup import (
+    answering_command,
     command_line,
     is_on_temporal,
-    question_words,
     secret_words,
     shown_place,
 )
@@ -48,7 +48,7 @@ from replanning.live.states import TaskState
 from replanning.plan.elements import FORESEEN
 from replanning.plan.json_form import shown_form
 from replanning.plan.messages import format_duration
-from replanning.plan.types import JsonObject, JsonValue
+from replanning.plan.types import JsonObject, JsonValue, QuestionId
 from replanning.plugins import plugin_name
 from replanning.telemetry import Exporter
 
@@ -304,9 +304,13 @@ class RunSummary:
         """Yield commands that are useful now, each with a description."""
         result = self.result
         run, failed = result.run, result.status in ("failed", "aborted")
+        without_proposal = self._questions_without_proposal()
         for question in result.questions:
-            agree = "accepts the best candidate; or reject, or modify"
-            yield self._command("approve", *question_words(question)), agree
+            is_approvable = question not in without_proposal
+            what = "accepts the best candidate; or reject, or modify"
+            if not is_approvable:
+                what = "keeps the plan; or modify, or resume --plan FILE, with a corrected plan"
+            yield answering_command(self._store, question, is_approvable=is_approvable), what
         if result.questions:
             yield self._resume, "continues with the answer"
         elif self.exit_code in (ExitCode.PAUSED, ExitCode.INTERRUPTED):
@@ -362,6 +366,18 @@ class RunSummary:
                 again,
                 "starts a new run from a revision of this one; 0 is the original plan",
             )
+
+    def _questions_without_proposal(self) -> set[QuestionId]:
+        """Return the questions to which no candidate can be approved."""
+        found: set[QuestionId] = set()
+        if self._history is None:
+            return found
+        for event in self._history.events:
+            if event.question is None:
+                continue
+            if not event.candidates:
+                found.add(event.question.id)
+        return found
 
     def _first_failed(self) -> list[str]:
         """Return the first task that has failed, or the first elements of its list that have.

@@ -291,6 +291,20 @@ def test_why_after_a_rejection():
     assert "goal-unreachable" in call("why", "r2")
 
 
+def test_why_after_a_list():
+    """`why` explains what was decided, not that a list was expanded after it; where there is nothing else, it does that."""
+    tasks = """
+    id: work, tool: bad, fallbacks: [{tool: good}]
+    id: each, tool: good, for_each: [1, 2], depends_on: [work]
+    """
+    write_plan(Path(), {"good": "true", "bad": "exit 3"}, tasks)
+    call("run", "plan.yaml", "--run-id", "one")
+    assert "run one: replan 1" in call("why", "one")
+    write_plan(Path(), {"good": "true"}, "id: each, tool: good, for_each: [1, 2]")
+    call("run", "plan.yaml", "--run-id", "two")
+    assert "each: 2 elements" in call("why", "two")
+
+
 def test_why():
     """The last replan is explained, or the revision or replan that is named; what is not there is said."""
     make_run("one", "a", "b")

@@ -100,6 +100,23 @@ def test_people_read_no_internal_ids(asking):
     )
 
 
+def test_questions_without_a_proposal(asking):
+    """Where nothing is proposed, nobody is told to approve, but how to keep the plan or to correct it."""
+    write_plan(asking, ASKING, "id: only, tool: bad")
+    with Started(asking, *RUN, "--ask", "store") as started:
+        started.until("question 1")
+        pending = cli(asking, "pending").stdout
+        assert "replanning reject r 1\n" in pending
+        assert "resume --plan FILE, with a corrected plan" in pending
+        for command in ("status", "show"):
+            assert "replanning reject r 1" in cli(asking, command, "r").stdout
+        started.process.send_signal(signal.SIGTERM)
+        summary = started.end(3)
+
+    assert "replanning reject r 1" in summary
+    assert "replanning approve" not in summary
+
+
 def test_ask_through_the_store(asking):
     """With --ask store the run waits for an answer from another process, and then continues."""
     with Started(asking, *RUN, "--ask", "store") as started:
