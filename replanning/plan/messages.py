@@ -238,6 +238,7 @@ def validation_problems(
                 message = f"{path[-1]!r} is missing"
             case "extra_forbidden":
                 message = f"there is no field {brief_repr(path[-1])} here{unknown[path]}"
+                message += _comma_hint(str(path[-1]), value)
             case _ if kind in _EXPECTED_BY_ERROR_TYPE:
                 message = f"expected {_EXPECTED_BY_ERROR_TYPE[kind]}{got}"
                 # YAML reads a version such as 1.10 as a number, which is hard to see in a file.
@@ -285,6 +286,13 @@ def _unknown_fields(
             path = _without_union_tags(details["loc"])
             unknown[path] = hints(str(path[-1]), _field_names(model_at(model, path[:-1])))
     return unknown
+
+
+def _comma_hint(field: str, value: object) -> str:
+    """Return what to do about `{a: b, c d}`, in which YAML reads `c d` as a field; "" if it is none of that kind."""
+    if value is None and " " in field:
+        return "; put a text with a comma in quotes"
+    return ""
 
 
 def _without_misspelt(

@@ -101,6 +101,14 @@ def test_what_is_no_file(tmp_path):
     os.close(read)
 
 
+def test_commas_in_braces():
+    """Of a text that YAML cuts at its comma, it is said what to do."""
+    [problem] = problems_of("goal: {objective: Fetch the files, then pack them}")
+    assert problem.endswith(
+        "there is no field 'then pack them' here; put a text with a comma in quotes"
+    )
+
+
 def test_places_in_yaml():
     """A problem in YAML is told with line and column of the field, or of what should have it."""
     text = (
