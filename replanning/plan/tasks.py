@@ -703,7 +703,9 @@ class ToolSpec(StrictModel):
         description="Exit codes other than 0, or HTTP statuses, that are results and not failures.",
     )
     dangerous: StrictBool = Field(
-        default=False, description="Whether a person must agree before it is put into a plan."
+        default=False,
+        description="Whether a person must agree before a replan or a model uses it; "
+        "a task of your plan that names it runs without a question.",
     )
     effect: Effect | None = Field(
         default=None,

@@ -547,12 +547,25 @@ def _unconfined_tools(plan: Plan, path: str) -> list[Problem]:
 
 
 def check_danger(plan: Plan) -> list[Problem]:
-    """Return the uses of tools whose commands look dangerous although the tool does not say so.
+    """Return the uses of tools that are dangerous, or look so although the tool does not say so.
 
     Args:
         plan: the plan.
     """
-    return first_problems(chain(_dangerous_uses(plan), _included_problems(plan, check_danger)))
+    uses = chain(_unasked_uses(plan), _dangerous_uses(plan))
+    return first_problems(chain(uses, _included_problems(plan, check_danger)))
+
+
+def _unasked_uses(plan: Plan) -> Iterator[Problem]:
+    """Yield the tasks that name a dangerous tool: many expect that a person is asked before."""
+    for index, task in enumerate(plan.tasks):
+        tool = plan.tool(task.tool)
+        if tool is None:
+            continue
+        if tool.dangerous:
+            message = f"task {task.id!r}: nobody is asked before its tool {tool.name!r} runs"
+            why = "`dangerous` is about what replans and models add, not about what the plan says"
+            yield Problem(f"tasks[{index}]", f"{message}; {why}")
 
 
 def _dangerous_uses(plan: Plan) -> Iterator[Problem]:

@@ -418,6 +418,18 @@ def test_uses_that_look_dangerous():
     ]
 
 
+def test_dangerous_tools_that_the_plan_names():
+    """A task that names a dangerous tool is noted, because nobody is asked before it; a stand-in is not."""
+    tools: list[JsonObject] = [
+        {"name": "look", "capability": "send"},
+        {"name": "send", "capability": "send", "dangerous": True},
+    ]
+    tasks: list[JsonObject] = [{"id": "a", "tool": "look"}, {"id": "b", "tool": "send"}]
+    [problem] = check_danger(plan(*tools, tasks=tasks))
+    assert problem.place == "tasks[1]"
+    assert "task 'b': nobody is asked before its tool 'send' runs" in problem.message
+
+
 def test_options_among_arguments():
     """An argument that a command would read as an option is reported before the plan runs; one that is a reference is not."""
     tool: JsonObject = {"name": "a", "kind": "shell", "command": "cat {x}"}
