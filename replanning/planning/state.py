@@ -126,21 +126,19 @@ class TaskRequest(RecordModel):
 
     def truncated(self) -> TaskRequest:
         """Return the request with its latest comments and runs; long texts are cut and marked."""
-        comments = [
-            IssueComment(
-                author=truncate_text(c.author, 200),
-                text=truncate_text(c.text, _MAX_COMMENT_CHARS),
-                at=c.at,
-            )
-            for c in self.comments[-200:]
-        ]
+        comments: list[IssueComment] = []
+        for comment in self.comments[-200:]:
+            author = truncate_text(comment.author, 200)
+            text = truncate_text(comment.text, _MAX_COMMENT_CHARS)
+            comments.append(IssueComment(author=author, text=text, at=comment.at))
+        earlier = [truncate_value(run, _MAX_COMMENT_CHARS) for run in self.earlier[-20:]]
         changed: dict[str, object] = {
             "issue_id": truncate_text(self.issue_id, _MAX_COMMENT_CHARS),
             "title": truncate_text(self.title, _MAX_COMMENT_CHARS),
             "text": truncate_text(self.text, _MAX_ISSUE_CHARS),
             "comments": tuple(comments),
             "repository": truncate_value(self.repository, _MAX_ISSUE_CHARS),
-            "earlier": tuple(truncate_value(run, _MAX_COMMENT_CHARS) for run in self.earlier[-20:]),
+            "earlier": tuple(earlier),
         }
         return self.model_copy(update=changed)
 
@@ -151,18 +149,20 @@ class TaskRequest(RecordModel):
     def prompt_data(self) -> JsonObject:
         """Return the prompt data: sections as named in prompts."""
         request: JsonObject = {"task": self.goal.objective}
-        request |= {
-            name: text
-            for name, text in (("issue", self.issue_id), ("title", self.title), ("text", self.text))
-            if text
-        }
+        if self.issue_id:
+            request["issue"] = self.issue_id
+        if self.title:
+            request["title"] = self.title
+        if self.text:
+            request["text"] = self.text
         if self.goal.success_criteria:
             request["success_criteria"] = list(self.goal.success_criteria)
+        comments: list[JsonValue] = []
+        for comment in self.comments:
+            comments.append(comment.model_dump(mode="json", exclude_none=True))
         return {
             "request": request,
-            "comments": [
-                comment.model_dump(mode="json", exclude_none=True) for comment in self.comments
-            ],
+            "comments": comments,
             "repository": self.repository,
             "earlier_runs": [*self.earlier],
         }
@@ -170,14 +170,11 @@ class TaskRequest(RecordModel):
 
 def request_of(plan: Plan) -> TaskRequest | None:
     """Return the request of a run from its first plan; None if it is not of planning mode."""
-    first = next(
-        (notes for task in plan.tasks if (notes := PlanningTask.of(task)).phase is not None), None
-    )
-    return (
-        None
-        if first is None
-        else TaskRequest.model_validate({**(first.request or {}), "goal": plan.goal})
-    )
+    for task in plan.tasks:
+        notes = PlanningTask.of(task)
+        if notes.phase is not None:
+            return TaskRequest.model_validate({**(notes.request or {}), "goal": plan.goal})
+    return None
 
 
 # The state
@@ -253,7 +250,8 @@ def question_text(considered: Consideration, proposal: str) -> str:
     decision = considered.decision
     if ruling.questions:
         return "\n".join(ruling.questions)
-    return f"{'' if decision is None else replan_reason(decision)} ({ruling.reason}); {proposal}?"
+    reason = "" if decision is None else replan_reason(decision)
+    return f"{reason} ({ruling.reason}); {proposal}?"
 
 
 class Clarification(_StateModel):
@@ -335,75 +333,14 @@ class PlanningState(_StateModel):
         """Apply a record; those that do not concern planning mode change nothing."""
         self.seq = record.seq
         match record.body:
-            case NoteAdded(type="replan", data=data):
-                note = ReplanNote.model_validate(data, strict=False)
-                self.stage = note.stage
-                self.counts = note.counts
-                self.latest = note.considered or self.latest
-                if note.stage == "applying" and note.considered is not None:
-                    self.begun[note.considered.replan_id] = note.considered
-                if note.record is not None:
-                    ids = [old.replan_id for old in self.records]
-                    if note.record.replan_id in ids:  # a replan that was executed may fail later
-                        self.records[ids.index(note.record.replan_id)] = note.record
-                    else:
-                        self.records.append(note.record)
-            case NoteAdded(type="judged", data=data):
-                self.judged[str(data["task"])] = Consideration.model_validate(
-                    data["considered"], strict=False
-                )
-            case NoteAdded(type="output", data=data):
-                output = self.outputs[str(data["task"])] = as_object(data["value"])
-                self.phase_outputs[str(data["phase"])] = output
-            case NoteAdded(type="ahead", data=data):
-                self.ahead = data
-            case NoteAdded(type="plan", data=data):
-                plan = PlanVersion.model_validate(data, strict=False)
-                # A plan whose installation was interrupted is made again.
-                self.plans = [*(one for one in self.plans if one.task != plan.task), plan]
-                self._settle_failures(plan)
-            case NoteAdded(type="held", data=data):
-                held = TaskHold.model_validate(data, strict=False)
-                self.held[held.task] = held
-            case NoteAdded(type="assumed", data=data):
-                self.clarified.append(Clarification.model_validate(data, strict=False))
-            case NoteAdded(type="call", data=data):
-                self.calls[str(data["task"])] = as_object(data["arguments"])
-            case NoteAdded(type="reflection", data=data):
-                self.reflections.append(data)
-            case NoteAdded(type="completion", data=data):
-                self.completion = data
-            case QuestionAsked(question=question, candidates=candidates):
-                changes = tuple(
-                    change for candidate in candidates for change in candidate.alternative.changes
-                )
-                for task in target_task_ids(changes):
-                    asked = self.held.get(task)
-                    if asked is not None and asked.verdict in (
-                        "",
-                        "withdrawn",
-                    ):  # else it is about something else
-                        self.questions[question] = task
-            case QuestionAnswered() as answer if answer.question in self.questions:
-                held = self.held[self.questions[answer.question]]
-                held.verdict = answer.verdict
-                held.by = answer.by
-                if (
-                    held.why == "clarification" and held.is_approved
-                ):  # without words, what the model assumes holds
-                    assumed = () if answer.comment else held.effective_assumptions
-                    words = Clarification(
-                        questions=held.questions, answer=answer.comment, assumptions=assumed
-                    )
-                    self.clarified.append(words)
+            case NoteAdded(type=kind, data=data):
+                self._fold_note(kind, data)
+            case QuestionAsked() as asked:
+                self._fold_question(asked)
+            case QuestionAnswered() as answer:
+                self._fold_answer(answer)
             case AttemptSucceeded() | AttemptFailed() | AttemptTimedOut() as end:
-                if end.task.partition("~")[0] not in list(Phase):
-                    succeeded = self.actions[end.task] = isinstance(end, AttemptSucceeded)
-                    self.failures.pop(end.task, None)
-                    if not isinstance(end, AttemptSucceeded):
-                        self.failures[end.task] = end.failure.message
-                    self.errors += not succeeded
-                    self.consecutive_errors = 0 if succeeded else self.consecutive_errors + 1
+                self._fold_attempt(end)
             case PlanRevised(changes=changes, by=author):
                 for change in changes:
                     self._fold_change(change, author)
@@ -411,10 +348,97 @@ class PlanningState(_StateModel):
                 self.unavailable_tools.pop(name, None)
                 if available is False:
                     self.unavailable_tools[name] = reason
-            case RunEnded(status="failed" | "aborted") as ended if self.completion is None:
-                self.completion = self.intervention(
-                    ended.reason
-                )  # the model could not summarise it
+            case RunEnded(status="failed" | "aborted") as ended:
+                if self.completion is None:  # the model could not summarise it
+                    self.completion = self.intervention(ended.reason)
+
+    def _fold_note(self, kind: str, data: JsonObject) -> None:
+        """Apply a note of planning mode; its types are those that a session journals."""
+        match kind:
+            case "replan":
+                self._fold_replan(ReplanNote.model_validate(data, strict=False))
+            case "judged":
+                considered = Consideration.model_validate(data["considered"], strict=False)
+                self.judged[str(data["task"])] = considered
+            case "output":
+                output = as_object(data["value"])
+                self.outputs[str(data["task"])] = output
+                self.phase_outputs[str(data["phase"])] = output
+            case "ahead":
+                self.ahead = data
+            case "plan":
+                plan = PlanVersion.model_validate(data, strict=False)
+                # A plan whose installation was interrupted is made again.
+                self.plans = [one for one in self.plans if one.task != plan.task]
+                self.plans.append(plan)
+                self._settle_failures(plan)
+            case "held":
+                held = TaskHold.model_validate(data, strict=False)
+                self.held[held.task] = held
+            case "assumed":
+                self.clarified.append(Clarification.model_validate(data, strict=False))
+            case "call":
+                self.calls[str(data["task"])] = as_object(data["arguments"])
+            case "reflection":
+                self.reflections.append(data)
+            case "completion":
+                self.completion = data
+
+    def _fold_replan(self, note: ReplanNote) -> None:
+        """Apply a step of a replan, and its outcome if it has one."""
+        self.stage = note.stage
+        self.counts = note.counts
+        if note.considered is not None:
+            self.latest = note.considered
+            if note.stage == "applying":
+                self.begun[note.considered.replan_id] = note.considered
+        if note.record is None:
+            return
+        ids = [old.replan_id for old in self.records]
+        if note.record.replan_id in ids:  # a replan that was executed may fail later
+            self.records[ids.index(note.record.replan_id)] = note.record
+        else:
+            self.records.append(note.record)
+
+    def _fold_question(self, asked: QuestionAsked) -> None:
+        """Relate a question to the tasks that wait for a person, and that its answer changes."""
+        changes: list[PlanChange] = []
+        for candidate in asked.candidates:
+            changes += candidate.alternative.changes
+        for task in target_task_ids(changes):
+            held = self.held.get(task)
+            # A task whose question has a verdict is asked about for another reason.
+            if held is not None and held.verdict in ("", "withdrawn"):
+                self.questions[asked.question] = task
+
+    def _fold_answer(self, answer: QuestionAnswered) -> None:
+        """Apply the verdict of a person to the task that waits for it."""
+        if answer.question not in self.questions:
+            return
+        held = self.held[self.questions[answer.question]]
+        held.verdict = answer.verdict
+        held.by = answer.by
+        if held.why == "clarification" and held.is_approved:
+            # Without words, what the model assumes holds.
+            assumed = () if answer.comment else held.effective_assumptions
+            words = Clarification(
+                questions=held.questions, answer=answer.comment, assumptions=assumed
+            )
+            self.clarified.append(words)
+
+    def _fold_attempt(self, end: AttemptSucceeded | AttemptFailed | AttemptTimedOut) -> None:
+        """Apply the end of an attempt at an action."""
+        if end.task.partition("~")[0] in list(Phase):
+            return
+        self.failures.pop(end.task, None)
+        if isinstance(end, AttemptSucceeded):
+            self.actions[end.task] = True
+            self.consecutive_errors = 0
+        else:
+            self.actions[end.task] = False
+            self.failures[end.task] = end.failure.message
+            self.errors += 1
+            self.consecutive_errors += 1
 
     def _fold_change(self, change: PlanChange, author: str) -> None:
         if isinstance(change, ExpandTask):
@@ -476,25 +500,24 @@ class PlanningState(_StateModel):
                 from the journal.
             judged: the outcomes so far, and the criteria that are met, as the model judges.
         """
+        advice = list(recommendations)
         decision = self.latest.decision if self.latest is not None else None
-        advice = [
-            *(recommendations or (decision.recommended_actions if decision is not None else ()))
-        ]
-        errors = [
-            f"{self.name_of(task)}: {truncate_text(error, 200)}"
-            for task, error in self.failures.items()
-        ][:5]
-        advice += [f"remove the cause of the failure of {error}" for error in errors]
-        advice += [
-            f"make the tool {name!r} available again{f': {why}' if why else ''}"
-            for name, why in self.unavailable_tools.items()
-        ]
-        advice = advice or ["look at what was done, and state the goal anew with what is missing"]
+        if not advice and decision is not None:
+            advice = list(decision.recommended_actions)
+        errors: list[str] = []
+        for task, error in list(self.failures.items())[:5]:
+            errors.append(f"{self.name_of(task)}: {truncate_text(error, 200)}")
+            advice.append(f"remove the cause of the failure of {errors[-1]}")
+        for name, why in self.unavailable_tools.items():
+            cause = f": {why}" if why else ""
+            advice.append(f"make the tool {name!r} available again{cause}")
+        if not advice:
+            advice.append("look at what was done, and state the goal anew with what is missing")
+
         counts = self.task_counts()
-        shown = f" ({'; '.join(errors)})" if errors else ""
-        current = (
-            f"actions done: {counts['tasks_completed']}, failed: {counts['tasks_failed']}{shown}"
-        )
+        current = f"actions done: {counts['tasks_completed']}, failed: {counts['tasks_failed']}"
+        if errors:
+            current = f"{current} ({'; '.join(errors)})"
         summary = InterventionSummary(
             goal_achieved=False,
             **counts,
@@ -530,7 +553,11 @@ class PlanningState(_StateModel):
     @property
     def names(self) -> dict[str, str]:
         """Names of the live tasks in the latest plan that has each, by task id."""
-        return {task: name for plan in self.plans for name, task in plan.tasks.items()}
+        names: dict[str, str] = {}
+        for plan in self.plans:
+            for name, task in plan.tasks.items():
+                names[task] = name
+        return names
 
     def name_of(self, task: TaskId | str) -> str:
         """Return the name of a task in the plan that made it, as `convert`; its id if no plan did.
@@ -546,8 +573,10 @@ class PlanningState(_StateModel):
         The elements of a list share that of their action.
         """
         name = self.name_of(_action_id(task))
-        first = next((plan for plan in self.plans if name in plan.tasks), None)
-        return (first.lineage if first is not None else "") or name
+        for plan in self.plans:
+            if name in plan.tasks:
+                return plan.lineage or name
+        return name
 
 
 def _action_id(task: str) -> str:
@@ -603,18 +632,18 @@ class PlanningProgress:
 
     def __repr__(self) -> str:
         plans = self.plans
-        latest = (
-            f"{plans[-1].done}/{len(plans[-1].steps)} of plan {plans[-1].number}"
-            if plans
-            else "no plan"
-        )
+        latest = "no plan"
+        if plans:
+            latest = f"{plans[-1].done}/{len(plans[-1].steps)} of plan {plans[-1].number}"
         return f"<PlanningProgress {latest}>"
 
     def fold(self, record: Record) -> None:
         """Apply a record; they come in order, and begin with the first."""
         body = record.body
         if isinstance(body, RunOpened):
-            self.run_opened, self.opened_at, self._live = body, record.at, LivePlan(body.plan)
+            self.run_opened = body
+            self.opened_at = record.at
+            self._live = LivePlan(body.plan)
         elif self._live is not None:
             self._live.fold(record)
         if isinstance(body, NoteAdded) and body.type == "plan":
@@ -636,21 +665,25 @@ class PlanningProgress:
     def finished_actions(self) -> list[str]:
         """Return the actions that succeeded, of all plans, with their tools and purposes."""
         live = self._live
+        if live is None:
+            return []
         descriptions = self._descriptions()
         found: dict[TaskId, TaskEntry] = {}
         for task, succeeded in self.state.actions.items():
-            if succeeded and live is not None and task in live:
+            if succeeded and task in live:
                 entry = action_of(live.entry(TaskId(task)))
                 found[entry.id] = entry
-        actions = list[str]()
+        actions: list[str] = []
         for entry in found.values():
             name = self.state.name_of(entry.root)
+            line = name
             tool = tool_name(entry.task)
-            used = f" ({tool})" if tool and tool != name else ""
-            text = _step_text(name, entry.task, descriptions)
-            if entry.is_expanded and live is not None:
-                text = f"{text} ({elements_text(live, entry)})".lstrip()
-            actions.append(f"{name}{used}{f': {text}' if text else ''}")
+            if tool and tool != name:
+                line = f"{name} ({tool})"
+            text = _step_text(live, name, entry, descriptions)
+            if text:
+                line = f"{line}: {text}"
+            actions.append(line)
         return actions
 
     def finished_replan(self, task_id: TaskId) -> DecisionRecord | None:
@@ -679,21 +712,19 @@ class PlanningProgress:
     def success_criteria(self) -> list[tuple[str, bool | None]]:
         """Return the criteria of the goal, and whether each is met, if that was judged."""
         understood = self.state.phase_output(Phase.GOAL_UNDERSTANDING).get("success_criteria")
-        stated = self._live.goal.success_criteria if self._live is not None else ()
-        criteria = [
-            str(one)
-            for one in (understood if isinstance(understood, list) and understood else stated)
-        ]
-        judged = as_object((self.state.completion or {}).get("summary")).get("criteria_met")
-        verdicts = (
-            judged
-            if isinstance(judged, list) and len(judged) == len(criteria)
-            else [None] * len(criteria)
-        )
-        return [
-            (text, None if met is None else bool(met))
-            for text, met in zip(criteria, verdicts, strict=True)
-        ]
+        criteria: list[str] = []
+        if isinstance(understood, list) and understood:
+            criteria = list(map(str, understood))
+        elif self._live is not None:
+            criteria = list(self._live.goal.success_criteria)
+        completion = self.state.completion or {}
+        judged = as_object(completion.get("summary")).get("criteria_met")
+        if not isinstance(judged, list) or len(judged) != len(criteria):
+            return [(text, None) for text in criteria]
+        verdicts: list[tuple[str, bool | None]] = []
+        for text, met in zip(criteria, judged, strict=True):
+            verdicts.append((text, None if met is None else bool(met)))
+        return verdicts
 
     @property
     def plans(self) -> tuple[PlanProgress, ...]:
@@ -707,41 +738,49 @@ class PlanningProgress:
     @property
     def assumes_on_timeout(self) -> bool:
         """True if assumptions replace an answer that does not come in time."""
-        value: JsonValue = (self.run_opened.settings or {}) if self.run_opened is not None else {}
+        value: JsonValue = {}
+        if self.run_opened is not None:
+            value = self.run_opened.settings or {}
         for name in ("planning", "replanning", "goal_understanding", "auto_assume_on_no_response"):
             value = value.get(name, {}) if isinstance(value, dict) else {}
         return value is not False
 
     def _descriptions(self) -> dict[str, str]:
         """Return the descriptions of the subtasks; the newest count."""
-        return {
-            one.id: one.description
-            for plan in self.state.plans
-            for one in plan.decomposition.subtasks
-        }
+        descriptions: dict[str, str] = {}
+        for plan in self.state.plans:
+            for subtask in plan.decomposition.subtasks:
+                descriptions[subtask.id] = subtask.description
+        return descriptions
 
     def _steps(self, plan: PlanVersion) -> tuple[PlanStep, ...]:
         live = self._live
-        steps = list[PlanStep]()
+        steps: list[PlanStep] = []
         descriptions = self._descriptions()
         for name, task in plan.tasks.items():
             if live is None or task not in live:  # the plan is made, but not installed yet
                 steps.append(PlanStep(name, descriptions.get(name, ""), done=False))
                 continue
             entry = live.entry(TaskId(task))
-            text = _step_text(name, entry.task, descriptions)
-            if entry.is_expanded:
-                text = f"{text} ({elements_text(live, entry)})".lstrip()
+            text = _step_text(live, name, entry, descriptions)
             steps.append(PlanStep(name, text, is_action_done(live, entry)))
         return tuple(steps)
 
 
-def _step_text(name: str, task: Task, descriptions: Mapping[str, str]) -> str:
-    """Return the description of an action: of its subtask, or its purpose if that has several."""
-    subtask = PlanningTask.of(task).subtask or name
-    purpose = task.goal or ""
+def _step_text(live: LivePlan, name: str, entry: TaskEntry, descriptions: Mapping[str, str]) -> str:
+    """Return the description of an action: of its subtask, or its purpose if that has several.
+
+    For a list, it ends with the progress of its elements.
+    """
+    subtask = PlanningTask.of(entry.task).subtask or name
+    purpose = entry.task.goal or ""
     description = descriptions.get(subtask, "")
-    return (description or purpose) if subtask == name else (purpose or description)
+    text = purpose or description
+    if subtask == name:
+        text = description or purpose
+    if entry.is_expanded:
+        text = f"{text} ({elements_text(live, entry)})".lstrip()
+    return text
 
 
 Output = TypeVar("Output", bound=BaseModel)
@@ -749,26 +788,39 @@ Output = TypeVar("Output", bound=BaseModel)
 
 def progress_data(state: PlanningState, live: LivePlan) -> JsonObject:
     """Return the prompt variables on progress, remaining tasks, facts and unavailable tools."""
-    tasks = state.plan.tasks if state.plan is not None else {}
-    planned = {name: live.entry(TaskId(task)) for name, task in tasks.items() if task in live}
-    entries = planned or {
-        str(entry.id): entry for entry in live if is_action(entry.task) and not entry.removed
-    }
+    entries: dict[str, TaskEntry] = {}
+    if state.plan is not None:
+        for name, task in state.plan.tasks.items():
+            if task in live:
+                entries[name] = live.entry(TaskId(task))
+    if not entries:
+        for entry in live:
+            if is_action(entry.task) and not entry.removed:
+                entries[str(entry.id)] = entry
     remaining: list[JsonValue] = []
+    done = 0
     for name, entry in entries.items():
         current = _action_state(live, entry)
         if current in WAITING or current is TaskState.RUNNING:
             remaining.append({"task": name, **action_progress(live, entry)})
-    down: list[JsonValue] = [
-        {"name": name, "available": False, **({"reason": reason} if reason else {})}
-        for name, reason in state.unavailable_tools.items()
-    ]
-    done = sum(is_action_done(live, entry) for entry in entries.values())
-    errors: JsonObject = {"errors": state.errors, "errors_in_a_row": state.consecutive_errors}
-    progress: JsonObject = {"done": done, "of": len(entries), **errors}
+        done += is_action_done(live, entry)
+    down: list[JsonValue] = []
+    for name, reason in state.unavailable_tools.items():
+        tool: JsonObject = {"name": name, "available": False}
+        if reason:
+            tool["reason"] = reason
+        down.append(tool)
+    progress: JsonObject = {}
+    if entries:
+        progress = {
+            "done": done,
+            "of": len(entries),
+            "errors": state.errors,
+            "errors_in_a_row": state.consecutive_errors,
+        }
     facts: list[JsonValue] = [*live.world.facts]
     return {
-        "progress": progress if entries else {},
+        "progress": progress,
         "remaining": remaining,
         "state": facts,
         "tool_status": down,
@@ -777,27 +829,29 @@ def progress_data(state: PlanningState, live: LivePlan) -> JsonObject:
 
 def validate_output(model: type[Output], output: JsonObject) -> Output:
     """Parse the output of a phase, without notes beside it, such as limitations."""
-    return model.model_validate(
-        {k: v for k, v in output.items() if k in model.model_fields}, strict=False
-    )
+    known = {name: value for name, value in output.items() if name in model.model_fields}
+    return model.model_validate(known, strict=False)
 
 
 def executed_actions(live: LivePlan, state: PlanningState) -> list[JsonValue]:
     """Return the actions begun so far, with their outputs and errors, for a prompt."""
-    executed = list[JsonValue]()
+    executed: list[JsonValue] = []
     names = state.names
     for entry in live:
-        begun = entry.state not in WAITING or entry.log.failure is not None
-        if is_action(entry.task) and begun and not entry.removed and entry.template is None:
-            name = names.get(entry.id, entry.id)
-            action: JsonObject = {"task": name, **action_progress(live, entry)}
-            if entry.is_expanded:
-                action.update(_outcomes_of_elements(live, entry))
-            elif entry.output.value is not None:
-                action["output"] = _shorten(entry.output.value)
-            if entry.log.failure is not None:
-                action["error"] = _shorten(entry.log.failure.message)
-            executed.append(action)
+        if not is_action(entry.task) or entry.removed or entry.template is not None:
+            continue
+        failure = entry.log.failure
+        if entry.state in WAITING and failure is None:
+            continue  # it has not begun
+        name = names.get(entry.id, entry.id)
+        action: JsonObject = {"task": name, **action_progress(live, entry)}
+        if entry.is_expanded:
+            action.update(_outcomes_of_elements(live, entry))
+        elif entry.output.value is not None:
+            action["output"] = _shorten(entry.output.value)
+        if failure is not None:
+            action["error"] = _shorten(failure.message)
+        executed.append(action)
     return executed
 
 
@@ -870,4 +924,5 @@ def action_data(task: Task, name: str, chosen: JsonObject | None = None) -> Json
 
 
 def _shorten(value: JsonValue) -> str:
-    return truncate_text(value if isinstance(value, str) else repr(value), 8_000)
+    text = value if isinstance(value, str) else repr(value)
+    return truncate_text(text, 8_000)
