@@ -7,7 +7,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from itertools import count, islice
 from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -248,12 +247,12 @@ def accepting_task(live: LivePlan, task: Task) -> Task:
 
 def pending_reflection(live: LivePlan) -> TaskId | None:
     """Return the task of the reflection that is still to come."""
-    waiting = [
-        e.id
-        for e in live
-        if phase_of(e.task) is Phase.REFLECTION and e.state in WAITING and not e.removed
-    ]
-    return waiting[-1] if waiting else None
+    pending: TaskId | None = None
+    for entry in live:
+        if entry.state in WAITING and not entry.removed:
+            if phase_of(entry.task) is Phase.REFLECTION:
+                pending = entry.id
+    return pending
 
 
 def is_action_done(live: LivePlan, entry: TaskEntry) -> bool:
@@ -267,12 +266,9 @@ def is_action_done(live: LivePlan, entry: TaskEntry) -> bool:
     if entry.is_expanded:
         elements = entry.replacement.sinks
         return all(is_action_done(live, one) or _is_passed_over(live, one) for one in elements)
-    parts = [live.entry(task_id) for task_id in entry.replacement.tasks]
-    return (
-        entry.state is TaskState.REPLACED_BY_REPLAN
-        and bool(parts)
-        and all(is_action_done(live, part) for part in parts)
-    )
+    if entry.state is not TaskState.REPLACED_BY_REPLAN or not entry.replacement.tasks:
+        return False
+    return all(is_action_done(live, live.entry(part)) for part in entry.replacement.tasks)
 
 
 def _is_passed_over(live: LivePlan, element: TaskEntry) -> bool:
@@ -327,18 +323,20 @@ def tool_parameters(tool: ToolSpec) -> Mapping[str, str]:
         tool.url or "",
         *iter_strings(tool.body, keys=False),
     )
-    parameters = {name: "any" for text in texts for name in placeholders(text)}
+    parameters: dict[str, str] = {}
+    for text in texts:
+        parameters.update(dict.fromkeys(placeholders(text), "any"))
     parameters.pop(IDEMPOTENCY_KEY, None)  # which the executor fills in
     return parameters
 
 
 def missing_arguments(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
     """Return the required arguments of a tool that are not given."""
-    return tuple(
-        name
-        for name in tool_parameters(tool)
-        if name not in arguments and name not in tool.optional
-    )
+    missing: list[str] = []
+    for name in tool_parameters(tool):
+        if name not in arguments and name not in tool.optional:
+            missing.append(name)
+    return tuple(missing)
 
 
 def tool_use_problems(
@@ -355,26 +353,27 @@ def tool_use_problems(
 
 def _argument_problems(tool: ToolSpec, arguments: JsonObject) -> list[str]:
     """Return arguments that a command would take for options, or that are not in its template."""
-    options = (
-        option_problems(tool.command, arguments, tool.parameters)
-        if tool.kind == "shell" and tool.command
-        else []
-    )
+    problems: list[str] = []
+    if tool.kind == "shell" and tool.command:
+        problems += option_problems(tool.command, arguments, tool.parameters)
     if tool.parameters or tool.kind not in ("shell", "http"):
-        return options  # others are compared with their parameters, or check arguments themselves
+        return problems  # others are compared with their parameters, or check arguments themselves
     declared = tool_parameters(tool)
-    unused = [name for name in arguments if name not in declared and name not in tool.produces]
-    return options + [
-        f"tool {tool.name!r} has no parameter {brief_repr(name)}; it has {brief_repr(list(declared))}"
-        for name in unused
-    ]
+    known = brief_repr(list(declared))
+    for name in arguments:
+        if name not in declared and name not in tool.produces:
+            missing = f"tool {tool.name!r} has no parameter {brief_repr(name)}"
+            problems.append(f"{missing}; it has {known}")
+    return problems
 
 
 def describe_tool_use(tool: str, arguments: JsonObject, max_chars: int = 500) -> str:
     """Describe a use of a tool to a person who must approve it, with cut arguments."""
     text = json.dumps(arguments, ensure_ascii=False)
     more = len(text) - max_chars
-    return f"{tool} {text if more <= 0 else f'{text[:max_chars]} [… {more} characters more]'}"
+    if more > 0:
+        text = f"{text[:max_chars]} [… {more} characters more]"
+    return f"{tool} {text}"
 
 
 _MAX_LIST_CHARS: Final = 500
@@ -399,32 +398,35 @@ def describe_actions(plan: ActionPlan, tools: Mapping[str, ToolSpec]) -> str:
     """Describe the actions of a plan, one a line, with arguments and expected outcomes."""
     places = {name: place for place, name in enumerate(plan.subtask_order)}
     actions = sorted(plan.actions, key=lambda action: places[action.task_id])
-    lines = []
+    lines: list[str] = []
     for number, action in enumerate(actions[:40], 1):
-        use = (
-            describe_tool_use(action.tool, action.arguments, 200)
-            if action.arguments
-            else action.tool
-        )
-        elements = describe_list(action)
-        if elements:
-            use = f"{use} {elements}"
-        spec = tools.get(action.tool)
-        left = missing_arguments(spec, action.arguments) if spec is not None else ()
-        later = f", {' and '.join(left)} chosen when it begins" if left else ""
-        harm = " (may do harm)" if spec is not None and command_risk(spec, action.arguments) else ""
-        expected = (
-            f" → {' '.join(action.expected_outcome.split())}" if action.expected_outcome else ""
-        )
-        otherwise = (
-            f", else {' '.join(action.fallback_strategy.split())}"
-            if action.fallback_strategy
-            else ""
-        )
-        lines.append(f"  {number}. {action.task_id}: {use}{later}{harm}{expected}{otherwise}")
-    if more := len(actions) - len(lines):
+        line = _describe_action(action, tools.get(action.tool))
+        lines.append(f"  {number}. {action.task_id}: {line}")
+    more = len(actions) - len(lines)
+    if more:
         lines.append(f"  … and {more} more")
     return "\n".join(lines)
+
+
+def _describe_action(action: Action, tool: ToolSpec | None) -> str:
+    """Describe an action on one line; the tool is unknown if it is not there any more."""
+    text = action.tool
+    if action.arguments:
+        text = describe_tool_use(action.tool, action.arguments, 200)
+    elements = describe_list(action)
+    if elements:
+        text = f"{text} {elements}"
+    if tool is not None:
+        left = missing_arguments(tool, action.arguments)
+        if left:
+            text += f", {' and '.join(left)} chosen when it begins"
+        if command_risk(tool, action.arguments):
+            text += " (may do harm)"
+    if action.expected_outcome:
+        text += f" → {' '.join(action.expected_outcome.split())}"
+    if action.fallback_strategy:
+        text += f", else {' '.join(action.fallback_strategy.split())}"
+    return text
 
 
 _MAX_REASON_CHARS: Final = 300
@@ -435,24 +437,27 @@ def decision_line(record: JsonObject, *, warned: bool = False) -> str:
     phase = record.get("phase")
     replan = record.get("replan_type")
     reason = record.get("reason")
-    why = one_line(
-        str(as_object(record.get("llm_decision")).get("reasoning") or ""), _MAX_REASON_CHARS
-    )
+    override = record.get("override_reason")
+    stated = as_object(record.get("llm_decision")).get("reasoning")
+    why = one_line(str(stated or ""), _MAX_REASON_CHARS)
     reasoning = f": {why}" if why else ""
-    rule = f"{reason}"
-    if override := record.get("override_reason"):
-        rule = f"{override}: {reason}"
+    rule = f"{override}: {reason}" if override else f"{reason}"
     if replan == "none":
-        error = as_object(record.get("cause")).get("error")
         # The first phases make the plan; only later ones can keep it.
-        kept = f"{phase}: {'accepted' if phase in PLANNING_PHASES else 'the plan stays as it is'}"
-        kept += f" ({one_line(str(error), _MAX_REASON_CHARS)})" if error else ""
-        return f"{kept}{reasoning}" if why else f"{kept}: {rule}"
+        line = f"{phase}: the plan stays as it is"
+        if phase in PLANNING_PHASES:
+            line = f"{phase}: accepted"
+        cause = as_object(record.get("cause")).get("error")
+        if cause:
+            line = f"{line} ({one_line(str(cause), _MAX_REASON_CHARS)})"
+        return f"{line}: {why or rule}"
     if record.get("result") == "failure":
-        return f"{phase}: {replan} failed ({one_line(str(record.get('error')), _MAX_REASON_CHARS)}){reasoning}"
+        error = one_line(str(record.get("error")), _MAX_REASON_CHARS)
+        return f"{phase}: {replan} failed ({error}){reasoning}"
     if not record.get("executed"):
         return f"{phase}: {replan} decided, not executed ({rule}){reasoning}"
-    return f"{phase}: {replan} decided, executed{f' with a warning ({reason})' if warned else ''}{reasoning}"
+    warning = f" with a warning ({reason})" if warned else ""
+    return f"{phase}: {replan} decided, executed{warning}{reasoning}"
 
 
 def revise_decomposition(
@@ -466,20 +471,25 @@ def revise_decomposition(
     """
     known = {subtask.id: subtask for subtask in decomposition.subtasks}
     done = dict.fromkeys(finished)
-    stays = {**done, **dict.fromkeys(action_plan.subtask_order)}
-    subtasks = [
-        known[name].model_copy(update={"dependencies": ()}) for name in done if name in known
-    ]
+    stays = {*done, *action_plan.subtask_order}
+    purposes: dict[str, str] = {}
+    for action in action_plan.actions:
+        purposes.setdefault(action.task_id, action.purpose)
+    subtasks: list[Subtask] = []
+    for name in done:
+        if name in known:
+            subtasks.append(known[name].model_copy(update={"dependencies": ()}))
     before: str | None = None
-    for name in (name for name in action_plan.subtask_order if name not in done):
-        old = known.get(name)
-        needed = [each for each in old.dependencies if each in stays] if old else []
-        if before is not None and (old is None or before not in known) and before not in needed:
+    for name in action_plan.subtask_order:
+        if name in done:
+            continue
+        subtask = known.get(name)
+        if subtask is None:
+            subtask = Subtask(id=name, description=purposes.get(name, ""))
+        needed = [each for each in subtask.dependencies if each in stays]
+        is_next_to_new = name not in known or before not in known
+        if before is not None and is_next_to_new and before not in needed:
             needed.append(before)
-        purpose = next(
-            (action.purpose for action in action_plan.actions if action.task_id == name), ""
-        )
-        subtask = old or Subtask(id=name, description=purpose)
         subtasks.append(subtask.model_copy(update={"dependencies": tuple(needed)}))
         before = name
     return decomposition.model_copy(update={"subtasks": tuple(subtasks)})
@@ -495,24 +505,26 @@ def check_subtasks(
     """Return all problems of a decomposition; its subtasks may depend on omitted finished ones."""
     at = "task_decomposition.subtasks"
     hints = NameSuggester()
-    problems = list[Problem]()
+    problems: list[Problem] = []
     left = len(decomposition.remaining(finished))
     if left > max_subtasks:
-        text = f"there are {left} subtasks, at most {max_subtasks} are allowed; merge those that belong together"
-        problems.append(Problem(at, text))
+        text = f"there are {left} subtasks, at most {max_subtasks} are allowed"
+        problems.append(Problem(at, f"{text}; merge those that belong together"))
     for index, subtask in enumerate(decomposition.subtasks):
         for tool in subtask.required_tools:
             if tool not in library:
-                text = f"subtask {subtask.id!r} requires the unknown tool {tool!r}{hints(tool, library)}"
-                problems.append(Problem(f"{at}[{index}].required_tools", text))
+                text = f"subtask {subtask.id!r} requires the unknown tool {tool!r}"
+                place = f"{at}[{index}].required_tools"
+                problems.append(Problem(place, f"{text}{hints(tool, library)}"))
     own = {subtask.id for subtask in decomposition.subtasks}
-    tasks = [
-        Task(id=TaskId(one.id), depends_on=tuple(map(TaskId, one.dependencies)))
-        for one in decomposition.subtasks
-    ]
-    for problem in check_graph(
-        [*tasks, *(Task(id=TaskId(name)) for name in finished if name not in own)]
-    ):
+    tasks: list[Task] = []
+    for one in decomposition.subtasks:
+        needed = tuple(map(TaskId, one.dependencies))
+        tasks.append(Task(id=TaskId(one.id), depends_on=needed))
+    for name in finished:
+        if name not in own:
+            tasks.append(Task(id=TaskId(name)))
+    for problem in check_graph(tasks):
         where = problem.place.replace("tasks", at, 1).replace("depends_on", "dependencies")
         problems.append(Problem(where, problem.message.replace(", as tasks[", ", as subtasks[")))
     return problems
@@ -546,7 +558,9 @@ def compile_action_plan(
     may serve one batch; `earlier` are the tasks of the batches before.
     """
     done = finished or {}
-    subtasks = [one for one in decomposition.remaining(done) if batch is None or one.id in batch]
+    subtasks = decomposition.remaining(done)
+    if batch is not None:
+        subtasks = [one for one in subtasks if one.id in batch]
     found = [*problems, *_check_actions(action_plan, subtasks, library, done, resources)]
     if found:
         return found, ()
@@ -562,18 +576,14 @@ def compile_action_plan(
     tasks: list[Task] = []
     for name in action_plan.subtask_order:
         actions = [action for action in action_plan.actions if action.task_id == name]
-        numbered = (f"{name}-{number}" for number in count(1))
-        free = (each for each in numbered if each not in known and each not in done)
-        waits = tuple(map(resolve, known[name].dependencies))
-        for action, action_name in zip(
-            actions, [*islice(free, len(actions) - 1), name], strict=True
-        ):
+        names = _action_names(name, len(actions), known.keys() | done.keys())
+        waits = list(map(resolve, known[name].dependencies))
+        for action, action_name in zip(actions, names, strict=True):
             read: list[JsonValue] = [action.arguments, action.for_each]
-            used: list[TaskId] = []
             for reference in find_references(read, done):
                 subtask = template_of(reference.task or TaskId(""))
                 if subtask in done:
-                    used.append(resolve(subtask))
+                    waits.append(resolve(subtask))
             notes = PlanningTask(
                 name=action_name,
                 subtask=name,
@@ -583,43 +593,58 @@ def compile_action_plan(
                 may_fail=action.may_fail,
             )
             arguments = rename_references(action.arguments, rename, done)
-            fields_of_list = list_fields(action)
-            if action.for_each is not None:
-                renamed = rename_references({"for_each": action.for_each}, rename, done)
-                fields_of_list.update(renamed)
-            # A strategy may begin with a tool, as in `write_file: from scratch`.
-            text = re.sub(
-                "^use ", "", " ".join((action.fallback_strategy or "").split()), flags=re.IGNORECASE
-            )
-            head = re.split(r"[:;,(]| [-–—] | (?:with|instead|for)\b", text, maxsplit=1)[0]
-            other = library.get(text) or library.get(head.strip(" `'\""))
-            fallbacks = list[Fallback]()
-            if other is not None and other.name != action.tool:
-                shared = {
-                    each: arguments[each] for each in tool_parameters(other) if each in arguments
-                }
-                fallback = _tool_fields(other, shared, PlanningTask(subtask=name))
-                fallbacks = [Fallback.model_validate({**fallback, "goal": action.purpose or None})]
             fields = {
                 **_tool_fields(library[action.tool], arguments, notes),
                 "id": resolve(action_name),
                 "goal": action.purpose or None,
                 "acceptance": [action.expected_outcome] if action.expected_outcome else [],
-                "depends_on": tuple(dict.fromkeys((*waits, *used))),
+                "depends_on": tuple(dict.fromkeys(waits)),
                 "priority": len(tasks),
-                "fallbacks": tuple(fallbacks),
-                **fields_of_list,
+                "fallbacks": _stated_fallbacks(action, library, arguments),
+                **list_fields(action),
             }
+            if action.for_each is not None:
+                fields.update(rename_references({"for_each": action.for_each}, rename, done))
             tasks.append(Task.model_validate(fields))
-            waits = (tasks[-1].id,)
+            waits = [tasks[-1].id]
+
     # References to tasks that do not exist, or are not done in time.
-    complete = [
-        task if task.tool else task.model_copy(update={"arguments": planned_arguments(task)})
-        for task in tasks
-    ]
+    complete: list[Task] = []
+    for task in tasks:
+        complete.append(task.model_copy(update={"arguments": planned_arguments(task)}))
     before = [Task(id=TaskId(name)) for name in dict.fromkeys(done.values())]
     graph = check_graph([*complete, *earlier, *before])
     return [Problem("action_plan.actions", problem.message) for problem in graph], tuple(tasks)
+
+
+def _action_names(subtask: str, number: int, taken: Container[str]) -> list[str]:
+    """Return the names of a subtask's actions; the last has the name of the subtask itself."""
+    names: list[str] = []
+    place = 1
+    while len(names) < number - 1:
+        name = f"{subtask}-{place}"
+        if name not in taken:
+            names.append(name)
+        place += 1
+    return [*names, subtask]
+
+
+def _stated_fallbacks(
+    action: Action, library: Mapping[str, ToolSpec], arguments: JsonObject
+) -> tuple[Fallback, ...]:
+    """Return the fallback of an action whose strategy begins with a tool.
+
+    An example of such a strategy is `write_file: from scratch`.
+    """
+    strategy = " ".join((action.fallback_strategy or "").split())
+    text = re.sub("^use ", "", strategy, flags=re.IGNORECASE)
+    head = re.split(r"[:;,(]| [-–—] | (?:with|instead|for)\b", text, maxsplit=1)[0]
+    tool = library.get(text) or library.get(head.strip(" `'\""))
+    if tool is None or tool.name == action.tool:
+        return ()
+    shared = {name: arguments[name] for name in tool_parameters(tool) if name in arguments}
+    fields = _tool_fields(tool, shared, PlanningTask(subtask=action.task_id))
+    return (Fallback.model_validate({**fields, "goal": action.purpose or None}),)
 
 
 def list_fields(action: Action | Task) -> dict[str, Any]:
@@ -638,42 +663,33 @@ def _check_actions(
     finished: Container[str],
     resources: Mapping[str, float] | None,
 ) -> Iterator[Problem]:
-    at = "action_plan.execution_order"
     hints = NameSuggester()
     names = dict.fromkeys(subtask.id for subtask in subtasks)
-    planned = Counter(action.task_id for action in action_plan.actions)
-    listed = Counter(action_plan.execution_order)
-    for name, times in listed.items():
-        if name not in names:
-            yield Problem(at, f"{name!r} is not a subtask that is to be done{hints(name, names)}")
-        elif times > max(1, planned[name]):
-            yield Problem(at, f"{name!r} is listed {times} times and has {planned[name]} actions")
-    for name in names if listed else ():
-        if name not in listed:
-            yield Problem(at, f"{name!r} is left out; list every subtask")
-    capacity = resources or {
-        name: float("inf") for tool in library.values() for name in tool.resources
-    }
+    yield from _check_order(action_plan, names, hints)
+    capacity = dict(resources or {})
+    if not capacity:
+        for spec in library.values():
+            capacity.update(dict.fromkeys(spec.resources, math.inf))
     scope = TaskScope(library, capacity, {})
     for index, action in enumerate(action_plan.actions):
         at = f"action_plan.actions[{index}]"
         label = f"the action for {action.task_id!r}"
-        if action.task_id not in names:
-            is_done = action.task_id in finished
-            why = (
-                "a finished subtask" if is_done else f"not a subtask{hints(action.task_id, names)}"
-            )
+        if action.task_id in finished and action.task_id not in names:
+            yield Problem(f"{at}.task_id", f"{action.task_id!r} is a finished subtask")
+        elif action.task_id not in names:
+            why = f"not a subtask{hints(action.task_id, names)}"
             yield Problem(f"{at}.task_id", f"{action.task_id!r} is {why}")
-        if (tool := library.get(action.tool)) is None:
-            shown = join_names([repr(name) for name in library], 20)
-            hint = hints(action.tool, library) or (
-                f"; there is {shown}" if shown else "; there are no tools at all"
-            )
+        tool = library.get(action.tool)
+        if tool is None:
+            hint = hints(action.tool, library)
+            if not hint and library:
+                hint = f"; there is {join_names([repr(name) for name in library], 20)}"
+            elif not hint:
+                hint = "; there are no tools at all"
             yield Problem(f"{at}.tool", f"{label} uses the unknown tool {action.tool!r}{hint}")
             continue
-        later: JsonObject = dict.fromkeys(
-            missing_arguments(tool, action.arguments), _PLACEHOLDER_ARGUMENT
-        )
+        missing = missing_arguments(tool, action.arguments)
+        later: JsonObject = dict.fromkeys(missing, _PLACEHOLDER_ARGUMENT)
         task = Task(
             id=TaskId(action.task_id),
             tool=tool.name,
@@ -683,22 +699,38 @@ def _check_actions(
         )
         for text in (*_argument_problems(tool, action.arguments), *check_task(task, scope)):
             yield Problem(f"{at}.arguments", f"{label}: {text}")
+    planned = {action.task_id for action in action_plan.actions}
     for name in names:
         if name not in planned:
             yield Problem("action_plan.actions", f"there is no action for subtask {name!r}")
 
 
+def _check_order(
+    action_plan: ActionPlan, names: Collection[str], hints: NameSuggester
+) -> Iterator[Problem]:
+    """Yield the problems of a stated order: unknown subtasks, repeated and missing ones."""
+    at = "action_plan.execution_order"
+    planned = Counter(action.task_id for action in action_plan.actions)
+    listed = Counter(action_plan.execution_order)
+    for name, times in listed.items():
+        if name not in names:
+            yield Problem(at, f"{name!r} is not a subtask that is to be done{hints(name, names)}")
+        elif times > max(1, planned[name]):
+            yield Problem(at, f"{name!r} is listed {times} times and has {planned[name]} actions")
+    if not listed:
+        return
+    for name in names:
+        if name not in listed:
+            yield Problem(at, f"{name!r} is left out; list every subtask")
+
+
 def _tool_fields(tool: ToolSpec, arguments: JsonObject, notes: PlanningTask) -> JsonObject:
     """Return the fields of a task about its tool; incomplete arguments go into the metadata."""
-    if missing := missing_arguments(tool, arguments):
-        incomplete: dict[str, object] = {
-            "tool": tool.name,
-            "arguments": arguments,
-            "missing": missing,
-        }
-        return {
-            "resources": dict(tool.resources),
-            "metadata": notes.model_copy(update=incomplete).to_metadata(),
-        }
-    metadata = notes.model_copy(update={"tool": tool.name}).to_metadata()
+    missing = missing_arguments(tool, arguments)
+    update: dict[str, object] = {"tool": tool.name}
+    if missing:
+        update |= {"arguments": arguments, "missing": missing}
+    metadata = notes.model_copy(update=update).to_metadata()
+    if missing:
+        return {"resources": dict(tool.resources), "metadata": metadata}
     return {"tool": tool.name, "arguments": arguments, "metadata": metadata}
