@@ -19,7 +19,7 @@ from replanning.decision.ledger import Ledger
 from replanning.decision.policy import Decision, ReplanPolicy
 from replanning.decision.request import ReplanRequest
 from replanning.errors import TaskHeld
-from replanning.journal.records import HumanRequest, Trigger, normalised_cause
+from replanning.journal.records import Failure, HumanRequest, Trigger, normalised_cause
 from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.view import PlanView, TaskView
 from replanning.plan.risk import command_risk
@@ -69,6 +69,13 @@ def _replace(task: Task | TaskView, *tasks: Task) -> list[PlanChange]:
     return [ReplaceTask(task_id=task.id, tasks=tasks)]
 
 
+def _is_replan(decision: ReplanDecision | None) -> bool:
+    """Return whether a decision changes the plan, unlike a retry."""
+    if decision is None:
+        return False
+    return decision.replan_type not in (ReplanType.RETRY, ReplanType.NONE)
+
+
 class _Recovery:
     """Recovery of the tasks that one request of the engine is about."""
 
@@ -82,31 +89,27 @@ class _Recovery:
     async def find_alternative(self) -> Alternative | None:
         """Return the alternative for the first failed task; the others follow after that."""
         request = self._request
-        tasks = [
-            request.view.task(task_id) for trigger in request.triggers for task_id in trigger.tasks
-        ]
+        tasks: list[TaskView] = []
+        for trigger in request.triggers:
+            tasks += [request.view.task(task_id) for task_id in trigger.tasks]
         for task in tasks:
-            if task.state in STUCK:
-                is_phase = phase_of(task.task) is not None
-                alternative = (
-                    self._recover_phase(task) if is_phase else await self._recover_action(task)
-                )
-                if (
-                    alternative is not None or not self._goal_unreachable
-                ):  # else another task may have one
-                    return alternative
+            if task.state not in STUCK:
+                continue
+            if phase_of(task.task) is not None:
+                alternative = self._recover_phase(task)
+            else:
+                alternative = await self._recover_action(task)
+            # If the goal is unreachable, another task may have an alternative.
+            if alternative is not None or not self._goal_unreachable:
+                return alternative
         for trigger in request.triggers:
             if isinstance(trigger, HumanRequest):
                 return await self._handle_feedback(trigger)
         tools = self._session.current_tools()
         for task in tasks:
             tool = tools.get(task.task.tool or "")
-            if (
-                is_action(task.task)
-                and task.state in WAITING
-                and tool is not None
-                and not tool.available
-            ):
+            is_down = tool is not None and not tool.available
+            if is_down and task.state in WAITING and is_action(task.task):
                 return await self._recover_from_tool_outage(task)
         return None
 
@@ -114,13 +117,9 @@ class _Recovery:
 
     def _recover_phase(self, task: TaskView) -> Alternative | None:
         session = self._session
-        held = self._session.state.held.get(task.id)
+        held = session.state.held.get(task.id)
         failure = task.failure
-        unavailable = [error.__name__ for error in MODEL_UNAVAILABLE_ERRORS]
-        retried = task.attempts < _MAX_ATTEMPTS and (
-            held is None or (held.why == "intervention" and held.verdict != "reject")
-        )
-        if retried and failure is not None and failure.type in unavailable:
+        if failure is not None and self._is_retried_later(task, failure, held):
             # A person decides on the retry, which keeps the plan so far.
             question = f"once the model can be asked: try {task.id!r} again?"
             if held is None or held.verdict:
@@ -134,20 +133,26 @@ class _Recovery:
         if held.verdict not in ("", "withdrawn"):
             return self._declined_alternative(task.task, held)
         notes = PlanningTask.of(task.task)
-        if (
-            self._goal_unreachable and notes.asks
-        ):  # declining the first question now would end the run: ask it anew
-            new = human_task(
-                session.run.live, notes=notes.in_round().model_copy(update={"asks": notes.asks})
-            )
+        if self._goal_unreachable and notes.asks:
+            # Declining the first question now would end the run: ask it anew.
+            asking = notes.in_round().model_copy(update={"asks": notes.asks})
+            new = human_task(session.run.live, notes=asking)
             session.record_consideration(new.id, session.state.judged[task.id])
             return _alternative(_replace(task, new), "a person is asked how to go on")
         question = held.text  # if the question was withdrawn, its subject has changed
         output = session.state.outputs.get(task.id, {})
         if held.why == "dangerous" and "action_plan" in output:
             plan = ActionPlan.model_validate(output["action_plan"], strict=False)
-            question = f"{question}\n{describe_actions(plan, self._session.tools)}"
+            question = f"{question}\n{describe_actions(plan, session.tools)}"
         return _alternative(self._approved_changes(task.task, held), held.text, ask=question)
+
+    def _is_retried_later(self, task: TaskView, failure: Failure, held: TaskHold | None) -> bool:
+        """Return whether a phase is retried once the model can be asked again."""
+        if task.attempts >= _MAX_ATTEMPTS:
+            return False
+        if failure.type not in [error.__name__ for error in MODEL_UNAVAILABLE_ERRORS]:
+            return False
+        return held is None or (held.why == "intervention" and held.verdict != "reject")
 
     def _approved_changes(
         self, task: Task, held: TaskHold, *, assumed: str = ""
@@ -155,35 +160,31 @@ class _Recovery:
         """Return the changes that follow approval, or that are assumed because no answer came."""
         live = self._session.run.live
         notes = PlanningTask.of(task)
+        considered = held.considered
         target = held.target
+        replan = considered.replan_id if considered is not None else ""
         if assumed and held.is_replan_approval:  # a replan that needs approval is not assumed
-            target = None if notes.asks or held.considered is None else held.considered.phase
+            replan = ""
+            target = None
+            if considered is not None and not notes.asks:
+                target = considered.phase
         if target is None and notes.asks:
-            return [
-                SkipTask(task_id=task.id, reason="it is assumed" if assumed else "it is answered")
-            ]
+            reason = "it is assumed" if assumed else "it is answered"
+            return [SkipTask(task_id=task.id, reason=reason)]
         if target is None:
             return _replace(task, accepting_task(live, task))
-        replan = held.considered is not None and not (held.is_replan_approval and assumed)
-        update = {
-            "reason": held.text,
-            "after": task.id,
-            "assumed": assumed,
-            "replan": held.considered.replan_id if held.considered is not None and replan else "",
-        }
+        update = {"reason": held.text, "after": task.id, "assumed": assumed, "replan": replan}
         if notes.phase is not Phase.REFLECTION:
             last = notes.phase or Phase.ACTION_SEQUENCE
             repeated = notes.in_round().model_copy(update=update)
-            return _replace(
-                task, *repeat_phases(live, target, last, notes=repeated, approved_by=task.id)
-            )
+            phases = repeat_phases(live, target, last, notes=repeated, approved_by=task.id)
+            return _replace(task, *phases)
         fresh = PlanningTask.model_validate(update)
-        revised = tuple[Task, ...]()
+        revised: tuple[Task, ...] = ()
         if target is not Phase.REFLECTION:  # the plan is revised before another reflection
             revised = repeat_phases(live, target, notes=fresh, approved_by=task.id)
-        again = phase_task(
-            Phase.REFLECTION, accepting_task(live, task).id, [one.id for one in revised[-1:]], fresh
-        )
+        name = accepting_task(live, task).id
+        again = phase_task(Phase.REFLECTION, name, [one.id for one in revised[-1:]], fresh)
         return _replace(task, *revised, again)
 
     def _declined_alternative(self, task: Task, held: TaskHold) -> Alternative | None:
@@ -196,20 +197,16 @@ class _Recovery:
         if held.why == "dangerous" and self._session.tool_loop_only:
             notes = PlanningTask(reason=f"a person has declined: {held.text}")
             step = phase_task(Phase.EXECUTION, PlanView(live).unused_id(task.id), (), notes)
-            return _alternative(
-                _replace(task, step), "the model learns that the tool may not be used"
-            )
+            reason = "the model learns that the tool may not be used"
+            return _alternative(_replace(task, step), reason)
         if held.why == "approval" and PlanningTask.of(task).asks:
             reason = "the replan was declined: what is planned stays"
             return _alternative([SkipTask(task_id=task.id, reason=reason)], reason)
         if held.why == "approval":
-            return _alternative(
-                _replace(task, accepting_task(live, task)),
-                "the replan was declined: what there is counts",
-            )
-        self._session.record_intervention(
-            f"{task.id} cannot go on: a person has declined ({held.text})", once=True
-        )
+            reason = "the replan was declined: what there is counts"
+            return _alternative(_replace(task, accepting_task(live, task)), reason)
+        reason = f"{task.id} cannot go on: a person has declined ({held.text})"
+        self._session.record_intervention(reason, once=True)
         return None
 
     def _assume_answers(self, held: TaskHold) -> bool:
@@ -235,64 +232,67 @@ class _Recovery:
             return _alternative([SkipTask(task_id=task.id, reason=reason)], reason)
         held = session.state.held.get(task.id)
         if held is not None and held.verdict and self._goal_unreachable:
-            if not self._assume_answers(held):
-                reason = f"{task.id} cannot go on: a person has declined ({held.text})"
-                session.record_intervention(reason, once=True)
-                return None
-            if held.target is not None and not held.is_replan_approval:
-                replan = held.considered.replan_id if held.considered is not None else ""
-                changes = self._replan_changes(task, held.target, held.text, replan=replan)
-                return _alternative(changes, "there is no answer")
-            if (
-                held.is_replan_approval
-            ):  # not the change that the question was about: that one was not approved
-                _, cause = self._prompt_data(
-                    task, task.failure.message if task.failure is not None else ""
-                )
-                retry = self._decide_retry(task, cause, ())
-                if not retry.ruling.is_followed or (await session.execute_replan(retry)).problem:
-                    return self._escalate(
-                        task, f"there is no answer to: {held.text}; {retry.ruling.reason}"
-                    )
-            notes = PlanningTask.of(task.task).model_copy(update={"assumed": held.text})
-            changed: dict[str, object] = {
-                "id": self._request.view.unused_id(task.id),
-                "depends_on": (),
-                "metadata": {**task.task.metadata, **notes.to_metadata()},
-            }
-            return _alternative(
-                _replace(task, task.task.model_copy(update=changed)), "there is no answer"
-            )
+            return await self._recover_declined_action(task, held)
         if held is not None and held.why == "dangerous" and not held.verdict:
-            plan = session.state.plan
-            live = session.run.live
-            rest = ""
-            if plan is not None:
-                entries = {
-                    name: live.entry(TaskId(one)) for name, one in plan.tasks.items() if one in live
-                }
-                left = plan.action_plan.without(
-                    [name for name, e in entries.items() if is_action_done(live, e)]
-                )
-                rest = f"\nwhat is left of the plan:\n{describe_actions(left, self._session.tools)}"
-            return _alternative([RetryTask(task_id=task.id)], held.text, ask=held.text + rest)
+            question = f"{held.text}{self._describe_rest()}"
+            return _alternative([RetryTask(task_id=task.id)], held.text, ask=question)
         subject = TaskId(f"{task.id}#{task.attempts}")
+        considered = session.state.judged.get(subject)
         if task.task.fallbacks:
-            if (considered := session.state.judged.get(subject)) is not None:
+            if considered is not None:
                 session.manager.record_skipped(considered)
             changes = [self._fallback_change(one) for one in self._failed_alike(task)]
             return _alternative(changes, f"the declared fallback of {task.id}")
         if task.task.on_item_failure == "skip":
             return None
-        if self._goal_unreachable and (
-            task.state is TaskState.BLOCKED or subject in session.state.judged
-        ):
+        is_judged = task.state is TaskState.BLOCKED or considered is not None
+        if self._goal_unreachable and is_judged:
             return None
-        data, cause = self._prompt_data(
-            task, task.failure.message if task.failure is not None else "it failed"
-        )
+        error = task.failure.message if task.failure is not None else "it failed"
+        data, cause = self._prompt_data(task, error)
         considered = await session.consider_replan(subject, Phase.EXECUTION, data, cause)
         return await self._follow_decision(task, considered, data)
+
+    async def _recover_declined_action(self, task: TaskView, held: TaskHold) -> Alternative | None:
+        """Return the alternative for an action about which a person declined or did not answer."""
+        session = self._session
+        if not self._assume_answers(held):
+            reason = f"{task.id} cannot go on: a person has declined ({held.text})"
+            session.record_intervention(reason, once=True)
+            return None
+        if held.is_replan_approval:
+            # The change that the question was about was not approved: the action is retried.
+            error = task.failure.message if task.failure is not None else ""
+            _, cause = self._prompt_data(task, error)
+            retry = self._decide_retry(task, cause, ())
+            if not retry.ruling.is_followed or (await session.execute_replan(retry)).problem:
+                reason = f"there is no answer to: {held.text}; {retry.ruling.reason}"
+                return self._escalate(task, reason)
+        elif held.target is not None:
+            replan = held.considered.replan_id if held.considered is not None else ""
+            changes = self._replan_changes(task, held.target, held.text, replan=replan)
+            return _alternative(changes, "there is no answer")
+        notes = PlanningTask.of(task.task).model_copy(update={"assumed": held.text})
+        changed: dict[str, object] = {
+            "id": self._request.view.unused_id(task.id),
+            "depends_on": (),
+            "metadata": {**task.task.metadata, **notes.to_metadata()},
+        }
+        repeated = task.task.model_copy(update=changed)
+        return _alternative(_replace(task, repeated), "there is no answer")
+
+    def _describe_rest(self) -> str:
+        """Describe the unfinished actions of the plan; empty without a plan."""
+        plan = self._session.state.plan
+        live = self._session.run.live
+        if plan is None:
+            return ""
+        done: list[str] = []
+        for name, task_id in plan.tasks.items():
+            if task_id in live and is_action_done(live, live.entry(TaskId(task_id))):
+                done.append(name)
+        left = plan.action_plan.without(done)
+        return f"\nwhat is left of the plan:\n{describe_actions(left, self._session.tools)}"
 
     async def _recover_from_tool_outage(self, task: TaskView) -> Alternative | None:
         """Return the alternative for an action whose tool is down; None to wait.
@@ -301,20 +301,20 @@ class _Recovery:
         """
         session = self._session
         tool = task.task.tool or ""
-        reason = session.state.unavailable_tools.get(tool, "")
-        error = f"{task.id} needs the tool {tool!r}, which is not available{f': {reason}' if reason else ''}"
+        error = f"{task.id} needs the tool {tool!r}, which is not available"
+        reason = session.state.unavailable_tools.get(tool)
+        if reason:
+            error = f"{error}: {reason}"
         if self._goal_unreachable:  # the model was asked when it went down
             return self._escalate(task, error)
         if task.task.fallbacks:
-            return _alternative(
-                [self._fallback_change(task)], f"the declared fallback of {task.id}: {error}"
-            )
+            change = self._fallback_change(task)
+            return _alternative([change], f"the declared fallback of {task.id}: {error}")
         data, cause = self._prompt_data(task, error)
         considered = await session.manager.consider(Phase.EXECUTION, data, cause)
-        decision = considered.decision
         ruling = considered.ruling
-        waits = decision is None or decision.replan_type in (ReplanType.RETRY, ReplanType.NONE)
-        if ruling.questions or (ruling.is_followed and not waits):
+        is_followed = ruling.is_followed and _is_replan(considered.decision)
+        if ruling.questions or is_followed:
             return await self._follow_decision(task, considered, data)
         if ruling.is_followed:  # a retry is to wait
             session.manager.record_decision(considered, executed=False)
@@ -335,62 +335,37 @@ class _Recovery:
     async def _follow_decision(
         self, task: TaskView, considered: Consideration, data: JsonObject
     ) -> Alternative | None:
+        """Return the alternative that a decision about a failed action leads to.
+
+        If the model could not be asked, a person decides on a retry. A harmless failure is skipped.
+        Without a usable decision, the model reflects. Otherwise the action is retried, or planned
+        anew, perhaps after an answer.
+        """
         session = self._session
         ruling = considered.ruling
         decision = considered.decision
-        waits_for_person = session.config.escalation.on_no_alternative == "wait"
-        waits = waits_for_person or session.config.escalation.on_no_alternative is None
-        if considered.model_unavailable and waits and task.attempts < _MAX_ATTEMPTS:
-            question = f"once the model can be asked: try {task.id!r} again?"
-            risk = self._risk_of(task, retries=True)
-            text = "\n".join(filter(None, [f"{considered.problem}; {question}", risk]))
-            with suppress(TaskHeld):
-                session.hold(task.id, "intervention", text, risk=risk)
-            return _alternative([RetryTask(task_id=task.id)], question, ask=text)
-        harmless = considered.sees_no_harm(session.manager.limits) and not (
-            session.interactive or waits_for_person
-        )
-        if not (harmless or ruling.questions) and (decision is None or not ruling.is_followed):
+        on_no_alternative = session.config.escalation.on_no_alternative
+        if considered.model_unavailable and on_no_alternative in ("wait", None):
+            if task.attempts < _MAX_ATTEMPTS:
+                return self._retry_later(task, considered)
+        has_person = session.interactive or on_no_alternative == "wait"
+        harmless = not has_person and considered.sees_no_harm(session.manager.limits)
+        is_usable = decision is not None and ruling.is_followed
+        if not (harmless or ruling.questions or is_usable):
             return await self._reflect(task, considered, data)
-        settings = session.settings.reflection
-        subject = f"{task.id}#{task.attempts}"
-        reflected = any(one.get("task") == subject for one in session.state.reflections)
-        if (
-            settings.enabled
-            and settings.trigger_on_error
-            and decision is not None
-            and not reflected
-        ):
-            name = (
-                considered.cause.action or task.id
-            )  # the decision is the reflection, so that none is asked for
-            reflection = Reflection(
-                action_id=name,
-                status="failure",
-                evaluation=decision.reasoning,
-                alignment_with_plan=str(decision.replan_type),
-                issues_identified=decision.issues_found,
-                plan_revision_needed=(decision.replan_level or 0) > 1,
-            )
-            reply = ReflectionReply(reflection=reflection).model_dump(
-                mode="json", exclude_none=True
-            )
-            session.note("reflection", {"task": subject, "action": name, **reply})
+
+        self._note_reflection(task, considered)
         reason = ruling.reason if decision is None else replan_reason(decision)
         if harmless:
             reason = f"the model decides that the failure is harmless: {reason}"
             skipped = [SkipTask(task_id=one.id, reason=reason) for one in self._failed_alike(task)]
             return _alternative(skipped, reason)
-        retries = decision is None or decision.replan_type in (ReplanType.RETRY, ReplanType.NONE)
-        target = (
-            decision.target_phase
-            if decision is not None and ruling.is_followed and not retries
-            else None
-        )
+        target: Phase | None = None
+        if decision is not None and ruling.is_followed and _is_replan(decision):
+            target = decision.target_phase
         asks = bool(ruling.questions) or ruling.kind == "ask"
-        if (
-            asks and not ruling.is_followed and task.state in STUCK
-        ):  # the answer leads to another try
+        if asks and not ruling.is_followed and task.state in STUCK:
+            # The answer leads to another try.
             considered = self._decide_retry(task, considered.cause, ruling.questions)
             if not considered.ruling.is_followed:
                 return self._escalate(task, f"{reason}; {considered.ruling.reason}")
@@ -406,13 +381,46 @@ class _Recovery:
             return await self._follow_decision(task, other, data)
         return self._escalate(task, f"the replan failed: {problem}")
 
+    def _retry_later(self, task: TaskView, considered: Consideration) -> Alternative:
+        """Return the alternative to retry an action once the model can be asked again."""
+        question = f"once the model can be asked: try {task.id!r} again?"
+        text = f"{considered.problem}; {question}"
+        risk = self._risk_of(task, retries=True)
+        if risk:
+            text = f"{text}\n{risk}"
+        with suppress(TaskHeld):
+            self._session.hold(task.id, "intervention", text, risk=risk)
+        return _alternative([RetryTask(task_id=task.id)], question, ask=text)
+
+    def _note_reflection(self, task: TaskView, considered: Consideration) -> None:
+        """Journal a decision about a failure as its reflection, so that none is asked for."""
+        session = self._session
+        settings = session.settings.reflection
+        decision = considered.decision
+        if decision is None or not (settings.enabled and settings.trigger_on_error):
+            return
+        subject = f"{task.id}#{task.attempts}"
+        if any(one.get("task") == subject for one in session.state.reflections):
+            return
+        name = considered.cause.action or task.id
+        reflection = Reflection(
+            action_id=name,
+            status="failure",
+            evaluation=decision.reasoning,
+            alignment_with_plan=str(decision.replan_type),
+            issues_identified=decision.issues_found,
+            plan_revision_needed=(decision.replan_level or 0) > 1,
+        )
+        reply = ReflectionReply(reflection=reflection)
+        stated = reply.model_dump(mode="json", exclude_none=True)
+        session.note("reflection", {"task": subject, "action": name, **stated})
+
     async def _ask_about_decision(
         self, task: TaskView, considered: Consideration, alternative: Alternative
     ) -> Alternative:
         """Hold a task, and return the alternative with the question to answer first."""
-        risk = self._risk_of(
-            task, retries=any(change.kind == "retry" for change in alternative.changes)
-        )
+        retries = any(change.kind == "retry" for change in alternative.changes)
+        risk = self._risk_of(task, retries=retries)
         try:
             await self._session.ask_about_decision(task.id, considered, "do it", risk=risk)
         except TaskHeld as question:
@@ -420,11 +428,14 @@ class _Recovery:
 
     def _risk_of(self, task: TaskView, *, retries: bool) -> str:
         """Return the harm that running a failed action again may do; empty if there is none."""
-        spec = self._session.tools.get(tool_name(task.task))
+        name = tool_name(task.task)
+        spec = self._session.tools.get(name)
         if task.in_doubt and not is_repeatable(task.task, spec):
-            return f"it is unknown whether {task.id!r} took effect: look first; running it again may do harm"
-        harmful = retries and spec is not None and command_risk(spec, planned_arguments(task.task))
-        return f"it uses {tool_name(task.task)!r} again, which may do harm" if harmful else ""
+            doubt = f"it is unknown whether {task.id!r} took effect"
+            return f"{doubt}: look first; running it again may do harm"
+        if retries and spec is not None and command_risk(spec, planned_arguments(task.task)):
+            return f"it uses {name!r} again, which may do harm"
+        return ""
 
     def _decide_retry(
         self, task: TaskView, cause: ReplanCause, questions: tuple[str, ...]
@@ -446,25 +457,26 @@ class _Recovery:
     ) -> Alternative | None:
         """Have the model reflect on a failure without a usable decision; it may revise the plan."""
         session = self._session
-        settings = self._session.settings.reflection
+        settings = session.settings.reflection
         reason = f"{task.id} failed, and no decision helps: {considered.ruling.reason}"
-        reflects = (
-            settings.enabled and settings.trigger_on_error and considered.phase is Phase.EXECUTION
-        )
-        escalated = considered.ruling.needs_escalation or considered.instead_of is not None
-        if (
-            not reflects or escalated
-        ):  # in the latter case, the model was asked for another way already
+        if considered.ruling.needs_escalation or considered.instead_of is not None:
+            # The model was asked for another way already.
+            return self._escalate(task, reason)
+        if not (settings.enabled and settings.trigger_on_error):
+            return self._escalate(task, reason)
+        if considered.phase is not Phase.EXECUTION:
             return self._escalate(task, reason)
         subject = f"{task.id}#{task.attempts}"
         cause = considered.cause
         reflection = await reflect(session, subject, cause.action or task.id, data)
         if reflection is None or not reflection.plan_revision_needed:
             return self._escalate(task, reason)
-        revision = await session.decide_revision(
-            f"{subject}~{Phase.REFLECTION}", reflection, data, cause
-        )
-        return await self._follow_decision(task, revision, data) or self._escalate(task, reason)
+        place = f"{subject}~{Phase.REFLECTION}"
+        revision = await session.decide_revision(place, reflection, data, cause)
+        alternative = await self._follow_decision(task, revision, data)
+        if alternative is None:
+            return self._escalate(task, reason)
+        return alternative
 
     def _fallback_change(self, task: TaskView) -> PlanChange:
         """Replace an action by its first fallback, which inherits the others."""
@@ -547,7 +559,7 @@ class _Recovery:
     async def _handle_feedback(self, trigger: HumanRequest) -> Alternative | None:
         """Return the alternative after feedback of a person, which counts as a reflection."""
         session = self._session
-        live = self._session.run.live
+        live = session.run.live
         session.note("reflection", {"by": trigger.by, "feedback": trigger.reason})
         if pending_reflection(live) is None:
             return None
@@ -556,44 +568,46 @@ class _Recovery:
         decision = considered.decision
         ruling = considered.ruling
         reflection = pending_reflection(live)
-        stuck = [
-            e
-            for e in live
-            if phase_of(e.task) in PLANNING_PHASES and e.state in STUCK and not e.removed
-        ]
-        held = next((e for e in stuck if e.id in session.state.held), None)
+        held = self._held_phase()
         if reflection is not None and (ruling.questions or ruling.kind == "ask"):
             if held is not None:  # the feedback came while a person is being asked already
                 session.manager.record_skipped(considered)
                 return None
             new = human_task(live, notes=PlanningTask(asks=considered.replan_id))
             session.record_consideration(new.id, considered)
-            return _alternative(
-                [AddTask(task=new, before=(reflection,))], f"a person is asked: {trigger.reason}"
-            )
+            change = AddTask(task=new, before=(reflection,))
+            return _alternative([change], f"a person is asked: {trigger.reason}")
         if decision is None or not ruling.is_executable or decision.target_phase is None:
             return None
         if reflection is None:  # it has begun meanwhile, with the feedback
             session.manager.record_decision(considered, executed=False)
             return None
-        update = {
-            "reason": f"{trigger.reason} | {replan_reason(decision)}",
-            "replan": considered.replan_id,
-        }
+        reason = f"{trigger.reason} | {replan_reason(decision)}"
+        update = {"reason": reason, "replan": considered.replan_id}
         target = decision.target_phase
         if held is not None:  # the feedback supersedes the open question, which is withdrawn
-            last = phase_of(held.task) or Phase.ACTION_SEQUENCE
-            earlier = (
-                last is Phase.ACTION_SEQUENCE
-                or target in PLANNING_PHASES[: PLANNING_PHASES.index(last)]
-            )
-            notes = PlanningTask.of(held.task).in_round().model_copy(update=update)
-            tasks = repeat_phases(live, target if earlier else last, last, notes=notes)
-            alternative = _alternative(_replace(held.task, *tasks), trigger.reason)
+            last = phase_of(held) or Phase.ACTION_SEQUENCE
+            until = PLANNING_PHASES[: PLANNING_PHASES.index(last)]
+            if last is not Phase.ACTION_SEQUENCE and target not in until:
+                target = last
+            notes = PlanningTask.of(held).in_round().model_copy(update=update)
+            changes = _replace(held, *repeat_phases(live, target, last, notes=notes))
         else:
             tasks = repeat_phases(live, target, notes=PlanningTask.model_validate(update))
-            alternative = _alternative(add_phases(tasks, [reflection]), trigger.reason)
-        return None if await self._record_replan(considered, alternative) else alternative
+            changes = add_phases(tasks, [reflection])
+        alternative = _alternative(changes, trigger.reason)
+        problem = await self._record_replan(considered, alternative)
+        return None if problem else alternative
+
+    def _held_phase(self) -> Task | None:
+        """Return the first planning phase that waits for a person."""
+        held = self._session.state.held
+        for entry in self._session.run.live:
+            if entry.id not in held or entry.removed or entry.state not in STUCK:
+                continue
+            if phase_of(entry.task) in PLANNING_PHASES:
+                return entry.task
+        return None
 
 
 class PlanningAlternativeProvider:
@@ -606,9 +620,8 @@ class PlanningAlternativeProvider:
         self.session: PlanningSession | None = None
 
     def __repr__(self) -> str:
-        return (
-            f"<PlanningAlternativeProvider of {self.session.run.id if self.session else 'no run'}>"
-        )
+        run = self.session.run.id if self.session else "no run"
+        return f"<PlanningAlternativeProvider of {run}>"
 
     async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
         """Return the alternative for the first failed task, tool outage or feedback, if any."""
@@ -631,28 +644,28 @@ class LineagePolicy(ReplanPolicy):
     ) -> Decision | None:
         """Return the decision that limits force before a provider is asked; None without one."""
         session = self._recovery.session
-        failed = [
-            view.task(task_id)
-            for t in triggers
-            if t.kind in ("task-failed", "timeout")
-            for task_id in t.tasks
-        ]
-        for task in failed:
-            if (
-                session is None
-                or task.state not in STUCK
-                or not is_action(task.task)
-                or task.task.fallbacks
-                or task.task.on_item_failure == "skip"
-            ):
-                continue
-            name = session.state.lineage_of(task.root)
-            limits = session.manager.limits
-            if exhausted_lineage(
-                limits, session.manager.counts, ReplanCause(action=name, lineage=name)
-            ):
-                most = limits.replans_per_lineage
-                reason = f"the limit of {most} replans of {name!r} and its replacements is reached"
-                session.record_intervention(reason)
-                return Decision("keep", "limit-lineage", reason, blocks=(task.id,))
+        if session is not None:
+            for trigger in triggers:
+                if trigger.kind not in ("task-failed", "timeout"):
+                    continue
+                for task_id in trigger.tasks:
+                    decision = self._check_lineage(session, view.task(task_id))
+                    if decision is not None:
+                        return decision
         return super().check_limits(triggers, view, ledger)
+
+    def _check_lineage(self, session: PlanningSession, task: TaskView) -> Decision | None:
+        """Return the decision about a failed action whose lineage has used up its replans."""
+        if task.state not in STUCK or not is_action(task.task):
+            return None
+        if task.task.fallbacks or task.task.on_item_failure == "skip":
+            return None
+        name = session.state.lineage_of(task.root)
+        limits = session.manager.limits
+        cause = ReplanCause(action=name, lineage=name)
+        if not exhausted_lineage(limits, session.manager.counts, cause):
+            return None
+        most = limits.replans_per_lineage
+        reason = f"the limit of {most} replans of {name!r} and its replacements is reached"
+        session.record_intervention(reason)
+        return Decision("keep", "limit-lineage", reason, blocks=(task.id,))
