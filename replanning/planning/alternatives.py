@@ -345,9 +345,9 @@ class _Recovery:
         ruling = considered.ruling
         decision = considered.decision
         on_no_alternative = session.config.escalation.on_no_alternative
-        if considered.model_unavailable and on_no_alternative in ("wait", None):
-            if task.attempts < _MAX_ATTEMPTS:
-                return self._retry_later(task, considered)
+        may_wait = on_no_alternative in ("wait", None) and task.attempts < _MAX_ATTEMPTS
+        if considered.model_unavailable and may_wait:
+            return self._retry_later(task, considered)
         has_person = session.interactive or on_no_alternative == "wait"
         harmless = not has_person and considered.sees_no_harm(session.manager.limits)
         is_usable = decision is not None and ruling.is_followed
@@ -373,10 +373,16 @@ class _Recovery:
         alternative = _alternative(changes, reason)
         if asks:
             return await self._ask_about_decision(task, considered, alternative)
+        return await self._execute_replan(task, considered, alternative, data)
+
+    async def _execute_replan(
+        self, task: TaskView, considered: Consideration, alternative: Alternative, data: JsonObject
+    ) -> Alternative | None:
+        """Return the alternative if the engine can apply it; else the model decides once more."""
         problem = await self._record_replan(considered, alternative)
         if not problem:
             return alternative
-        other = await session.manager.escalate(considered, data, problem)
+        other = await self._session.manager.escalate(considered, data, problem)
         if other is not None and (other.ruling.is_followed or other.ruling.questions):
             return await self._follow_decision(task, other, data)
         return self._escalate(task, f"the replan failed: {problem}")

@@ -146,7 +146,9 @@ class PlanningCoordinator:
         self._stop_after: Phase | None = None
 
     def __repr__(self) -> str:
-        return f"<PlanningCoordinator {self._request.goal.objective!r} {self._llm!r} {len(self._library.tools)} tools>"
+        goal = self._request.goal.objective
+        tools = len(self._library.tools)
+        return f"<PlanningCoordinator {goal!r} {self._llm!r} {tools} tools>"
 
     @property
     def state(self) -> PlanningState:
@@ -309,7 +311,8 @@ class PlanningCoordinator:
         """Raise NotRunning without `work`, before a model is paid for planning."""
         if self._work is None:
             raise NotRunning(
-                "nothing executes actions: give PlanningCoordinator its `work`, such as a ToolExecutor"
+                "nothing executes actions:"
+                " give PlanningCoordinator its `work`, such as a ToolExecutor"
             )
 
     async def _run_until_output(
@@ -322,7 +325,10 @@ class PlanningCoordinator:
     async def _run_until(self, phase: Phase, run_id: str | None) -> bool:
         """Run until a phase is done, and pause there; return whether it was reached."""
         if not self.settings.planning.enabled:
-            problem = "planning is switched off, so that there is no plan and are no phases; set it to true"
+            problem = (
+                "planning is switched off, so that there is no plan and are no phases;"
+                " set it to true"
+            )
             raise SettingsError.at("planning.enabled", problem)
         if self.run is not None and is_phase_reached(self.run.live, phase):
             return True

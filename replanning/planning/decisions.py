@@ -259,7 +259,10 @@ def parse_json_reply(
     `unwrap`, and what a valid one lacks by `missing`. If there is none, LLMResponseInvalid lists
     the problems of the first with the highest likelihood.
     """
-    no_object = "the reply holds no JSON object; any truncated, with NaN or Infinity, or a field twice, do not count"
+    no_object = (
+        "the reply holds no JSON object; any truncated, with NaN or Infinity, or a field twice,"
+        " do not count"
+    )
     highest = -1
     problems = [no_object]
     for value in islice(extract_json(text), 50):
@@ -321,9 +324,9 @@ def normalise(decision: ReplanDecision) -> NormalisedDecision:
             if not questions:
                 questions = _non_blank((decision.reasoning,))
                 source = "its reasoning is shown"
-            notes.append(
-                f"a clarification without questions: {source if questions else 'there is nothing to ask'}"
-            )
+            if not questions:
+                source = "there is nothing to ask"
+            notes.append(f"a clarification without questions: {source}")
         changed: dict[str, object] = {
             "clarification_needed": bool(questions),
             "clarification_questions": questions,
@@ -620,7 +623,8 @@ def exhausted_limit(
         )
     lineage = exhausted_lineage(limits, counts, cause)
     if lineage is not None:
-        return f"the limit of {limits.replans_per_lineage} replans of {lineage!r} and its replacements is reached"
+        most = limits.replans_per_lineage
+        return f"the limit of {most} replans of {lineage!r} and its replacements is reached"
     return ""
 
 

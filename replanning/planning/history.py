@@ -107,9 +107,8 @@ class HistoryLineBuilder:
         self._goal: JsonValue = {}
         self._started_at: dict[str, float] = {}
         self._snapshots_before: dict[str, JsonObject] = {}
-        self._pending: tuple[int, DecisionRecord, JsonObject] | None = (
-            None  # its replan has not changed the plan yet
-        )
+        # A decision whose replan has not changed the plan yet.
+        self._pending: tuple[int, DecisionRecord, JsonObject] | None = None
 
     def __repr__(self) -> str:
         run = self._common_fields.get("task_uuid", "no planning run")
@@ -118,131 +117,133 @@ class HistoryLineBuilder:
     def lines_from(self, record: Record) -> list[JsonObject]:
         """Return the lines that a record completes; none if the run is not one of planning mode."""
         self.seq = record.seq
-        if (
-            isinstance(record.body, RunOpened)
-            and (request := request_of(record.body.plan)) is not None
-        ):
-            self._live = LivePlan(record.body.plan)
-            self._common_fields = {"task_uuid": record.body.run, "issue_id": request.issue_id}
+        body = record.body
+        if isinstance(body, RunOpened):
+            request = request_of(body.plan)
+            if request is not None:
+                self._live = LivePlan(body.plan)
+                self._common_fields = {"task_uuid": body.run, "issue_id": request.issue_id}
         live = self._live
         if live is None:
             return []
         live.fold(record)
         self._state.fold(record)
         lines = list(self._decision_lines(record, live))
-        if content := self._content(record, live):
-            head: JsonObject = {
-                "type": content[0],
-                "timestamp": format_iso_time(record.at),
-                **self._common_fields,
-            }
-            lines.append({**head, "seq": record.seq, **content[1]})
+        content = self._content(record, live)
+        if content is not None:
+            kind, fields = content
+            line: JsonObject = {"type": kind, "timestamp": format_iso_time(record.at)}
+            lines.append({**line, **self._common_fields, "seq": record.seq, **fields})
         return lines
 
     def _content(self, record: Record, live: LivePlan) -> _LineContent | None:
         """Return the line of a record, apart from decisions."""
-        state = self._state
-        fields = dict[str, JsonValue]()
         match record.body:
             case NoteAdded(type="plan"):
-                *earlier, new = state.plans
-                plan: JsonObject = {
-                    "number": new.number,
-                    "goal_understanding": self._goal,
-                    "task_decomposition": new.decomposition.model_dump(mode="json"),
-                    "action_plan": new.action_plan.model_dump(mode="json"),
-                    "tasks": dict(new.tasks),
-                    "kept": list(new.kept),
-                }
-                if not earlier:
-                    return "plan", {"plan": plan}
-                changes = list(_diff_plans(earlier[-1], new))
-                return "revision", {"reason": new.reason, "changes": changes, "updated_plan": plan}
+                return self._plan_content()
             case NoteAdded(type="reflection", data=data):
                 return "reflection", {"evaluation": data}
             case NoteAdded(type="output", data={"phase": Phase.GOAL_UNDERSTANDING, "value": value}):
                 self._goal = value
             case NoteAdded(type="assumed", data=data):
                 return "execution", {"event": "assumed", **data}
-            case NoteAdded(type="completion", data=data) if (
-                data.get("status") == "requires_human_intervention"
-            ):
-                return "completion", {**data, "done": False}
+            case NoteAdded(type="completion", data=data):
+                if data.get("status") == "requires_human_intervention":
+                    return "completion", {**data, "done": False}
             case AttemptStarted() as body:
                 self._started_at[body.attempt] = record.at
-            case (
-                AttemptSucceeded()
-                | AttemptFailed()
-                | AttemptTimedOut()
-                | AttemptInterrupted() as body
-            ):
-                entry = live.entry(body.task)
-                task = entry.task
-                template = entry.template
-                if not is_action(task):
-                    return None
-                if isinstance(body, AttemptSucceeded) and template is not None:
-                    return self._list_content(template, live, record)
-                arguments = state.calls.get(body.attempt, dict(task.arguments))
-                fields = {
-                    "event": "succeeded" if isinstance(body, AttemptSucceeded) else "failed",
-                    "task_id": state.name_of(entry.root),
-                    "attempt": body.attempt,
-                    "tool": tool_name(task) or None,
-                    "arguments": truncate_value(arguments, _MAX_OUTPUT_CHARS),
-                    "seconds": record.at - self._started_at.pop(body.attempt, record.at),
-                }
-                if isinstance(body, AttemptSucceeded):
-                    return "execution", {
-                        **fields,
-                        "result": truncate_value(body.output, _MAX_OUTPUT_CHARS),
-                    }
-                failure = body.failure
-                error: JsonObject = {
-                    "type": failure.type,
-                    "message": failure.message,
-                    "kind": failure.kind,
-                }
-                return "execution", {
-                    **fields,
-                    "error": error,
-                    "tried_again": body.retry_at is not None,
-                }
-            case PlanRevised() as body if body.by == FOR_EACH:
-                return self._foreseen_content(body, live, record)
-            case PlanRevised() as body if not any(map(_is_planning_change, body.changes)):
+            case AttemptSucceeded() | AttemptFailed() | AttemptTimedOut() as body:
+                return self._attempt_content(body, live, record)
+            case AttemptInterrupted() as body:
+                return self._attempt_content(body, live, record)
+            case PlanRevised() as body:
+                if body.by == FOR_EACH:
+                    return self._foreseen_content(body, live, record)
                 # What no other line covers: fallbacks, retries, skips, and changes by people.
-                return _changed_content(body)
+                if not any(map(_is_planning_change, body.changes)):
+                    return _changed_content(body)
             case QuestionAsked(question=question, text=text):
-                fields = {"event": "asked", "question": question, "text": text}
-                if state.is_clarification(question):
-                    held = state.held[state.questions[question]]
-                    fields |= {
-                        "questions": [*held.questions],
-                        "assumptions": [*held.effective_assumptions],
-                    }
-                return "execution", fields
+                return self._question_content(question, text)
             case QuestionAnswered() as body:
-                fields = {
+                fields: JsonObject = {
                     "event": "answered",
                     "question": body.question,
                     "verdict": body.verdict,
                     "by": body.by,
                 }
-                return "execution", {**fields, "comment": body.comment} if body.comment else fields
+                if body.comment:
+                    fields["comment"] = body.comment
+                return "execution", fields
             case RunResumed():
                 return "execution", {"event": "resumed"}
             case RunEnded(status="succeeded" | "failed" | "aborted") as body:
-                noted = state.completion or {"phase": "completion", "status": body.status}
-                return "completion", {
-                    **noted,
-                    "result": body.status,
-                    "reason": body.reason,
-                    "done": True,
-                }
+                noted = self._state.completion or {"phase": "completion", "status": body.status}
+                ended: JsonObject = {"result": body.status, "reason": body.reason, "done": True}
+                return "completion", {**noted, **ended}
             case RunEnded() as body:  # it can be resumed
                 return "execution", {"event": body.status, "reason": body.reason}
         return None
+
+    def _plan_content(self) -> _LineContent:
+        """Return the line of a new plan, with its differences from the plan before."""
+        *earlier, new = self._state.plans
+        plan: JsonObject = {
+            "number": new.number,
+            "goal_understanding": self._goal,
+            "task_decomposition": new.decomposition.model_dump(mode="json"),
+            "action_plan": new.action_plan.model_dump(mode="json"),
+            "tasks": dict(new.tasks),
+            "kept": list(new.kept),
+        }
+        if not earlier:
+            return "plan", {"plan": plan}
+        changes = list(_diff_plans(earlier[-1], new))
+        return "revision", {"reason": new.reason, "changes": changes, "updated_plan": plan}
+
+    def _attempt_content(
+        self,
+        body: AttemptSucceeded | AttemptFailed | AttemptTimedOut | AttemptInterrupted,
+        live: LivePlan,
+        record: Record,
+    ) -> _LineContent | None:
+        """Return the line of an attempt at an action that has ended."""
+        entry = live.entry(body.task)
+        task = entry.task
+        succeeded = isinstance(body, AttemptSucceeded)
+        if not is_action(task):
+            return None
+        if succeeded and entry.template is not None:
+            return self._list_content(entry.template, live, record)
+        arguments = self._state.calls.get(body.attempt, dict(task.arguments))
+        fields: JsonObject = {
+            "event": "succeeded" if succeeded else "failed",
+            "task_id": self._state.name_of(entry.root),
+            "attempt": body.attempt,
+            "tool": tool_name(task) or None,
+            "arguments": truncate_value(arguments, _MAX_OUTPUT_CHARS),
+            "seconds": record.at - self._started_at.pop(body.attempt, record.at),
+        }
+        if isinstance(body, AttemptSucceeded):
+            fields["result"] = truncate_value(body.output, _MAX_OUTPUT_CHARS)
+        else:
+            failure = body.failure
+            fields["error"] = {
+                "type": failure.type,
+                "message": failure.message,
+                "kind": failure.kind,
+            }
+            fields["tried_again"] = body.retry_at is not None
+        return "execution", fields
+
+    def _question_content(self, question: str, text: str) -> _LineContent:
+        """Return the line of a question to a person."""
+        state = self._state
+        fields: JsonObject = {"event": "asked", "question": question, "text": text}
+        if state.is_clarification(question):
+            held = state.held[state.questions[question]]
+            fields["questions"] = [*held.questions]
+            fields["assumptions"] = [*held.effective_assumptions]
+        return "execution", fields
 
     def _foreseen_content(
         self, body: PlanRevised, live: LivePlan, record: Record
@@ -254,7 +255,8 @@ class HistoryLineBuilder:
             template = action_of(live.entry(change.task_id))
             if isinstance(change, ExpandTask):
                 self._started_at[template.id] = record.at
-            if content := self._list_content(template, live, record):
+            content = self._list_content(template, live, record)
+            if content is not None:
                 return content
         return _changed_content(body)
 
@@ -278,18 +280,13 @@ class HistoryLineBuilder:
     def _decision_lines(self, record: Record, live: LivePlan) -> Iterator[JsonObject]:
         """Return the lines of decisions whose replan is done, or will not be done any more."""
         note = None
+        pending = self._pending
         settled = isinstance(record.body, PlanRevised | RunEnded)
         if isinstance(record.body, NoteAdded) and record.body.type == "replan":
             note = ReplanNote.model_validate(record.body.data, strict=False)
-            considered = note.considered
-            pending = self._pending
-            settled = (
-                considered is not None
-                and pending is not None
-                and considered.replan_id != pending[1].replan_id
-            )
-        if settled and self._pending is not None:
-            pending = self._pending
+            if note.considered is not None and pending is not None:
+                settled = note.considered.replan_id != pending[1].replan_id
+        if settled and pending is not None:
             self._pending = None
             yield self._decision_line(*pending, live)
         if note is None:
@@ -298,9 +295,11 @@ class HistoryLineBuilder:
             self._snapshots_before[note.considered.replan_id] = _plan_snapshot(live)
         if note.record is None:
             return
-        before = self._snapshots_before.pop(note.record.replan_id, None) or _plan_snapshot(live)
+        before = self._snapshots_before.pop(note.record.replan_id, None)
+        if before is None:
+            before = _plan_snapshot(live)
         if note.record.result == "success" and before["revision"] == live.revision:
-            self._pending = record.seq, note.record, before  # the engine changes the plan next
+            self._pending = (record.seq, note.record, before)  # the engine changes the plan next
         else:
             yield self._decision_line(record.seq, note.record, before, live)
 
@@ -340,25 +339,26 @@ def _plan_snapshot(live: LivePlan) -> JsonObject:
         optional = {"goal": task.goal, **action_progress(live, live.entry(task.id))}
         state = optional.pop("state")
         fields: JsonObject = {"id": task.id, "state": state, "depends_on": list(task.depends_on)}
-        tasks.append({**fields, **{name: value for name, value in optional.items() if value}})
+        for name, value in optional.items():
+            if value:
+                fields[name] = value
+        tasks.append(fields)
     return {"revision": live.revision, "tasks": tasks}
 
 
 def _diff_plans(old: PlanVersion, new: PlanVersion) -> Iterator[JsonValue]:
     """Return the tasks that a plan adds, modifies or removes compared with the one before."""
-    before, after = (
-        {action.task_id: action for action in plan.action_plan.actions} for plan in (old, new)
-    )
+    before = {action.task_id: action for action in old.action_plan.actions}
+    after = {action.task_id: action for action in new.action_plan.actions}
     for name in new.tasks:
         if name not in old.tasks:
             yield {"change": "added", "task_id": name}
         elif name in before and name in after and before[name] != after[name]:
-            fields = [
-                field
-                for field in Action.model_fields
-                if getattr(before[name], field) != getattr(after[name], field)
-            ]
-            yield {"change": "modified", "task_id": name, "fields": [*fields]}
+            fields: list[JsonValue] = []
+            for field in Action.model_fields:
+                if getattr(before[name], field) != getattr(after[name], field):
+                    fields.append(field)
+            yield {"change": "modified", "task_id": name, "fields": fields}
     for name in old.tasks:
         if name not in new.tasks:
             yield {"change": "removed", "task_id": name}
@@ -448,10 +448,8 @@ def _line_payload(line: JsonObject) -> JsonObject:
 
 def _encode_line(line: JsonObject) -> bytes:
     try:
-        return (
-            json.dumps(line, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-            + b"\n"
-        )
+        text = json.dumps(line, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode() + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
         raise RecordNotSerializable(
             f"a line of type {line['type']!r} cannot be written as JSON: {error}"
@@ -466,9 +464,14 @@ def _valid_lines(path: Path) -> Iterator[JsonObject]:
                 continue  # a process was killed while it wrote it, or writes it just now
             with suppress(ValueError, RecursionError):
                 line = json.loads(text)
-                *texts, seq = map(line.get, _COMMON_FIELDS) if isinstance(line, dict) else (None,)
-                if isinstance(seq, int) and all(isinstance(value, str) for value in texts):
+                if isinstance(line, dict) and _is_complete(line):
                     yield line
+
+
+def _is_complete(line: JsonObject) -> bool:
+    """Return whether a line has all common fields: texts, and its number."""
+    *texts, seq = map(line.get, _COMMON_FIELDS)
+    return isinstance(seq, int) and all(isinstance(value, str) for value in texts)
 
 
 def _sorted_lines(path: Path) -> list[JsonObject]:
@@ -561,7 +564,8 @@ class PlanningHistoryStore:
         self._redactor = redactor or Redactor()
 
     def __repr__(self) -> str:
-        return f"<PlanningHistoryStore {str(self.directory)!r}{f' of {self._task!r}' if self._task else ''}>"
+        task = f" of {self._task!r}" if self._task else ""
+        return f"<PlanningHistoryStore {str(self.directory)!r}{task}>"
 
     # Saving
 
@@ -587,15 +591,16 @@ class PlanningHistoryStore:
         Raises:
             StoreError: the line cannot be written.
         """
-        fields = _to_json_object(reflection)
-        revision = fields.get("plan_revision")
-        fields = revision if isinstance(revision, dict) else fields
-        reason = fields.get("reason") or fields.get("evaluation") or ""
-        changes = fields.get("changes") or []
-        self._save(
-            "revision",
-            {"reason": reason, "changes": changes, "updated_plan": _to_json_object(revised_plan)},
-        )
+        stated = _to_json_object(reflection)
+        revision = stated.get("plan_revision")
+        if isinstance(revision, dict):
+            stated = revision
+        fields: JsonObject = {
+            "reason": stated.get("reason") or stated.get("evaluation") or "",
+            "changes": stated.get("changes") or [],
+            "updated_plan": _to_json_object(revised_plan),
+        }
+        self._save("revision", fields)
 
     def save_reflection(self, evaluation: JsonObject | BaseModel) -> None:
         """Save the evaluation of a reflection.
@@ -652,14 +657,10 @@ class PlanningHistoryStore:
 
     def get_latest_plan(self, task_uuid: str | None = None) -> JsonObject | None:
         """Return the newest line of type `plan` or `revision`; None if there is none."""
-        return next(
-            (
-                line
-                for line in reversed(self.entries(task_uuid))
-                if line["type"] in _PLAN_LINE_TYPES
-            ),
-            None,
-        )
+        for line in reversed(self.entries(task_uuid)):
+            if line["type"] in _PLAN_LINE_TYPES:
+                return line
+        return None
 
     def has_plan(self, task_uuid: str | None = None) -> bool:
         """Return whether there is a plan to continue."""
@@ -684,9 +685,10 @@ class PlanningHistoryStore:
         if not issue_id:
             return []
         histories = {task: self.entries(task) for task in self._tasks_of_issue(issue_id)}
-        if any(
-            lines and lines[0]["issue_id"] != issue_id for lines in histories.values()
-        ):  # the index is outdated
+        others = [
+            lines for lines in histories.values() if lines and lines[0]["issue_id"] != issue_id
+        ]
+        if others:  # the index is outdated
             self._remove_index()
             histories = {task: self.entries(task) for task in self._tasks_of_issue(issue_id)}
         return [_task_summary(task, lines) for task, lines in histories.items() if lines]
@@ -779,18 +781,17 @@ class PlanningHistoryStore:
             with _file_lock(self._lock_path):
                 cached = self._cache.get(task_uuid)
                 signature = _file_signature(path)
-                if (
-                    cached is None or cached.signature != signature
-                ):  # another process has changed the file
+                # Another process may have changed the file.
+                if cached is None or cached.signature != signature:
                     old = _sorted_lines(path)
-                    cached = _CachedFile(
-                        signature, set(map(_line_key, old)), max(map(_line_seq, old), default=0)
-                    )
+                    latest = max(map(_line_seq, old), default=0)
+                    cached = _CachedFile(signature, set(map(_line_key, old)), latest)
                 last = cached.last_seq
-                new = dict[tuple[object, ...], JsonObject]()
+                new: dict[tuple[object, ...], JsonObject] = {}
                 for line in lines:
                     numbered = line if "seq" in line else {**line, "seq": last + 1}
-                    if (key := _line_key(numbered)) not in cached.line_keys:
+                    key = _line_key(numbered)
+                    if key not in cached.line_keys:
                         new[key] = numbered
                         last = max(last, _line_seq(numbered))
                 if not new:
@@ -803,37 +804,36 @@ class PlanningHistoryStore:
 
     def _tasks(self) -> list[str]:
         """Return the tasks that have files, sorted; empty if there is no folder."""
+        tasks: list[str] = []
         with self._translate_errors("be read"), suppress(FileNotFoundError):
-            names = (entry.name for entry in os.scandir(self.directory) if entry.is_file())
-            return sorted(
-                name.removesuffix(_SUFFIX)
-                for name in names
-                if name.endswith(_SUFFIX) and name[0] != "."
-            )
-        return []
+            for entry in os.scandir(self.directory):
+                name = entry.name
+                if name.endswith(_SUFFIX) and name[0] != "." and entry.is_file():
+                    tasks.append(name.removesuffix(_SUFFIX))
+        return sorted(tasks)
 
     def _tasks_of_issue(self, issue_id: str) -> list[str]:
         """Return the tasks of an issue, oldest first; only files that the index lacks are read."""
         with self._translate_errors("be read"):
+            first_lines: dict[str, JsonObject] = {}
+            for entry in _valid_lines(self._index_path):
+                first_lines[str(entry["task_uuid"])] = entry
+            unlisted: dict[str, JsonObject] = {}
             tasks = self._tasks()
-            first_lines = {
-                str(entry["task_uuid"]): entry for entry in _valid_lines(self._index_path)
-            }
-            unlisted = {
-                task: line
-                for task in tasks
-                if task not in first_lines and (line := next(_valid_lines(self._path(task)), None))
-            }
+            for task in tasks:
+                if task not in first_lines:
+                    line = next(_valid_lines(self._path(task)), None)
+                    if line is not None:
+                        unlisted[task] = line
             if unlisted:
                 with suppress(OSError), _file_lock(self._lock_path):  # the folder may be read-only
                     self._add_to_index(unlisted.values())
             first_lines |= unlisted
-            of_issue = [
-                task
-                for task in tasks
-                if task in first_lines and first_lines[task]["issue_id"] == issue_id
-            ]
-            return sorted(of_issue, key=lambda task: str(first_lines[task]["timestamp"]))
+            started: dict[str, str] = {}
+            for task in tasks:
+                if task in first_lines and first_lines[task]["issue_id"] == issue_id:
+                    started[task] = str(first_lines[task]["timestamp"])
+            return sorted(started, key=started.__getitem__)
 
     def _add_to_index(self, first_lines: Iterable[JsonObject]) -> None:
         entries = [{name: line[name] for name in _COMMON_FIELDS} for line in first_lines]
@@ -941,7 +941,8 @@ class PlanningHistoryExporter(Exporter):
             StoreError: the lines cannot be written now; they are tried again with the next record.
         """
         if run not in self._builders:
-            self._builders[run], self._lines[run] = HistoryLineBuilder(), []
+            self._builders[run] = HistoryLineBuilder()
+            self._lines[run] = []
         builder = self._builders[run]
         for past in self._journals.records_until(run, builder.seq, record):
             new = builder.lines_from(past)
@@ -959,18 +960,19 @@ class PlanningHistoryExporter(Exporter):
             StoreError: the lines cannot be written, or the journal cannot be read.
             UnknownRun: there is no such run.
         """
-        builder = HistoryLineBuilder()
+        run_id = RunId(run)
         try:
-            records = self._journals.records_after(RunId(run))
+            records = self._journals.records_after(run_id)
         except UnknownRun:
-            raise UnknownRun(
-                run, "pass the store with its journal: PlanningHistoryExporter(journal=store)"
-            ) from None
-        self._lines[RunId(run)] = [
-            line for record in records for line in builder.lines_from(record)
-        ]
-        self._unwritten.add(RunId(run))
-        self._write(RunId(run))
+            advice = "pass the store with its journal: PlanningHistoryExporter(journal=store)"
+            raise UnknownRun(run, advice) from None
+        builder = HistoryLineBuilder()
+        lines: list[JsonObject] = []
+        for record in records:
+            lines += builder.lines_from(record)
+        self._lines[run_id] = lines
+        self._unwritten.add(run_id)
+        self._write(run_id)
 
     async def aclose(self) -> None:
         """Write the missing lines.
@@ -1008,42 +1010,59 @@ def _timestamp_seconds(timestamp: str) -> float:
         at = datetime.fromisoformat(timestamp)
     except ValueError:
         return math.inf
-    return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=UTC)
+    return at.timestamp()
 
 
 def _task_summary(task: str, lines: Sequence[JsonObject]) -> JsonObject:
     """Return the summary of a task, most important fields first, because prompts may cut it."""
-    latest = next((line for line in reversed(lines) if line["type"] in _PLAN_LINE_TYPES), {})
-    ended = next((line for line in reversed(lines) if line["type"] == "completion"), {})
-    since = [line["type"] for line in lines[lines.index(ended) + 1 :]] if ended else []
-    revisions: list[JsonValue] = [
-        {name: line.get(name) for name in ("reason", "changes")}
-        for line in lines
-        if line["type"] == "revision"
-    ]
-    reflections: list[JsonValue] = [
-        {"timestamp": line["timestamp"], "evaluation": line.get("evaluation")}
-        for line in lines
-        if line["type"] == "reflection"
-    ]
-    actions: list[JsonValue] = [
-        _line_payload(line) for line in lines if line["type"] == "execution"
-    ]
+    plan: JsonValue = None
+    completion: JsonObject = {}
+    done = False
+    revisions: list[JsonValue] = []
+    reflections: list[JsonValue] = []
+    actions: list[JsonValue] = []
+    for line in lines:
+        kind = line["type"]
+        if kind in _PLAN_LINE_TYPES:
+            plan = line.get("plan") or line.get("updated_plan")
+        if kind == "completion":
+            completion = _line_payload(line)
+            done = bool(line.get("done"))
+        elif kind != "reflection":
+            done = False  # the task went on after its completion
+        if kind == "revision":
+            revisions.append({"reason": line.get("reason"), "changes": line.get("changes")})
+        elif kind == "reflection":
+            evaluation = line.get("evaluation")
+            reflections.append({"timestamp": line["timestamp"], "evaluation": evaluation})
+        elif kind == "execution":
+            actions.append(_line_payload(line))
     return {
         "task_uuid": task,
         "started": lines[0]["timestamp"],
         "updated": max(str(line["timestamp"]) for line in lines),
-        "done": bool(ended.get("done")) and set(since) <= {"reflection"},
-        "completion": _line_payload(ended),
+        "done": done,
+        "completion": completion,
         "revisions": revisions,
         "reflections": reflections,
         "decisions": _past_decisions(lines),
         "actions": actions,
-        "plan": latest.get("plan") or latest.get("updated_plan"),
+        "plan": plan,
     }
 
 
-_PAST_DECISION_FIELDS: Final = ("replan_id", "phase", "replan_type", "cause", "reason", "override_reason", "result", "error")  # fmt: skip
+_PAST_DECISION_FIELDS: Final = (
+    "replan_id",
+    "phase",
+    "replan_type",
+    "cause",
+    "reason",
+    "override_reason",
+    "result",
+    "error",
+)
 """Fields of a decision that tell the next run what was tried, and what came of it."""
 
 

@@ -83,7 +83,8 @@ def rename_subtask(task_id: TaskId, rename: Callable[[str], str]) -> str:
 
 def _check_id(text: str) -> str:
     if not _VALID_ID.fullmatch(text):
-        rule = f"1 to {_MAX_ID_CHARS} letters, digits, '-', '_' and '.', beginning with a letter or a digit"
+        letters = f"1 to {_MAX_ID_CHARS} letters, digits, '-', '_' and '.'"
+        rule = f"{letters}, beginning with a letter or a digit"
         raise PydanticCustomError("id", f"an id consists of {rule}")
     return text
 

@@ -47,7 +47,9 @@ def prompt_templates() -> Mapping[str, str]:
 
 _REPLAN_DESCRIPTIONS: Final[Mapping[ReplanType, str]] = {
     ReplanType.CLARIFICATION_REQUEST: "ask the user, and understand the goal again with the answer",
-    ReplanType.PLAN_REVISION: "revise the plan; what is done stays done, and what is missing is added",
+    ReplanType.PLAN_REVISION: (
+        "revise the plan; what is done stays done, and what is missing is added"
+    ),
 }
 """Descriptions of replan types that the description of their level does not explain."""
 
@@ -138,7 +140,9 @@ SECTION_DESCRIPTIONS: Final[Mapping[str, str]] = {
     "why": "why this is done again, or the plan is to be revised",
     "phase": "after which phase is decided",
     "cause": "what is decided about: an action, what it replaced first, an error",
-    "progress": "how many actions of how many are done, how many errors there were, and how many in a row",
+    "progress": (
+        "how many actions of how many are done, how many errors there were, and how many in a row"
+    ),
     "executed": "the actions that were executed and what came of each, oldest first",
     "remaining": "the actions that are still to be executed",
     "state": "what is there now",
@@ -218,7 +222,10 @@ _OMITTED_SECTIONS: Final[Mapping[str, Sequence[str]]] = {
 """Sections left out of the prompts of a phase; decision prompts have all."""
 
 _DEPTH_INSTRUCTIONS: Final[Mapping[str, str]] = {
-    "deep": "\nLook deep: also for causes behind the causes, for effects on what was done before, and for better ways.",
+    "deep": (
+        "\nLook deep: also for causes behind the causes, for effects on what was done before,"
+        " and for better ways."
+    ),
     "moderate": "",
     "shallow": "\nBe brief: one sentence is enough for each text.",
 }
@@ -274,7 +281,8 @@ class ReplanPromptBuilder:
         self._line_cache: dict[str, str] = {}
 
     def __repr__(self) -> str:
-        return f"<ReplanPromptBuilder {self._settings.strategy}, {len(self.tools)} tools, {self._max_chars} characters>"
+        size = f"{len(self.tools)} tools, {self._max_chars} characters"
+        return f"<ReplanPromptBuilder {self._settings.strategy}, {size}>"
 
     def system(self) -> str:
         """Return the system prompt, which is the same for every run."""

@@ -76,6 +76,8 @@ class UnexpectedResult(ReplanningError):
 class PlanningSession:
     """State and services that the phases, the actions and the recovery of one run share.
 
+    It has many attributes because each is a service that several of these use.
+
     Attributes:
         interactive: whether there is a gate that asks a person.
         plan_only: whether nothing is executed, so that every argument must be planned.

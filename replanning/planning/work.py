@@ -1393,9 +1393,10 @@ async def _follow_decision(
     notes = PlanningTask()
     if cause.error:
         notes = PlanningTask(lineage=cause.lineage or "")
-    is_retried = retries and followed
-    has_questions = bool(ruling.questions) and not is_retried
-    if has_questions or ruling.needs_escalation or (asks and not retries):
+    answers_first = bool(ruling.questions) and not followed
+    if not retries:
+        answers_first = asks or bool(ruling.questions)
+    if answers_first or ruling.needs_escalation:
         asking = notes.model_copy(update={"asks": considered.replan_id})
         new = human_task(live, depends_on=[task.id], notes=asking)
         session.record_consideration(new.id, considered)
