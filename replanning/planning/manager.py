@@ -102,17 +102,15 @@ class Consideration(RecordModel):
         A decision that contradicts itself does not count.
         """
         decision = self.decision
-        asked_again = self.instead_of is not None
-        if (
-            decision is None
-            or asked_again
-            or self.ruling.kind != "continue"
-            or self.ruling.questions
-        ):
+        if decision is None or self.instead_of is not None:
             return False
-        fatal = getattr(decision, "error_classification", None) == "fatal"
-        wanted = (self.llm_decision or {}).get("replan_needed") is not False
-        return not (fatal or wanted) and decision.confidence >= limits.immediate_threshold
+        if self.ruling.kind != "continue" or self.ruling.questions:
+            return False
+        if getattr(decision, "error_classification", None) == "fatal":
+            return False
+        if (self.llm_decision or {}).get("replan_needed") is not False:
+            return False
+        return decision.confidence >= limits.immediate_threshold
 
 
 class ReplanNote(RecordModel):
@@ -347,10 +345,8 @@ class ReplanManager:
         if not first.ruling.needs_escalation:
             return first
         questions = first.ruling.questions
-        return (
-            await self.escalate(first, prompt_data, first.ruling.reason, questions=questions)
-            or first
-        )
+        other = await self.escalate(first, prompt_data, first.ruling.reason, questions=questions)
+        return first if other is None else other
 
     def decide(
         self, decision: ReplanDecision, cause: ReplanCause, *, questions: tuple[str, ...] = ()
@@ -511,11 +507,17 @@ class ReplanManager:
             error: reason for its failure.
             seconds: duration beside deciding, without waiting for a person.
         """
-        (decision, notes), ruling = considered.normalised, considered.ruling
-        # The user declined it, and its confidence alone was too low.
-        override: OverrideReason | None = (
-            "confidence" if ruling.kind == "ask" and not executed else ruling.override
-        )
+        decision, notes = considered.normalised
+        ruling = considered.ruling
+        override = ruling.override
+        if ruling.kind == "ask" and not executed:
+            # The user declined it, and its confidence alone was too low.
+            override = "confidence"
+        result: Literal["success", "failure", "skipped"] = "success"
+        if not executed:
+            result = "skipped"
+        elif error:
+            result = "failure"
         record = DecisionRecord(
             replan_id=considered.replan_id,
             phase=considered.phase,
@@ -524,7 +526,7 @@ class ReplanManager:
             executed=executed,
             override_reason=override,
             timestamp=considered.timestamp,
-            result="skipped" if not executed else "failure" if error else "success",
+            result=result,
             duration=considered.seconds + seconds,
             reason=ruling.reason,
             notes=notes,

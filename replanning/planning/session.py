@@ -188,18 +188,18 @@ class PlanningSession:
         A secret would be redacted in the journal, and so be missing where it is used. The
         LLMResponseInvalid names the parts, not their contents.
         """
+
+        def is_secret(value: JsonValue) -> bool:
+            return self.run.redact_value(value) != value
+
+        cut = "[cut: …] stands for the rest of a text or a list that you are not shown"
         for why, is_wrong in (
-            (
-                "what looks like a secret cannot be kept",
-                lambda value: self.run.redact_value(value) != value,
-            ),
+            ("what looks like a secret cannot be kept", is_secret),
             (f"{MASK} stands for a secret that you are not shown", is_redacted),
-            (
-                "[cut: …] stands for the rest of a text or a list that you are not shown",
-                is_truncated,
-            ),
+            (cut, is_truncated),
         ):
-            if wrong := [name for name, value in values.items() if is_wrong(value)]:
+            wrong = [name for name, value in values.items() if is_wrong(value)]
+            if wrong:
                 raise LLMResponseInvalid(f"{why}: do without it in {', '.join(wrong)}")
 
     def keep_ahead(self, task: Task, reply: PlanningReply, phase: Phase) -> None:
@@ -238,18 +238,20 @@ class PlanningSession:
     def prompt_data(self, task: Task | None = None) -> JsonObject:
         """Return the prompt variables of every phase, such as request, results and progress."""
         state = self.state
+        answers: list[JsonValue] = []
+        for clarification in state.clarified:
+            stated = clarification.model_dump(mode="json")
+            answers.append({name: value for name, value in stated.items() if value})
+        action_plan: JsonObject = {}
+        if state.plan is not None:
+            action_plan = state.plan.action_plan.model_dump(mode="json", exclude_defaults=True)
         data: JsonObject = {
             **self.request.model_copy(update={"goal": self.run.live.goal}).prompt_data(),
             "context": dict(self.run.live.context),
-            "answers": [
-                {k: v for k, v in one.model_dump(mode="json").items() if v}
-                for one in state.clarified
-            ],
+            "answers": answers,
             "goal_understanding": state.phase_output(Phase.GOAL_UNDERSTANDING),
             "task_decomposition": state.phase_output(Phase.TASK_DECOMPOSITION),
-            "action_plan": state.plan.action_plan.model_dump(mode="json", exclude_defaults=True)
-            if state.plan is not None
-            else {},
+            "action_plan": action_plan,
             "feedback": [dict(one) for one in state.reflections if "feedback" in one],
             "why": PlanningTask.of(task).reason if task is not None else "",
             "executed": executed_actions(self.run.live, state),
@@ -304,13 +306,14 @@ class PlanningSession:
 
         If the limits forbid a revision, the model is asked once for another decision.
         """
+        reasoning = "the reflection finds the plan wrong"
         reason = reflection.evaluation or reflection.alignment_with_plan
+        if reason:
+            reasoning = f"{reasoning}: {reason}"
         decision = ReflectionDecision(
             replan_needed=True,
             confidence=self.manager.limits.immediate_threshold,
-            reasoning=f"the reflection finds the plan wrong: {reason}"
-            if reason
-            else "the reflection finds the plan wrong",
+            reasoning=reasoning,
             replan_type=ReplanType.PLAN_REVISION,
             issues_found=reflection.issues_identified,
         )
@@ -329,23 +332,19 @@ class PlanningSession:
     async def execute_replan(
         self, considered: Consideration, apply: ApplyReplan | None = None
     ) -> DecisionRecord:
-        """Carry out a replan.
+        """Carry out a replan; without `apply`, the engine changes the plan.
 
         One that was counted or done before an interruption is not counted or done again.
-
-        Without `apply`, the engine changes the plan.
         """
         state = self.state
+        replan = considered.replan_id
         for record in reversed(state.records):
-            if record.replan_id == considered.replan_id and record.executed:
+            if record.replan_id == replan and record.executed:
                 return record
-        begun = considered.replan_id in state.begun
-        done = any(
-            PlanningTask.of(entry.task).replan == considered.replan_id for entry in self.run.live
-        )
-        return await self.manager.execute_replan(
-            considered, None if begun and done else apply, resumed=begun
-        )
+        begun = replan in state.begun
+        if begun and any(PlanningTask.of(entry.task).replan == replan for entry in self.run.live):
+            apply = None
+        return await self.manager.execute_replan(considered, apply, resumed=begun)
 
     async def settle_approvals(self) -> None:
         """Count the replans that people approved, and journal those that they declined."""
@@ -353,11 +352,9 @@ class PlanningSession:
         recorded = {record.replan_id for record in state.records}
         for held in list(state.held.values()):
             considered = held.considered
-            if (
-                considered is None
-                or not (held.verdict and held.is_replan_approval)
-                or considered.replan_id in recorded
-            ):
+            if considered is None or considered.replan_id in recorded:
+                continue
+            if not held.verdict or not held.is_replan_approval:
                 continue
             if held.is_approved:
                 await self.execute_replan(considered)
@@ -383,20 +380,15 @@ class PlanningSession:
         """
         ruling = considered.ruling
         decision = considered.decision
-        asks = ruling.kind == "ask"
         target = otherwise
-        counted = ruling.is_executable and (await self.execute_replan(considered)).executed
-        if (
-            decision is not None
-            and (asks or counted)
-            and decision.replan_type is not ReplanType.RETRY
-        ):
+        is_valid = ruling.kind == "ask"
+        if ruling.is_executable:
+            is_valid = (await self.execute_replan(considered)).executed
+        if decision is not None and is_valid and decision.replan_type is not ReplanType.RETRY:
             target = decision.target_phase
-        text = (
-            f"{question_text(considered, proposal)}\n{risk}"
-            if risk
-            else question_text(considered, proposal)
-        )
+        text = question_text(considered, proposal)
+        if risk:
+            text = f"{text}\n{risk}"
         why: HoldReason = "clarification" if ruling.questions else "approval"
         self.hold(task, why, text, target=target, considered=considered, risk=risk)
 
@@ -411,17 +403,20 @@ class PlanningSession:
         risk: str = "",
     ) -> NoReturn:
         """Stop a task until a person decides, by raising TaskHeld; arguments as of `TaskHold`."""
-        decision = considered.decision if considered is not None else None
+        questions: tuple[str, ...] = ()
+        assumptions: tuple[str, ...] = ()
+        if considered is not None:
+            assumptions = tuple(getattr(considered.decision, "assumptions_to_make", ()))
+            if why == "clarification":
+                questions = considered.ruling.questions
         minutes = self.settings.replanning.goal_understanding.auto_assume_timeout_minutes
         held = TaskHold(
             task=task,
             why=why,
             text=text,
             target=target,
-            questions=considered.ruling.questions
-            if considered is not None and why == "clarification"
-            else (),
-            assumptions=tuple(getattr(decision, "assumptions_to_make", ())),
+            questions=questions,
+            assumptions=assumptions,
             risk=risk,
             due=self.clock.now() + 60 * minutes,
             considered=considered,
