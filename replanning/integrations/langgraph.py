@@ -61,6 +61,7 @@ from replanning.integrations.session_thread import SessionThread
 from replanning.journal.records import QuestionAnswered, QuestionAsked, RunEnded
 from replanning.live.entries import TaskEntry
 from replanning.live.states import TaskState
+from replanning.plan.messages import join_names
 from replanning.run.attempt import current_attempt
 from replanning.run.retries import failure_from
 
@@ -70,13 +71,13 @@ try:
     from langchain_core.runnables import Runnable
     from langchain_core.runnables.config import CONFIG_KEYS, ensure_config
     from langchain_core.utils.function_calling import convert_to_openai_tool
-    from langgraph.callbacks import GraphCallbackHandler
+    from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
     from langgraph.errors import GraphBubbleUp, GraphInterrupt
     from langgraph.graph import START
     from langgraph.graph.state import CompiledStateGraph
     from langgraph.prebuilt import ToolNode
     from langgraph.runtime import get_runtime
-    from langgraph.types import Command, interrupt
+    from langgraph.types import Command, Interrupt, interrupt
 except ImportError as error:
     raise missing_framework(__name__, "langgraph 1.2 or later", error) from error
 try:
@@ -153,8 +154,8 @@ def replanned(
     if detached:
         raise ValueError(
             f"capabilities: the calls of {', '.join(detached)} would not be replanned; create the"
-            " agent with `middleware=[ReplanningMiddleware()]`, or give"
-            " `ReplanningMiddleware().awrap_tool_call` to the `ToolNode`"
+            " agent with `middleware=[ReplanningMiddleware()]`, or give `wrap_tool_call` and"
+            " `awrap_tool_call` of a `ReplanningMiddleware()` to the `ToolNode`"
         )
     tools = describe_tools(dict(described), capabilities, noun="node or tool")
     bodies: dict[str, Any] = {}
@@ -242,6 +243,17 @@ def _described(tool: Any, *, dangerous: bool) -> dict[str, Any]:
         stated=capability,
         **hinted_fields(tool.metadata),  # as the adapters for tools of MCP servers put them there
     )
+
+
+def _tools_to_approve(interrupts: Sequence[Interrupt]) -> list[str]:
+    """Return the names of the tools whose calls `HumanInTheLoopMiddleware` asks about, each once."""
+    names: dict[str, None] = {}
+    for each in interrupts:
+        if not isinstance(each.value, dict):
+            continue
+        for request in each.value.get("action_requests", ()):
+            names[request["name"]] = None
+    return list(names)
 
 
 def _has_middleware(node: Any) -> bool:
@@ -361,9 +373,13 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
             # Set, not reset: a reset fails where the block is left in another context.
             _RUN.set(before)
 
-    def on_interrupt(self, event: object) -> None:
-        """Note that this run will be resumed."""
+    def on_interrupt(self, event: GraphInterruptEvent) -> None:
+        """Note that this run will be resumed, and what for."""
         self._pause_reason = _INTERRUPTED
+        names = _tools_to_approve(event.interrupts)
+        if names:
+            shown = join_names([repr(name) for name in names], 5)
+            self._pause_reason = f"the graph waits for the approval of {shown}"
 
     async def end(self, error: BaseException | None = None) -> None:
         """Leave the session, which pauses if the graph was interrupted or raised this."""

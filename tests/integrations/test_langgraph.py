@@ -797,6 +797,17 @@ async def test_tool_behind_an_approval(verdict: str, clock: VirtualClock) -> Non
     assert executed == (["q0"] if verdict == "approve" else [])
 
 
+async def test_a_paused_run_says_which_approval_it_waits_for(clock: VirtualClock) -> None:
+    """A run that waits for the approval of a call names the tool."""
+    engine = make_engine("repair", clock=clock)
+    approval = HumanInTheLoopMiddleware(interrupt_on={"search": True})
+    options: Any = {"middleware": [approval], "checkpointer": InMemorySaver()}
+    agent = agent_of(model_of("search"), [search_tool], engine, **options)
+    await agent.ainvoke(QUESTION, on_thread())
+    [run] = engine.store.runs()
+    assert engine.history(run.run).reason == "the graph waits for the approval of 'search'"
+
+
 @pytest.mark.parametrize("before", [["archive"], "*"], ids=["named", "all"])
 async def test_node_behind_a_breakpoint(before: Any, clock: VirtualClock) -> None:
     """A node before which the graph stops stands in for another one only if a person agrees."""
