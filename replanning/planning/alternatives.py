@@ -345,8 +345,8 @@ class _Recovery:
         ruling = considered.ruling
         decision = considered.decision
         on_no_alternative = session.config.escalation.on_no_alternative
-        may_wait = on_no_alternative in ("wait", None) and task.attempts < _MAX_ATTEMPTS
-        if considered.model_unavailable and may_wait:
+        may_wait = on_no_alternative in ("wait", None)
+        if considered.model_unavailable and may_wait and task.attempts < _MAX_ATTEMPTS:
             return self._retry_later(task, considered)
         has_person = session.interactive or on_no_alternative == "wait"
         harmless = not has_person and considered.sees_no_harm(session.manager.limits)
@@ -357,11 +357,9 @@ class _Recovery:
         self._note_reflection(task, considered)
         reason = ruling.reason if decision is None else replan_reason(decision)
         if harmless:
-            reason = f"the model decides that the failure is harmless: {reason}"
-            skipped = [SkipTask(task_id=one.id, reason=reason) for one in self._failed_alike(task)]
-            return _alternative(skipped, reason)
+            return self._skip_harmless(task, reason)
         target: Phase | None = None
-        if decision is not None and ruling.is_followed and _is_replan(decision):
+        if decision is not None and is_usable and _is_replan(decision):
             target = decision.target_phase
         asks = bool(ruling.questions) or ruling.kind == "ask"
         if asks and not ruling.is_followed and task.state in STUCK:
@@ -386,6 +384,12 @@ class _Recovery:
         if other is not None and (other.ruling.is_followed or other.ruling.questions):
             return await self._follow_decision(task, other, data)
         return self._escalate(task, f"the replan failed: {problem}")
+
+    def _skip_harmless(self, task: TaskView, reason: str) -> Alternative:
+        """Return the alternative to skip a failure that the model finds harmless."""
+        reason = f"the model decides that the failure is harmless: {reason}"
+        skipped = [SkipTask(task_id=one.id, reason=reason) for one in self._failed_alike(task)]
+        return _alternative(skipped, reason)
 
     def _retry_later(self, task: TaskView, considered: Consideration) -> Alternative:
         """Return the alternative to retry an action once the model can be asked again."""

@@ -341,26 +341,26 @@ class PlanningCoordinator:
 
     async def _run_or_resume(self, run_id: str | None) -> None:
         """Continue the current run, or one of the store; begin it if there is none."""
-        run_id = self.run.id if self.run is not None and run_id is None else run_id
+        if self.run is not None and run_id is None:
+            run_id = self.run.id
         if run_id is not None and any(info.run == run_id for info in self.engine.store.runs()):
             await self._drive_run(self.engine.resume(run_id))
         else:
-            phases = (
-                [*PLANNING_PHASES, Phase.REFLECTION]
-                if self.settings.planning.enabled
-                else [Phase.EXECUTION]
-            )
-            notes = PlanningTask(request=self._request.to_metadata())
-            tasks = list[Task]()
-            for phase in phases:
-                before = [task.id for task in tasks[-1:]]
-                tasks.append(
-                    phase_task(phase, TaskId(phase.value), before, None if tasks else notes)
-                )
-            plan = self._plan_of(self._request.goal, tasks)
+            plan = self._plan_of(self._request.goal, self._first_tasks())
             await self._drive_run(self.engine.open(plan, run_id=run_id))
         while await self._await_clarification():
             await self._drive_run(self.engine.resume(self._current_run.id))
+
+    def _first_tasks(self) -> list[Task]:
+        """Return the tasks that a run begins with, the first of which keeps the request."""
+        notes = PlanningTask(request=self._request.to_metadata())
+        if not self.settings.planning.enabled:
+            return [phase_task(Phase.EXECUTION, TaskId(Phase.EXECUTION.value), (), notes)]
+        tasks: list[Task] = []
+        for phase in (*PLANNING_PHASES, Phase.REFLECTION):
+            before = [task.id for task in tasks[-1:]]
+            tasks.append(phase_task(phase, TaskId(phase.value), before, None if tasks else notes))
+        return tasks
 
     async def _await_clarification(self) -> bool:
         """Wait for answers to open clarifications; return whether the run can go on.
@@ -371,28 +371,25 @@ class PlanningCoordinator:
         engine = self.engine
         clock = self.environment.clock
         goal = self.settings.planning.replanning.goal_understanding
-        if (
-            run.result.status not in ("needs_human", "paused")
-            or not goal.auto_assume_on_no_response
-        ):
+        if not goal.auto_assume_on_no_response:
+            return False
+        if run.result.status not in ("needs_human", "paused"):
             return False
         state = self.state
         open_questions = engine.pending(run.id)
-        if not open_questions or not all(
-            state.is_clarification(question.id) for question in open_questions
-        ):
+        times: list[float] = []
+        for question in open_questions:
+            if not state.is_clarification(question.id):
+                return False
+            times.append(state.held[state.questions[question.id]].due or 0.0)
+        if not times:
             return False
         if run.result.status == "paused" and "in time" not in run.result.reason:
             return False
-        due = min(
-            state.held[state.questions[question.id]].due or 0.0 for question in open_questions
-        )
-        while (
-            self._wait_for_answers
-            and (left := due - clock.now()) > 0
-            and not engine.store.inbox(run.id)
-        ):
+        left = min(times) - clock.now()
+        while self._wait_for_answers and left > 0 and not engine.store.inbox(run.id):
             await clock.sleep(min(_POLL_SECONDS, left))
+            left = min(times) - clock.now()
         if not engine.store.inbox(run.id):
             for question in open_questions:
                 engine.answer(question.id, "reject", by="timeout")
@@ -417,16 +414,14 @@ class PlanningCoordinator:
             use_tool = self._work or _no_work
 
             async def work(task: Task, context: TaskContext) -> object:
-                is_phase = phase_of(task) is not None
-                output = await (
-                    execute_phase(session, task)
-                    if is_phase
-                    else run_action(session, use_tool, task, context)
-                )
-                if self._stop_after is not None and is_phase_reached(
-                    run.live, self._stop_after, besides=task.id
-                ):
-                    run.pause(f"the phase {self._stop_after} is done")
+                output: object
+                if phase_of(task) is not None:
+                    output = await execute_phase(session, task)
+                else:
+                    output = await run_action(session, use_tool, task, context)
+                last = self._stop_after
+                if last is not None and is_phase_reached(run.live, last, besides=task.id):
+                    run.pause(f"the phase {last} is done")
                 return output
 
             await run_workers(run, work, self._max_concurrency)
