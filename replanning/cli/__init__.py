@@ -20,7 +20,8 @@ _IDLE_THREAD_SECONDS: Final = 0.2
 
 def main() -> None:
     """Run the command that the arguments name, and end the process with its exit code."""
-    # Printing is safe: closed streams are the null device, and characters that the terminal cannot show are replaced.
+    # Printing is safe: closed streams are the null device, and characters that the terminal cannot
+    # show are replaced.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - the process closes it
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115 - likewise
     for stream in (sys.stdout, sys.stderr):
@@ -66,8 +67,8 @@ def _has_abandoned_threads() -> bool:
 def _end_at_once(code: int) -> Never:
     """End the process without taking the interpreter down, which waits for threads.
 
-    Threads of Temporal's SDK run until the process ends. One that calls into Python while the interpreter is taken down
-    aborts the process.
+    Threads of Temporal's SDK run until the process ends. One that calls into Python while the
+    interpreter is taken down aborts the process.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # nobody reads it any more

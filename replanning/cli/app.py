@@ -1,6 +1,7 @@
 """The program `replanning`: its commands, the options that they share, their output, error messages and exit codes.
 
-Each command is a function in the module of its subject. Results go to standard output, everything else to standard error.
+Each command is a function in the module of its subject. Results go to standard output, everything
+else to standard error.
 """
 
 from __future__ import annotations
@@ -89,8 +90,9 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """Commands by the panel that lists them in the help, each with the module of `replanning.cli` that implements it.
 
-A module is imported when one of its commands is called. A command is the function of its name, whose docstring is its
-help; a command of two words, or with a hyphen, is the function `first_second`.
+A module is imported when one of its commands is called. A command is the function of its name,
+whose docstring is its help; a command of two words, or with a hyphen, is the function
+`first_second`.
 """
 
 _MODULES: Final = {
@@ -128,7 +130,7 @@ class ExitCode(IntEnum):
     NEEDS_HUMAN = 4
     """The run waits until a person answers a question."""
     INTERRUPTED = 130
-    """The run was stopped at once by a second Ctrl-C or another second signal; it can be resumed."""
+    """A second Ctrl-C, or another second signal, stopped the run at once; it can be resumed."""
 
 
 def console(*, error: bool = False) -> TerminalConsole:
@@ -214,7 +216,7 @@ def refuse(message: str) -> NoReturn:
 DEFAULT_STORE: Final = ".replanning/history.db"
 
 DEFAULT_STOP_TIMEOUT: Final = 5.0
-"""Seconds that running tasks may go on after SIGTERM or SIGHUP where the command line does not say otherwise."""
+"""Default of --stop-timeout: how long running tasks may go on after a signal, in seconds."""
 
 _MAX_STOP_TIMEOUT: Final = 1_000_000.0
 
@@ -584,7 +586,8 @@ class Program(typer.Typer):
 
         Args:
             args: positional arguments of `Typer.command`.
-            without: fields of the parameter `options` that are no options of the command, which has the others.
+            without: fields of the parameter `options` that are no options of the command, which has
+                the others.
             settings: named arguments of `Typer.command`.
         """
         register = super().command

@@ -40,8 +40,9 @@ async def run_context_shell(call: ToolCall) -> JsonValue:
     """Run the command of a tool of the kind `shell`, which may change the context of the run.
 
     A command appends lines `key=value` to the file that `REPLANNING_CONTEXT` names, as in
-    `echo region=eu >> "$REPLANNING_CONTEXT"`; `parse_context_file` says what else may stand there. The lines take effect
-    when the command has succeeded. Its output never changes the context, because that may hold text from anywhere.
+    `echo region=eu >> "$REPLANNING_CONTEXT"`; `parse_context_file` says what else may stand there.
+    The lines take effect when the command has succeeded. Its output never changes the context,
+    because that may hold text from anywhere.
 
     Raises:
         ToolError: the command failed, or its context file is not valid.
@@ -59,7 +60,8 @@ async def run_context_shell(call: ToolCall) -> JsonValue:
         if await file.is_file():
             async with await file.open("rb") as stream:
                 content = await stream.read(MAX_CONTEXT_BYTES + 1)
-    tool, place = f"tool {call.tool.name!r} wrote", f"${CONTEXT_VARIABLE}"
+    tool = f"tool {call.tool.name!r} wrote"
+    place = f"${CONTEXT_VARIABLE}"
     if len(content) > MAX_CONTEXT_BYTES:
         raise ToolError(
             f"{tool} more than {MAX_CONTEXT_BYTES} bytes to {place}; keep large data in a file"
@@ -81,9 +83,10 @@ async def run_context_shell(call: ToolCall) -> JsonValue:
 def parse_context_file(text: str) -> tuple[JsonObject, list[str]]:
     """Return the values of a context file, and what is wrong with it, each with its line.
 
-    A line is `key=value`, also after `export`. A value in quotes is the text between them; any other is JSON where it
-    can be read as JSON, and otherwise text; so is a number that JSON would write differently. `key<<WORD` begins a
-    value of several lines, which ends before the line `WORD`. Blank lines, and lines that begin with `#`, are left out.
+    A line is `key=value`, also after `export`. A value in quotes is the text between them; any
+    other is JSON where it can be read as JSON, and otherwise text; so is a number that JSON would
+    write differently. `key<<WORD` begins a value of several lines, which ends before the line
+    `WORD`. Blank lines, and lines that begin with `#`, are left out.
     """
     changes: JsonObject = {}
     problems: list[str] = []

@@ -87,8 +87,8 @@ def expect_suggest(
 ) -> None:
     """Suggest what to expect of the outputs of tools, learned from those that runs have recorded.
 
-    Each suggestion says how many outputs and runs support it, and how many past outputs it would have rejected. Nothing is
-    expected until it is in a plan file.
+    Each suggestion says how many outputs and runs support it, and how many past outputs it would
+    have rejected. Nothing is expected until it is in a plan file.
     """
     calls: list[ObservedCall] = []
     tools: dict[str, ToolSpec] = {}
@@ -407,7 +407,8 @@ def expect_check(
 ) -> None:
     """Say which past outputs the expectations of today would have rejected.
 
-    So false alarms are found before they cost anything. Outputs that no run has kept cannot be checked, and are counted.
+    So false alarms are found before they cost anything. Outputs that no run has kept cannot be
+    checked, and are counted.
     """
     tools: Mapping[str, ToolSpec] = {}
     tasks: Mapping[TaskId, Task] = {}

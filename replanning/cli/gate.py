@@ -118,7 +118,8 @@ class ConsoleGate:
             ways = f"1-{count} approves one, n rejects, m makes changes of your own; you may add a comment"
         self._console.print(f"\n{ways}: ", end="", style="bold")
         line = (await _read_line()).strip()
-        word, comment = line.partition(" ")[0].lower(), line.partition(" ")[2].strip()
+        word = line.partition(" ")[0].lower()
+        comment = line.partition(" ")[2].strip()
         if word in ("r", "reject"):
             return Answer("reject", self._by, comment=comment)
         if takes_words and line:

@@ -150,10 +150,8 @@ def history(
             events = [event for found in filtered for event in found]
             _print_calibration(events, where, len(loaded), as_json=form == "json")
             return
-        found, only = (
-            loaded[0],
-            filtered[0] if trigger is not None or decision is not None else None,
-        )
+        found = loaded[0]
+        only = filtered[0] if trigger is not None or decision is not None else None
         if form == "json":
             print_json(history_json(found) if only is None else summary_json(found, only))
         elif form == "markdown":
@@ -233,10 +231,8 @@ def why(
                 status = status_phrase(history.status)
                 if history.reason:
                     status += f": {history.reason}"
-                count, see = (
-                    len(history.dropped_triggers),
-                    command_line(store, "history", history.run),
-                )
+                count = len(history.dropped_triggers)
+                see = command_line(store, "history", history.run)
                 stale = f"; {stale_line(history.stale)}" if history.stale else ""
                 dropped = f"; {pluralise(count, 'trigger')} dropped: {see}" if count else ""
                 refuse(
@@ -316,8 +312,8 @@ def decisions(
 ) -> None:
     """Show the decisions of a run: those of its replans, or in planning mode those of the language model.
 
-    In planning mode it also shows whether they were followed, and what was assumed; the last line counts them, and with
-    --json the statistics also have success rate, mean confidence and time.
+    In planning mode it also shows whether they were followed, and what was assumed; the last line
+    counts them, and with --json the statistics also have success rate, mean confidence and time.
     """
     with existing_store(store) as opened:
         loaded = _load_history(opened, run)
@@ -397,7 +393,8 @@ def diff(
             case [after]:
                 before = max(0, after - 1)
             case _:
-                before, after = 0, history.revision
+                before = 0
+                after = history.revision
         difference = history.diff(before, after)
         if as_json:
             print_json({"run": history.run, **difference.to_json()})
@@ -425,7 +422,8 @@ def effects(
 ) -> None:
     """Show the calls of a run that have changed something, or may have, and whether that can be taken back.
 
-    A call whose tool or task states `effect: none` is left out, and so is one that failed without an effect.
+    A call whose tool or task states `effect: none` is left out, and so is one that failed without
+    an effect.
     """
     with existing_store(store) as opened:
         loaded = _load_history(opened, run)
@@ -528,8 +526,8 @@ def history_prune(
 ) -> None:
     """Move the planning history of runs that finished long ago into the archive, or remove it where there is none.
 
-    It is kept in the folder planning_history, one file for each run; the store is not changed. Unfinished runs stay,
-    however old they are.
+    It is kept in the folder planning_history, one file for each run; the store is not changed.
+    Unfinished runs stay, however old they are.
     """
     from replanning.planning import (
         PlanningHistoryStore,

@@ -78,7 +78,7 @@ NO_RUNS: Final = "the store has no runs yet; run a plan first, or name another s
 _REVISION_PATTERN: Final = re.compile(r"r?[0-9]{1,6}")
 
 _MIN_ID_DIGITS: Final = 4
-"""Digits from which a number may be the beginning of a run id, such as its year, rather than a revision."""
+"""Digits from which a number may be the beginning of a run id, such as its year, not a revision."""
 
 _QUESTION_PATTERN: Final = re.compile(r"(?:(.+)\.q|q?)([0-9]{1,6})")
 """The id of a question, or its number in its run."""
@@ -431,7 +431,8 @@ def read_plan(path: str, options: Sequence[str] = ()) -> Plan:
     """Load a plan file, with the parameters and the context that `--set` options give.
 
     Raises:
-        PlanError: it is not valid, or does not take the parameters; for a file of tools, the message names the commands that take one.
+        PlanError: it is not valid, or does not take the parameters; for a file of tools, the
+            message names the commands that take one.
     """
     try:
         plan = Plan.load(path)

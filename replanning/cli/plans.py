@@ -95,8 +95,8 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 def validate(plan: PlanArgument, *, values: SetOption = None, as_json: JsonOption = False) -> None:
     """Check a plan file, and list every problem with its place; say how often tasks with a retry are tried.
 
-    Programs that this machine lacks are noted, too; they do not make a plan invalid. Nor do parameters without a value,
-    which `run` needs: they are listed with the others.
+    Programs that this machine lacks are noted, too; they do not make a plan invalid. Nor do
+    parameters without a value, which `run` needs: they are listed with the others.
     """
     path = str(plan)
     document: Plan | None = None
@@ -324,7 +324,8 @@ def _tool_problems(path: str, reported: Sequence[Problem]) -> list[Problem]:
     # A plan that is refused for its size is not looked through.
     if isinstance(listed, list) and len(listed) > MAX_PLAN_TASKS:
         return []
-    tools, tasks = _valid_parts(document, "tools", ToolSpec), _valid_parts(document, "tasks", Task)
+    tools = _valid_parts(document, "tools", ToolSpec)
+    tasks = _valid_parts(document, "tasks", Task)
     # This plan is not valid as a whole, and its positions are not those of the file.
     plan = Plan.model_construct(
         goal=Goal(objective=""), tools=tuple(tools.values()), tasks=tuple(tasks.values())
@@ -470,8 +471,9 @@ def read_tools(path: Path, argument: str = "--tools", *, planning: bool = True) 
     Args:
         path: the file.
         argument: the name that it has on the command line.
-        planning: whether a model plans with the tools, so that those that may do harm are marked dangerous unless the
-            file says otherwise; otherwise this is done only for files without tasks.
+        planning: whether a model plans with the tools, so that those that may do harm are marked
+            dangerous unless the file says otherwise; otherwise this is done only for files without
+            tasks.
 
     Raises:
         SettingsError: it cannot be read.

@@ -123,9 +123,9 @@ def mcp_proxy(
 ) -> None:
     """Serve the tools of MCP servers on standard input and output, and keep calls that fail alive.
 
-    The client sees the tools and their results as they are. When a call fails, another tool takes its place, it is tried
-    again, or a person is asked; where no alternative is left, the client gets the failure of its tool. Messages go to standard
-    error.
+    The client sees the tools and their results as they are. When a call fails, another tool takes
+    its place, it is tried again, or a person is asked; where no alternative is left, the client
+    gets the failure of its tool. Messages go to standard error.
     """
     if bool(server) is (tools is not None):
         fail(
@@ -277,7 +277,8 @@ def _parse_capabilities(options: list[str] | tuple[str, ...]) -> dict[str, str]:
     """Return capabilities by the names of the tools that have them.
 
     Raises:
-        SettingsError: an option is not of the form `NAME=TOOL,TOOL`, or a tool has two capabilities.
+        SettingsError: an option is not of the form `NAME=TOOL,TOOL`, or a tool has two
+            capabilities.
     """
     found: dict[str, str] = {}
     for text in options:

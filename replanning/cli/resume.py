@@ -110,9 +110,10 @@ def resume(
 ) -> None:
     """Resume a run that was paused or stopped, that has failed, that waits for a person, or whose process died.
 
-    Tasks that have finished are not run again. Of a run that has succeeded, the result is shown again. With --plan, the run
-    goes on with a corrected plan where it stands: what is finished and unchanged is kept, and what has failed is tried
-    again. A run that another process carries out takes the corrected plan there.
+    Tasks that have finished are not run again. Of a run that has succeeded, the result is shown
+    again. With --plan, the run goes on with a corrected plan where it stands: what is finished and
+    unchanged is kept, and what has failed is tried again. A run that another process carries out
+    takes the corrected plan there.
     """
     with closing(lookup.open_store(options.store, must_exist=True)) as opened_store:
         info = lookup.find_run(opened_store, run)
@@ -203,7 +204,8 @@ def rerun(
 ) -> None:
     """Run tasks of a run again, and what depends on them, in a new run.
 
-    Everything else is as the old run left it. Effects that this would repeat are listed first, and you are asked.
+    Everything else is as the old run left it. Effects that this would repeat are listed first, and
+    you are asked.
     """
     if lookup.is_on_temporal(options.store):
         fail("a run on Temporal is begun anew there; rerun needs a store of its own")
@@ -273,8 +275,9 @@ def undo(
 ) -> None:
     """Take back what a run has changed, by the calls that its tasks and tools state under `undo`, the last first.
 
-    What runs or waits is stopped before, and the run ends as aborted. Effects that no call can take back are listed first,
-    and you decide: leave them, or take them back by hand. Without an answer nothing is done.
+    What runs or waits is stopped before, and the run ends as aborted. Effects that no call can take
+    back are listed first, and you decide: leave them, or take them back by hand. Without an answer
+    nothing is done.
     """
     if lookup.is_on_temporal(options.store):
         fail(
@@ -293,7 +296,8 @@ def undo(
             # The functions of a program work wherever that does.
             directory = lookup.find_directory(options, records)
         engine = ReplanningEngine([], settings=settings, store=store)
-        left, done = list(leave or ()), list(by_hand or ())
+        left = list(leave or ())
+        done = list(by_hand or ())
         compare = partial(
             engine.compare_undo, info.run, to=to, only=only or (), leave=left, by_hand=done
         )

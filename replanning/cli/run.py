@@ -104,7 +104,8 @@ def run(
 ) -> None:
     """Run a plan, and repair it while it runs.
 
-    Ctrl-C, SIGTERM and SIGHUP pause the run once its running tasks have finished; a second Ctrl-C stops them at once.
+    Ctrl-C, SIGTERM and SIGHUP pause the run once its running tasks have finished; a second Ctrl-C
+    stops them at once.
     """
     path = str(plan)
     settings: Settings | None = None
@@ -286,7 +287,8 @@ def demo(
         if file.is_file():
             shutil.copyfile(file, place / file.name)
     # What the demo works on: modules of Python's standard library, and this package.
-    library, package = Path(sysconfig.get_path("stdlib")), Path(__file__).parents[1]
+    library = Path(sysconfig.get_path("stdlib"))
+    package = Path(__file__).parents[1]
     for name, sources, files in (
         ("python", library, library.glob("*.py")),
         ("replanning", package, package.rglob("*.py")),
@@ -305,9 +307,11 @@ def demo(
         if shutil.which("zpaq"):
             first = "(the step 'pack' needs the program zpaq; it is installed here, so that this time it works)"
         print_message(_INTRODUCTION.format(first=first, again=again))
-    # Its python3 is the one that runs this program, so that the demo needs nothing else on the PATH.
+    # Its python3 is the one that runs this program, so that the demo needs nothing else on the
+    # PATH.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    options.store, options.providers = str(place / ".replanning" / "history.db"), ["repair"]
+    options.store = str(place / ".replanning" / "history.db")
+    options.providers = ["repair"]
     summary = _carry_out(
         options,
         Settings(),
@@ -425,7 +429,8 @@ async def run_until_stopped(
 ) -> bool:
     """Do the work. The first signal pauses the run, the second one stops it at once.
 
-    After SIGTERM and SIGHUP, which come from supervisors that do not wait for ever, tasks have a time limit to end.
+    After SIGTERM and SIGHUP, which come from supervisors that do not wait for ever, tasks have a
+    time limit to end.
 
     Args:
         work: opens the run and carries it out.
@@ -442,7 +447,8 @@ async def run_until_stopped(
         ReplanningError: the work raised it.
     """
     failure: ReplanningError | None = None
-    scope, background_scope = anyio.CancelScope(), anyio.CancelScope()
+    scope = anyio.CancelScope()
+    background_scope = anyio.CancelScope()
     limit = _StopLimit(options, current_run)
 
     numbers = stop_signals()
@@ -514,9 +520,11 @@ class _StopLimit:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._count += 1
-        seconds, code = self._options.stop_timeout, ExitCode.PAUSED
+        seconds = self._options.stop_timeout
+        code = ExitCode.PAUSED
         if self._count > 1 or self._current_run() is None:
-            seconds, code = 0.0, ExitCode.INTERRUPTED
+            seconds = 0.0
+            code = ExitCode.INTERRUPTED
         elif number == signal.SIGINT:  # waits for tasks without limit
             return
         timer = threading.Timer(seconds + _CLOSING_SECONDS, self._end_process, [code])

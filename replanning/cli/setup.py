@@ -1,18 +1,17 @@
-"""Settings, plugins and exporters of this installation, with the commands `config` and `providers`."""
+"""The commands `config` and `providers`: settings, plugins and exporters of this installation."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Final
 
 import anyio
 import typer
 
-from replanning import Environment
+from replanning import Environment, Settings
 from replanning.cli.app import (
     ExitCode,
     JsonOption,
@@ -27,18 +26,30 @@ from replanning.cli.app import (
     redactor,
 )
 from replanning.cli.lookup import read_settings
-from replanning.config import FILES, find_file, load_settings, misspelt, trust_file, values
+from replanning.config import (
+    FILES,
+    LoadedSettings,
+    find_file,
+    load_settings,
+    misspelt,
+    trust_file,
+    values,
+)
 from replanning.engine.registry import DECOMPOSER_PLUGIN, LLM_PROVIDER_PLUGIN, REPAIR_PLUGIN
 from replanning.errors import NoLLMProvider, PluginError, ReplanningError, SettingsError
 from replanning.history.wording import pluralise
 from replanning.llm import LLMOptions, LLMProvider
 from replanning.llm.selection import AUTO, create_clients, is_llm
 from replanning.plan.messages import format_duration
+from replanning.plan.types import JsonObject, JsonValue
 from replanning.plugins import PLUGIN_GROUPS, installed_plugins, load_plugin
 from replanning.run.opening import redactor_for
 from replanning.telemetry.exporter import needs_target
 
 LANGUAGE_MODEL: Final = "language model"
+
+_NEEDS_MODEL: Final = (LLM_PROVIDER_PLUGIN, DECOMPOSER_PLUGIN)
+"""Providers that are created with a language model, and not by themselves."""
 
 _PROBE_PROMPT: Final = "Answer with the single word yes."
 
@@ -82,23 +93,17 @@ def show(
     """Print every setting with its value and its source: the file, a variable, an override, or the default."""
     loaded = load_settings(settings)
     redact = redactor_for(loaded.settings).value
-    shown = {
-        key: redact(value)
-        for key, value in values(loaded.settings).items()
-        if key in loaded.sources or not changed
-    }
+    shown: JsonObject = {}
+    for key, value in values(loaded.settings).items():
+        if not changed or key in loaded.sources:
+            shown[key] = redact(value)
     if as_json:
-        rows = {
-            key: {"value": value, "source": loaded.kind(key), "place": loaded.sources.get(key)}
-            for key, value in shown.items()
-        }
-        print_json(
-            {
-                "file": str(loaded.file) if loaded.file is not None else None,
-                "settings": rows,
-                "warnings": list(map(asdict, loaded.warnings)),
-            }
-        )
+        rows: JsonObject = {}
+        for key, value in shown.items():
+            place = loaded.sources.get(key)
+            rows[key] = {"value": value, "source": loaded.kind(key), "place": place}
+        warnings = list(map(asdict, loaded.warnings))
+        print_json({"file": _file_name(loaded), "settings": rows, "warnings": warnings})
         return
     for warning in loaded.warnings:
         print_message(f"warning: {warning}")
@@ -106,16 +111,31 @@ def show(
 
     out = console()
     for key, value in shown.items():
-        kind, place = loaded.kind(key), loaded.sources.get(key, "")
-        source = f"file {place}" if kind == "file" else place or kind
-        if not isinstance(value, str):
-            value = (  # noqa: PLW2901
-                "none"
-                if value is None or value in ([], {})
-                else json.dumps(value, ensure_ascii=False)
-            )
-        line = Text(f"{key}: {escape_control(value)}", "" if kind == "default" else "bold")
+        kind = loaded.kind(key)
+        source = loaded.sources.get(key) or kind
+        if kind == "file":
+            source = f"file {loaded.sources[key]}"
+        style = "bold"
+        if kind == "default":
+            style = ""
+        line = Text(f"{key}: {escape_control(_setting_text(value))}", style)
         out.print(line.append(f"  # {escape_control(source)}", "dim"))
+
+
+def _file_name(loaded: LoadedSettings) -> str | None:
+    """Return the name of the settings file; None without one."""
+    if loaded.file is None:
+        return None
+    return str(loaded.file)
+
+
+def _setting_text(value: JsonValue) -> str:
+    """Return the value of a setting as it is printed."""
+    if isinstance(value, str):
+        return value
+    if value in (None, [], {}):
+        return "none"
+    return json.dumps(value, ensure_ascii=False)
 
 
 @config_commands.command(
@@ -140,17 +160,21 @@ def check(
 ) -> None:
     """Check the settings in the file and in variables; list every problem with its place and the expected value.
 
-    Variables that look like misspelt settings are problems, too. A server that provides a user's settings is asked.
+    Variables that look like misspelt settings are problems, too. A server that provides a user's
+    settings is asked.
     """
     if file is not None and settings is not None:
         fail("FILE and --settings both name the settings file; give one of them")
     file = file or settings
-    problems, warnings, given = list(misspelt(os.environ)), [], 0
+    problems = list(misspelt(os.environ))
+    warnings = []
+    given = 0
     name = file
     try:
         loaded = load_settings(file)
         warnings = [warning for warning in loaded.warnings if warning not in problems]
-        name, given = str(loaded.file) if loaded.file is not None else None, len(loaded.sources)
+        name = _file_name(loaded)
+        given = len(loaded.sources)
     except SettingsError as error:
         problems = [*error.problems, *problems]
     if as_json:
@@ -159,12 +183,12 @@ def check(
     elif problems:
         print_message(f"error: {SettingsError(problems)}")
     else:
-        console().print(
-            f"{name or 'no settings file'}: nothing is wrong; {pluralise(given, 'setting')} given"
-        )
+        where = name or "no settings file"
+        console().print(f"{where}: nothing is wrong; {pluralise(given, 'setting')} given")
         for warning in warnings:
             print_message(f"warning: {warning}")
-    raise typer.Exit(ExitCode.USAGE if problems else ExitCode.OK)
+    if problems:
+        raise typer.Exit(ExitCode.USAGE)
 
 
 @config_commands.command(
@@ -176,9 +200,9 @@ def check(
 def trust(*, as_json: JsonOption = False) -> None:
     """Trust the settings file in the working directory, after you have read it.
 
-    Settings that name servers, plugins, folders or patterns count only in a trusted file: a file from somebody else's
-    checkout could send your keys and plans to their server. When one of them changes, trust the file again.
-    A file that --settings names needs no trust.
+    Settings that name servers, plugins, folders or patterns count only in a trusted file: a file
+    from somebody else's checkout could send your keys and plans to their server. When one of them
+    changes, trust the file again. A file that --settings names needs no trust.
     """
     file = find_file()
     if file is None:
@@ -188,11 +212,10 @@ def trust(*, as_json: JsonOption = False) -> None:
     if as_json:
         print_json({"file": str(file.resolve()), "trusted": trusted})
         return
-    console().print(
-        f"{file} is trusted"
-        if trusted
-        else f"{file} needs no trust: it sets no server, plugin, pattern or folder"
-    )
+    if trusted:
+        console().print(f"{file} is trusted")
+    else:
+        console().print(f"{file} needs no trust: it sets no server, plugin, pattern or folder")
     for key, value in trusted.items():
         console().print(f"  {key}: {escape_control(json.dumps(value, ensure_ascii=False))}")
 
@@ -220,113 +243,185 @@ def providers(
 ) -> None:
     """Show the installed plugins: which are used, which are available, and which are broken and why."""
     loaded = read_settings(settings)
-    named = [part.partition(":")[0] for name in loaded.provider for part in name.split(",")]
-    used: dict[str, list[str]] = {
-        "providers": [REPAIR_PLUGIN if name == AUTO else name for name in named],
-        "triggers": list(loaded.triggers),
-        "stores": ["sqlite"],
-    }
-    selected: dict[
-        str, tuple[LLMProvider, str]
-    ] = {}  # the language models that a run would ask, with their states
-    for name in loaded.provider:
-        with suppress(NoLLMProvider, PluginError):  # shown with the plugin
-            clients = create_clients(name, settings=loaded) if name == AUTO or is_llm(name) else []
-            for number, client in enumerate(clients):
-                selected.setdefault(client.name, (client, "fallback" if number else "used"))
-    needs_model = (LLM_PROVIDER_PLUGIN, DECOMPOSER_PLUGIN)
+    used = _used_plugins(loaded)
+    selected = _selected_models(loaded)
     plugins: list[PluginStatus] = []
     models: list[tuple[PluginStatus, LLMProvider]] = []  # those that can be asked
     for group in PLUGIN_GROUPS:
         for point in installed_plugins(group).values():
-            package = f"{point.dist.name} {point.dist.version}" if point.dist is not None else ""
+            package = ""
+            if point.dist is not None:
+                package = f"{point.dist.name} {point.dist.version}"
             plugin = PluginStatus(group, point.name, package, point.value, "available")
             plugins.append(plugin)
-            loadable = False
-            try:  # to load and to create it
-                if group == "providers" and is_llm(point.name):
-                    loadable = True
-                    if point.name not in selected:
-                        # A model that no run would ask goes without the model and address that are set for another.
-                        own = loaded.llm.model_copy(
-                            update={"model": AUTO, "base_url": None, "fallback": ()}
-                        )
-                        unselected = loaded.model_copy(update={"llm": own})
-                        selected[point.name] = (
-                            create_clients(point.name, settings=unselected)[0],
-                            "available",
-                        )
-                    client, state = selected[point.name]
-                    plugin.problem = client.unavailable_reason()
-                    plugin.state = "unavailable" if plugin.problem else state
-                    plugin.kind, plugin.model = LANGUAGE_MODEL, client.model
-                    plugin.key = str(getattr(client, "key_variable", ""))
-                    plugin.address = redactor().text(str(getattr(client, "base_url", "")))
-                    if not plugin.problem:
-                        models.append((plugin, client))
-                    continue
-                create, loadable = load_plugin(group, point.name), True
-                if group in ("providers", "triggers") and point.name not in needs_model:
-                    create()
-                elif group == "exporters" and needs_target(create):
-                    # Made as `--trace NAME=TARGET` is read; what it is for is known then.
-                    plugin.problem = f"it needs a target: --trace {point.name}=TARGET"
-                elif group == "exporters":
-                    anyio.run(create().aclose)
-                if point.name in used.get(group, []):
-                    plugin.state = "used"
-            except PluginError as error:
-                plugin.state, plugin.problem = "unavailable" if loadable else "broken", str(error)
-                missing_package = error.__cause__
-                # Python states the name of what it did not find; a module that says which extra it needs does not.
-                if isinstance(missing_package, ImportError) and missing_package.name is None:
-                    plugin.state, plugin.problem = "unavailable", str(missing_package)
-            except (
-                SettingsError
-            ) as error:  # it works, and needs an option, such as the issue to write to
-                plugin.problem = "; ".join(problem.message for problem in error.problems)
-            except Exception as error:  # noqa: BLE001 # a plugin's constructor may raise anything
-                plugin.state, plugin.problem = "broken", f"it cannot be created: {error!r}"
+            client = _examine(plugin, point.name in used.get(group, []), loaded, selected)
+            if client is not None and not plugin.problem:
+                models.append((plugin, client))
     if check:
         anyio.run(_probe_models, models)
-    wanted = [*used["providers"], *(name.partition(":")[0] for name in loaded.llm.fallback)]
-    missing = "the settings name it, but it is not installed"
-    plugins += [
-        PluginStatus("providers", name, "", "", "missing", missing)
-        for name in dict.fromkeys(wanted)
-        if name not in installed_plugins("providers")
-    ]
+    plugins += _missing_providers(used["providers"], loaded)
     if as_json:
         print_json([asdict(plugin) for plugin in plugins])
     else:
-        from rich.table import Table
-        from rich.text import Text
+        _print_plugins(plugins)
+    if check and not _models_answer(plugins):
+        raise typer.Exit(ExitCode.FAILED)
 
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for heading in ("group", "name", "state", "package"):
-            table.add_column(heading, no_wrap=True)
-        table.add_column("")
-        for plugin in plugins:
-            state = "no answer" if plugin.answers is False else plugin.state
-            style = _STATE_STYLES.get(state, "")
-            details = [plugin.problem or plugin.value]
-            if plugin.kind == LANGUAGE_MODEL and plugin.state != "broken":
-                has_key = plugin.key in os.environ and plugin.key not in plugin.problem
-                details = [
-                    plugin.model or "no model",
-                    f"at {plugin.address}" if plugin.address else "",
-                    f"key in {plugin.key}" if has_key else "",
-                    plugin.problem,
-                    f"answers in {format_duration(plugin.seconds)}"
-                    if plugin.seconds is not None
-                    else "",
-                ]
-            shown = escape_control(", ".join(filter(None, details)))
-            table.add_row(plugin.group, plugin.name, Text(state, style), plugin.package, shown)
-        console().print(table)
-    answers = [(plugin.state, plugin.answers) for plugin in plugins if plugin.answers is not None]
-    usable = any(answered for _, answered in answers) and ("used", False) not in answers
-    raise typer.Exit(ExitCode.FAILED if check and not usable else ExitCode.OK)
+
+def _used_plugins(loaded: Settings) -> dict[str, list[str]]:
+    """Return the plugins that a run uses with these settings, by their group."""
+    named: list[str] = []
+    for names in loaded.provider:
+        for part in names.split(","):
+            name = part.partition(":")[0]
+            if name == AUTO:
+                name = REPAIR_PLUGIN
+            named.append(name)
+    return {"providers": named, "triggers": list(loaded.triggers), "stores": ["sqlite"]}
+
+
+def _selected_models(loaded: Settings) -> dict[str, tuple[LLMProvider, str]]:
+    """Return the language models that a run asks, each with its state: `used`, or `fallback`."""
+    selected: dict[str, tuple[LLMProvider, str]] = {}
+    for name in loaded.provider:
+        try:
+            if name != AUTO and not is_llm(name):
+                continue
+            clients = create_clients(name, settings=loaded)
+        except (NoLLMProvider, PluginError):
+            continue  # the row of the plugin gives the reason
+        state = "used"
+        for client in clients:
+            selected.setdefault(client.name, (client, state))
+            state = "fallback"
+    return selected
+
+
+def _examine(
+    plugin: PluginStatus,
+    is_used: bool,
+    loaded: Settings,
+    selected: Mapping[str, tuple[LLMProvider, str]],
+) -> LLMProvider | None:
+    """Load a plugin and create what it provides, and set its state and its problem.
+
+    Returns:
+        The client, if the plugin is a language model.
+    """
+    loadable = False
+    try:
+        if plugin.group == "providers" and is_llm(plugin.name):
+            loadable = True
+            return _examine_model(plugin, loaded, selected)
+        factory = load_plugin(plugin.group, plugin.name)
+        loadable = True
+        if plugin.group == "exporters" and needs_target(factory):
+            # `--trace NAME=TARGET` creates it; only the target tells what it is for.
+            plugin.problem = f"it needs a target: --trace {plugin.name}=TARGET"
+        elif plugin.group == "exporters":
+            anyio.run(factory().aclose)
+        elif plugin.group in ("providers", "triggers") and plugin.name not in _NEEDS_MODEL:
+            factory()
+        if is_used:
+            plugin.state = "used"
+    except PluginError as error:
+        plugin.state = "unavailable" if loadable else "broken"
+        plugin.problem = str(error)
+        # Python states the name of what it did not find; a module that says which extra it needs
+        # does not.
+        missing_package = error.__cause__
+        if isinstance(missing_package, ImportError) and missing_package.name is None:
+            plugin.state = "unavailable"
+            plugin.problem = str(missing_package)
+    except SettingsError as error:
+        # It works, and needs an option, such as the issue to write to.
+        plugin.problem = "; ".join(problem.message for problem in error.problems)
+    except Exception as error:  # noqa: BLE001 # a plugin's constructor may raise anything
+        plugin.state = "broken"
+        plugin.problem = f"it cannot be created: {error!r}"
+    return None
+
+
+def _examine_model(
+    plugin: PluginStatus, loaded: Settings, selected: Mapping[str, tuple[LLMProvider, str]]
+) -> LLMProvider:
+    """Describe a language model, and return its client."""
+    if plugin.name in selected:
+        client, state = selected[plugin.name]
+    else:
+        # A model that no run would ask goes without the model and address that are set for another.
+        own = loaded.llm.model_copy(update={"model": AUTO, "base_url": None, "fallback": ()})
+        client = create_clients(plugin.name, settings=loaded.model_copy(update={"llm": own}))[0]
+        state = "available"
+    plugin.problem = client.unavailable_reason()
+    if plugin.problem:
+        state = "unavailable"
+    plugin.state = state
+    plugin.kind = LANGUAGE_MODEL
+    plugin.model = client.model
+    plugin.key = str(getattr(client, "key_variable", ""))
+    plugin.address = redactor().text(str(getattr(client, "base_url", "")))
+    return client
+
+
+def _missing_providers(used: Sequence[str], loaded: Settings) -> list[PluginStatus]:
+    """Return the providers that the settings name and that are not installed, each once."""
+    names = list(used)
+    for fallback in loaded.llm.fallback:
+        names.append(fallback.partition(":")[0])
+    problem = "the settings name it, but it is not installed"
+    missing: list[PluginStatus] = []
+    for name in dict.fromkeys(names):
+        if name not in installed_plugins("providers"):
+            missing.append(PluginStatus("providers", name, "", "", "missing", problem))
+    return missing
+
+
+def _print_plugins(plugins: Sequence[PluginStatus]) -> None:
+    """Print a table with a row for each plugin."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("group", "name", "state", "package"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("")
+    for plugin in plugins:
+        state = plugin.state
+        if plugin.answers is False:
+            state = "no answer"
+        styled = Text(state, _STATE_STYLES.get(state, ""))
+        details = escape_control(_plugin_details(plugin))
+        table.add_row(plugin.group, plugin.name, styled, plugin.package, details)
+    console().print(table)
+
+
+def _plugin_details(plugin: PluginStatus) -> str:
+    """Return the last column of a plugin: its problem or object, or details of a language model."""
+    if plugin.kind != LANGUAGE_MODEL or plugin.state == "broken":
+        return plugin.problem or plugin.value
+    details = [plugin.model or "no model"]
+    if plugin.address:
+        details.append(f"at {plugin.address}")
+    # A problem may be that the variable has no valid key, and names it then.
+    if plugin.key in os.environ and plugin.key not in plugin.problem:
+        details.append(f"key in {plugin.key}")
+    if plugin.problem:
+        details.append(plugin.problem)
+    if plugin.seconds is not None:
+        details.append(f"answers in {format_duration(plugin.seconds)}")
+    return ", ".join(details)
+
+
+def _models_answer(plugins: Sequence[PluginStatus]) -> bool:
+    """Return whether a language model answers, and none that runs would use does not."""
+    one_answers = False
+    for plugin in plugins:
+        if plugin.state == "used" and plugin.answers is False:
+            return False
+        if plugin.answers:
+            one_answers = True
+    return one_answers
 
 
 @dataclass(slots=True)
@@ -338,8 +433,8 @@ class PluginStatus:
         name: its name in the group.
         package: the package that installs it, with its version.
         value: the object that the entry point names.
-        state: `used` by a run that names no other, `fallback` for a used one that fails, `available`, `unavailable`
-            because it lacks a key or a package, `broken`, or `missing`.
+        state: `used` by a run that names no other, `fallback` for a used one that fails,
+            `available`, `unavailable` because it lacks a key or a package, `broken`, or `missing`.
         problem: the reason why it is broken or unavailable, or the option that it needs.
         kind: `language model` for one; otherwise empty.
         model: the model that it would be asked for.
@@ -372,16 +467,17 @@ async def _probe_models(models: Sequence[tuple[PluginStatus, LLMProvider]]) -> N
         try:
             await client.complete(_PROBE_PROMPT, LLMOptions(max_tokens=16, max_attempts=1))
         except ReplanningError as error:
-            plugin.answers, plugin.problem = False, str(error).removeprefix(f"{client.name}: ")
+            plugin.answers = False
+            plugin.problem = str(error).removeprefix(f"{client.name}: ")
         else:
-            plugin.answers, plugin.seconds = True, round(clock.now() - began, 3)
+            plugin.answers = True
+            plugin.seconds = round(clock.now() - began, 3)
         finally:
             await client.aclose()
 
     if models:
-        print_message(
-            f"asking whether they answer: {', '.join(client.name for _, client in models)}"
-        )
+        names = ", ".join(client.name for _, client in models)
+        print_message(f"asking whether they answer: {names}")
     async with anyio.create_task_group() as group:
         for plugin, client in models:
             group.start_soon(ask, plugin, client)

@@ -107,14 +107,16 @@ def show(
 ) -> None:
     """Show the tasks of a run, what replaced what, and how each repair came about.
 
-    A task has a sign and a word for its state, its tool, the number of its attempts if there were several, the time of the
-    last one, and what it waits for. ⟳ load → load~2 is a task that was replaced; its replacement follows it with ↳. Below
-    that, each repair is told in steps: what failed, the trigger that it fired, the decision and who made it, and what was
-    applied, with times since the start of the run. On a terminal, tasks that are alike are folded into one line.
+    A task has a sign and a word for its state, its tool, the number of its attempts if there were
+    several, the time of the last one, and what it waits for. ⟳ load → load~2 is a task that was
+    replaced; its replacement follows it with ↳. Below that, each repair is told in steps: what
+    failed, the trigger that it fired, the decision and who made it, and what was applied, with
+    times since the start of the run. On a terminal, tasks that are alike are folded into one line.
     """
     if watch and as_json:
         fail("--watch shows a run while it is executed; --json goes with a picture of one moment")
-    clock, stopped = SystemClock(), False
+    clock = SystemClock()
+    stopped = False
     with existing_store(store) as opened:
         info = find_run(opened, run)
         if watch:
@@ -170,8 +172,9 @@ def graph(
 ) -> None:
     """Draw the plan of a run as an SVG: its tasks with their states and dependencies, what replaced what, and the revisions.
 
-    Each state has a colour and a sign, and replaced tasks stand beside their replacements. Plans of more than 200 tasks are
-    drawn in groups by stage and state. The file has no scripts, and shows the full text of a task under the pointer.
+    Each state has a colour and a sign, and replaced tasks stand beside their replacements. Plans of
+    more than 200 tasks are drawn in groups by stage and state. The file has no scripts, and shows
+    the full text of a task under the pointer.
     """
     if output is None and not as_json and sys.stdout.isatty():
         fail("an SVG cannot be shown on a terminal; name a file with --output")
@@ -192,7 +195,8 @@ def graph(
 
 def _print_overview(overview: RunOverview, place: str, *, everything: bool) -> None:
     """Print an overview; on a terminal so that it fits, and otherwise in full, one line for each task and step."""
-    out, report = console(), overview.status
+    out = console()
+    report = overview.status
     everything = everything or not out.is_terminal
     if not out.is_terminal:
         out.width = 10_000  # nothing is cut or wrapped
@@ -233,7 +237,8 @@ def print_repairs(out: Console, repairs: Sequence[Repair], started: float) -> No
 
 def _steps_table(repair: Repair, started: float) -> Table:
     """Return the steps of a repair with their times since the start of the run, each time once."""
-    table, last = Table.grid(padding=(0, 2)), ""
+    table = Table.grid(padding=(0, 2))
+    last = ""
     table.add_column(justify="right", no_wrap=True, min_width=11)
     table.add_column(no_wrap=True)
     table.add_column()

@@ -115,8 +115,10 @@ class _Job:
     Attributes:
         request: the goal, and the issue that states it, if there is one.
         tools: a plan with the tools that may be used, and the tasks of a run that is resumed.
-        llm: the name of the language model; None for that of the settings, or the first available one.
-        seen_comments: ids of the comments of the issue that the request contains; None where it contains none.
+        llm: the name of the language model; None for that of the settings, or the first available
+            one.
+        seen_comments: ids of the comments of the issue that the request contains; None where it
+            contains none.
     """
 
     request: TaskRequest
@@ -190,7 +192,8 @@ def solve(
 ) -> None:
     """Achieve a goal in words: a language model plans it, tools carry it out, and the model judges each phase.
 
-    The model sees the goal, the tools and their output, without secrets. It uses no other tools than these.
+    The model sees the goal, the tools and their output, without secrets. It uses no other tools
+    than these.
     """
     if dry_run and run_id is not None:
         fail("--dry-run keeps no run that --run-id could name: leave one of them out")
@@ -457,14 +460,16 @@ def _make_plan(job: _Job, options: RunOptions, *, save: Path | None = None) -> i
         made = await planning.make_plan()
         questions.extend(question.text for question in planning.engine.pending(planning.result.run))
 
-    options.store, options.context = "memory", None
+    options.store = "memory"
+    options.context = None
     settings = lookup.read_settings(options.settings, quiet=options.quiet, replan=options.replan)
     settings = settings.model_copy(
         update={"judge": settings.judge.model_copy(update={"enabled": False})}
     )
     summary, _ = _run_planning(job, options, settings, start, lookup.find_directory(options))
     if made is None:
-        result, reason = summary.result, summary.result.reason
+        result = summary.result
+        reason = summary.result.reason
         if questions:
             ways = "plan at a terminal, where you are asked, or use solve, whose questions `replanning approve` answers"
             reason = f"a person must decide: {'; '.join(questions)} ({ways})"
@@ -508,8 +513,10 @@ def _solve_and_report(
     """Carry out a run of planning mode, print its summary, and return the exit code."""
     summary, completion = _run_planning(job, options, settings, start, directory)
     if options.json:  # the phases of planning mode apart from the tasks that use tools
-        document, live = summary.to_json(), summary.live
-        outputs, tasks = as_object(document["outputs"]), as_object(document["tasks"])
+        document = summary.to_json()
+        live = summary.live
+        outputs = as_object(document["outputs"])
+        tasks = as_object(document["tasks"])
         rows: list[JsonValue] = [
             {
                 "task": entry.id,
@@ -653,7 +660,8 @@ def _run_planning(
             return planning, interrupted
 
     with closing(lookup.open_store(options.store)) as store:
-        display, started = lookup.create_display(), environment.clock.now()
+        display = lookup.create_display()
+        started = environment.clock.now()
         if not options.quiet:
             resumed = bool(job.tools.tasks)  # a run that is resumed keeps its mode
             loops = is_tool_loop(job.tools) if resumed else not settings.planning.enabled
@@ -664,7 +672,8 @@ def _run_planning(
         planning, interrupted = anyio.run(execute)
         run = planning.run
         assert run is not None
-        elapsed, exporters = environment.clock.now() - started, planning.engine.exporters
+        elapsed = environment.clock.now() - started
+        exporters = planning.engine.exporters
         summary = RunSummary(
             run.result,
             run.live,

@@ -422,7 +422,8 @@ def status_title(report: RunStatusReport) -> str:
 
 def _progress(report: RunStatusReport) -> str:
     """Return how far a run is: its tasks that are done, run, and have failed, and the time that the rest will take."""
-    found, held = report.evaluation, len(report.tasks.held)
+    found = report.evaluation
+    held = len(report.tasks.held)
     counts = {
         "running": report.tasks.counts.get(TaskState.RUNNING, 0),
         "failed": report.tasks.counts.get(TaskState.FAILED, 0) - held,
@@ -694,9 +695,12 @@ def _answer_all(
         )
         until = time.monotonic() + options.wait
         resume, advice = lookup.how_to_resume(store, options.store, info.run)
-        reports, waiting = list[JsonObject](), False
+        reports = list[JsonObject]()
+        waiting = False
         for question_id, error in answers.items():
-            question, outcome, waits = questions[question_id], "", False
+            question = questions[question_id]
+            outcome = ""
+            waits = False
             refused = error.hint if isinstance(error, UnknownQuestion) else str(error or "")
             if error is None:
                 try:
@@ -705,7 +709,8 @@ def _answer_all(
                     )
                     waits = not outcome and not alive
                     if not outcome and status in FINISHED_STATUSES:
-                        refused, waits = f"too late: the run {status_phrase(status)}", False
+                        refused = f"too late: the run {status_phrase(status)}"
+                        waits = False
                 except StaleAnswer as stale:
                     refused = str(stale)
             about: JsonObject = {

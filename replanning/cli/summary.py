@@ -113,12 +113,15 @@ class RunSummary:
         interrupted: bool = False,
     ) -> None:
         self._redact = redact
-        self.result, self.live = result, live
+        self.result = result
+        self.live = live
         self.exit_code = ExitCode.INTERRUPTED if interrupted else _EXIT_CODES[self.result.status]
         self.notes: Sequence[str] = ()
         self._elapsed = elapsed
-        self._store, self._durable = place, store.durable
-        self._trace_id, self._trace_place = "", ""
+        self._store = place
+        self._durable = store.durable
+        self._trace_id = ""
+        self._trace_place = ""
         if tracer is not None:
             # An exporter of a plugin may have no endpoint.
             self._trace_place = str(getattr(tracer, "endpoint", None) or plugin_name(tracer))
@@ -145,7 +148,8 @@ class RunSummary:
         except (StoreError, UnknownRun) as error:
             print_message(f"the history cannot be read: {error}")
             return
-        self._started, self._history = replayed.started, history
+        self._started = replayed.started
+        self._history = history
         if not result.unjournaled:
             self.live = replayed.live
         self._trace_id = (replayed.opened.trace or "--").split("-")[1]
@@ -167,7 +171,8 @@ class RunSummary:
         if json:
             print_json(self.to_json())
             return self.exit_code
-        out, result = console(), self.result
+        out = console()
+        result = self.result
         if not out.is_terminal:
             out.width = 10_000  # nothing is cut or wrapped
         mark, style = _STATUS_LOOKS.get(result.status, ("✗", "bold red"))
@@ -303,7 +308,8 @@ class RunSummary:
     def _next_steps(self) -> Iterator[tuple[str, str]]:
         """Yield commands that are useful now, each with a description."""
         result = self.result
-        run, failed = result.run, result.status in ("failed", "aborted")
+        run = result.run
+        failed = result.status in ("failed", "aborted")
         without_proposal = self._questions_without_proposal()
         for question in result.questions:
             is_approvable = question not in without_proposal

@@ -88,12 +88,14 @@ def worker(
 ) -> None:
     """Carry out runs on Temporal: execute the tools of these files for the plans of a task queue.
 
-    A worker executes the tools of its own files, whatever a plan says about a tool of that name. All workers of a task queue
-    need the same files and settings.
+    A worker executes the tools of its own files, whatever a plan says about a tool of that name.
+    All workers of a task queue need the same files and settings.
     """
     if not lookup.is_on_temporal(options.store):
         fail("--on: name the server, as temporal=HOST:PORT")
-    tools, servers, commands = dict[str, Any](), dict[str, Any](), set[str]()
+    tools = dict[str, Any]()
+    servers = dict[str, Any]()
+    commands = set[str]()
     for file in files:
         plan = read_tools(file, "FILE", planning=False)
         for known, described in (
@@ -262,7 +264,8 @@ def _follow(store: TemporalStore, run: str, options: RunOptions, seen: int) -> i
         options: of the command line.
         seen: the last record that is not shown.
     """
-    display, clock = lookup.create_display(), SystemClock()
+    display = lookup.create_display()
+    clock = SystemClock()
     gate = lookup.create_gate(options.ask, store, display, json=options.json)
     started = clock.now()
     display.attach(ExporterContext(store, clock))
@@ -280,7 +283,8 @@ def _follow(store: TemporalStore, run: str, options: RunOptions, seen: int) -> i
         )
         return ExitCode.INTERRUPTED
     live, ledger = replay_records(store.read(RunId(run)))[1:3]
-    end, resumes = ledger.run_end, lookup.command_line(options.store, "resume", run)
+    end = ledger.run_end
+    resumes = lookup.command_line(options.store, "resume", run)
     if end is None and over:
         raise StoreError(
             f"the workflow of run {run!r} was ended from outside; resume it with:\n  {resumes}"
@@ -333,7 +337,9 @@ class _Follower:
         gate: HumanGate | None,
         leaves_questions: bool,
     ) -> None:
-        self._store, self._run, self._display = store, run, display
+        self._store = store
+        self._run = run
+        self._display = display
         self._gate = gate if isinstance(gate, ConsoleGate) else None
         self._leaves_questions = leaves_questions
         self._open: set[str] = set()
