@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -118,20 +119,22 @@ def resume(
     with closing(lookup.open_store(options.store, must_exist=True)) as opened_store:
         info = lookup.find_run(opened_store, run)
         remote = lookup.is_on_temporal(options.store)  # its workers know how to go on
-        records = [] if remote else list(opened_store.read(info.run))
-        first = next(iter(records), None)
+        records: list[Record] = []
+        if not remote:
+            records = list(opened_store.read(info.run))
     if plan_file is None and (rerun is not None or yes):
         fail("--rerun and --yes are about a corrected plan; name its file with --plan")
     if revision is None and plan_file is None and info.status == "aborted":
         advice = "start a new run, or one from a revision of this one with --from (0 is the original plan)"
         raise NotRunning(f"run {info.run!r} was aborted: {advice}")
-    if revision is None and info.status == "succeeded":
+    shows_result = revision is None and info.status == "succeeded"
+    if shows_result:
         # A supervisor that resumes whatever it finds takes another code for a failure.
         print_message(
             f"run {info.run!r} has succeeded; there is nothing to resume, but `replanning rerun` runs"
             " tasks of it again"
         )
-        if remote or first is None or _is_of_program(first):
+        if not records or _is_of_program(records[0]):
             raise typer.Exit(ExitCode.OK)
     if remote:
         if plan_file is not None:
@@ -139,44 +142,43 @@ def resume(
         from replanning.cli import temporal  # other runs do not need it
 
         raise typer.Exit(temporal.resume(info, options, revision))
-    opened = _check_opening(first, info.run)
-    if any(map(is_phase_task, opened.plan.tasks)):
+    opened = _check_opening(records, info.run)
+    if _is_of_planning_mode(opened):
         if plan_file is not None:
             fail(f"--plan: run {info.run!r} is one of planning mode, which has no plan file")
         from replanning.cli.solve import resume_planning  # other runs need no planning mode
 
         raise typer.Exit(resume_planning(info.run, opened.plan, options, revision))
-    if revision is None and info.status == "succeeded":
+    if shows_result:
         records = []  # no tool works any more, so the folder may be gone
     directory = lookup.find_directory(options, records)
     if plan_file is None:
         raise typer.Exit(resume_plan(info.run, opened, options, revision, directory))
 
     given = lookup.read_plan(str(plan_file), options.context or ())
-    if problems := check_tools(given):
+    problems = check_tools(given)
+    if problems:
         raise PlanError(locate_problems(problems, str(plan_file)))
     agreed = _agree_on_correction(info, given, options, revision, rerun, yes=yes)
-    adopt = None
-    if agreed is None and revision is None and is_owner_alive(info):
-        print_message(
-            f"{plan_file} makes no difference to run {info.run}, which another process carries out"
-        )
-        return
-    if agreed is not None:
-        by = lookup.user_name(None)
-        if revision is None and is_owner_alive(info):
-            if options.directory is not None:
-                fail(
-                    "--directory: another process carries out this run; pause it, and resume it then"
-                )
-            _send_correction(info, given, agreed, by, options)
+    by = lookup.user_name(None)
+    if revision is None and is_owner_alive(info):
+        if agreed is None:
+            print_message(
+                f"{plan_file} makes no difference to run {info.run}, which another process carries"
+                " out"
+            )
             return
+        if options.directory is not None:
+            fail("--directory: another process carries out this run; pause it, and resume it then")
+        _send_correction(info, given, agreed, by, options)
+        return
+    adopt = None
+    if agreed is not None and revision is None and info.status == "aborted":
+        # Its budget is used up, so it would end again before anything else is done.
+        with closing(lookup.open_store(options.store)) as store:
+            ReplanningEngine([], store=store).adopt(info.run, given, rerun=agreed, by=by)
+    elif agreed is not None:
         adopt = partial(PlanRun.adopt, plan=given, rerun=agreed, by=by)
-        if revision is None and info.status == "aborted":
-            # Its budget is used up, so it would end again before anything else is done.
-            with closing(lookup.open_store(options.store)) as store:
-                ReplanningEngine([], store=store).adopt(info.run, given, rerun=agreed, by=by)
-            adopt = None
     code = resume_plan(info.run, opened, options, revision, directory, given=given, adopt=adopt)
     raise typer.Exit(code)
 
@@ -213,9 +215,9 @@ def rerun(
     with closing(lookup.open_store(options.store, must_exist=True)) as store:
         info = lookup.find_run(store, run)
         records = list(store.read(info.run))
-        opened = _check_opening(next(iter(records), None), info.run)
+        opened = _check_opening(records, info.run)
         directory = lookup.find_directory(options, records)
-        if any(map(is_phase_task, opened.plan.tasks)):
+        if _is_of_planning_mode(opened):
             fail(f"run {info.run!r} is one of planning mode: its phases follow from one another")
         engine = ReplanningEngine([], settings=settings, store=store)
         correction = engine.compare_rerun(info.run, *task, only=only)
@@ -289,7 +291,7 @@ def undo(
     with closing(lookup.open_store(options.store, must_exist=True)) as store:
         info = lookup.find_run(store, run)
         records = list(store.read(info.run))
-        opened = _read_opening(next(iter(records), None), info.run)
+        opened = _read_opening(records, info.run)
         is_of_program = lookup.belongs_to_program(opened)
         directory = Path()
         if not is_of_program:
@@ -298,10 +300,8 @@ def undo(
         engine = ReplanningEngine([], settings=settings, store=store)
         left = list(leave or ())
         done = list(by_hand or ())
-        compare = partial(
-            engine.compare_undo, info.run, to=to, only=only or (), leave=left, by_hand=done
-        )
-        plan = compare()
+        part = only or ()
+        plan = engine.compare_undo(info.run, to=to, only=part, leave=left, by_hand=done)
         if dry_run and options.json:
             print_json({"run": info.run, **_undo_json(plan)})
             return
@@ -310,17 +310,16 @@ def undo(
             return
         if plan.undecided:
             _decide_effects(plan, left, done, options)
-            plan = compare()
+            plan = engine.compare_undo(info.run, to=to, only=part, leave=left, by_hand=done)
         if not plan.changes and not _is_under_way(engine, info.run):
             print_message("there is nothing to take back")
             return
         if plan.changes:
             if not yes:
                 _ask("Take this back?", options)
-            is_elsewhere = is_of_program or is_owner_alive(info)
-            if not is_elsewhere:
+            if not is_of_program and not is_owner_alive(info):
                 _require_all_secrets(opened, options)
-            engine.undo(info.run, to=to, only=only or (), leave=left, by_hand=done, by=by)
+            engine.undo(info.run, to=to, only=part, leave=left, by_hand=done, by=by)
             if is_owner_alive(info):
                 _report_undo(store, info, by, options)
                 return
@@ -338,16 +337,23 @@ def undo(
     raise typer.Exit(code)
 
 
-def _read_opening(first: Record | None, run: RunId) -> RunOpened:
+def _read_opening(records: Sequence[Record], run: RunId) -> RunOpened:
     """Return the opening of a run."""
-    if first is None or not isinstance(first.body, RunOpened):
-        raise JournalCorrupt(f"the journal of run {run!r} does not begin with the opening of a run")
-    return first.body
+    if records:
+        body = records[0].body
+        if isinstance(body, RunOpened):
+            return body
+    raise JournalCorrupt(f"the journal of run {run!r} does not begin with the opening of a run")
+
+
+def _is_of_planning_mode(opened: RunOpened) -> bool:
+    """Return whether a run was planned by a language model."""
+    return any(map(is_phase_task, opened.plan.tasks))
 
 
 def _require_all_secrets(opened: RunOpened, options: RunOptions) -> None:
-    """End the command if a secret parameter is not given again, before it leaves a run behind that needs it."""
-    _, texts = split_set_options(options.context or ())
+    """End the command if a secret parameter is not given again: no run is left that needs it."""
+    texts = split_set_options(options.context or ())[1]
     lost: list[str] = []
     for name, parameter in opened.plan.parameters.items():
         if parameter.secret and name not in texts:
@@ -355,15 +361,13 @@ def _require_all_secrets(opened: RunOpened, options: RunOptions) -> None:
     lookup.require_secrets(opened.run, lost)
 
 
-def _check_opening(first: Record | None, run: RunId) -> RunOpened:
+def _check_opening(records: Sequence[Record], run: RunId) -> RunOpened:
     """Return the opening of a run that this program can go on with."""
-    opened = _read_opening(first, run)
+    opened = _read_opening(records, run)
     if lookup.belongs_to_program(opened):
-        what = (
-            "is the session of a program"
-            if opened.open_ended
-            else "executes functions of a program"
-        )
+        what = "executes functions of a program"
+        if opened.open_ended:
+            what = "is the session of a program"
         how = lookup.how_a_program_resumes(opened)
         raise NotRunning(f"run {run!r} {what}; only that program can resume it{how}")
     return opened
@@ -371,7 +375,9 @@ def _check_opening(first: Record | None, run: RunId) -> RunOpened:
 
 def _is_of_program(first: Record) -> bool:
     """Return whether only the program that opened a run can go on with it."""
-    return isinstance(first.body, RunOpened) and lookup.belongs_to_program(first.body)
+    if not isinstance(first.body, RunOpened):
+        return False
+    return lookup.belongs_to_program(first.body)
 
 
 # Corrected plans
@@ -396,16 +402,18 @@ def _agree_on_correction(
         engine = ReplanningEngine([], settings=settings, store=store)
         compare = partial(engine.compare, info.run, given, revision=revision)
         correction = compare(rerun=rerun or "changed")
-        if correction.again and rerun is None:
-            if not _ask_about_finished(correction, options, yes=yes):
-                correction = compare(rerun="none")
+        is_open = rerun is None and len(correction.again) > 0
+        if is_open and not _ask_about_finished(correction, options, yes=yes):
+            correction = compare(rerun="none")
     if not correction:
         return None
     _print_correction(correction)
     if not yes:
         _ask("Apply this to the run?", options)
     # What the end of a process leaves in doubt was not asked about, so it is not run again.
-    return "changed" if correction.again else "none"
+    if correction.again:
+        return "changed"
+    return "none"
 
 
 def _send_correction(
@@ -416,10 +424,12 @@ def _send_correction(
 
     def outcome(bodies: list[RecordBody]) -> str:
         for body in bodies:
-            if isinstance(body, PlanRevised) and body.adopted is not None and body.by == by:
-                return f"revision {body.number}"
-            if isinstance(body, ErrorContained) and body.where == adoption_place(by):
-                refuse(f"run {info.run} did not take it: {body.error}")
+            if isinstance(body, PlanRevised):
+                if body.adopted is not None and body.by == by:
+                    return f"revision {body.number}"
+            elif isinstance(body, ErrorContained):
+                if body.where == adoption_place(by):
+                    refuse(f"run {info.run} did not take it: {body.error}")
         return ""
 
     with closing(lookup.open_store(options.store)) as store:
@@ -478,8 +488,8 @@ def _ask(question: str, options: RunOptions) -> None:
 
 
 def _require_terminal(options: RunOptions, instead: str) -> None:
-    at_terminal = sys.stdin.isatty() and sys.stderr.isatty()
-    if options.json or options.ask in ("never", "store") or not at_terminal:
+    is_silent = options.json or options.ask in ("never", "store")
+    if is_silent or not sys.stdin.isatty() or not sys.stderr.isatty():
         fail(f"nothing was changed, because nobody can be asked here; {instead}")
 
 
@@ -535,7 +545,10 @@ def _decide_effects(plan: UndoPlan, left: list[str], done: list[str], options: R
         if answer == "s":
             print_message("nothing was changed")
             raise typer.Exit
-        (left if answer == "l" else done).append(effect.attempt)
+        if answer == "l":
+            left.append(effect.attempt)
+        else:
+            done.append(effect.attempt)
 
 
 def _report_undo(store: RunStore, info: RunInfo, by: str, options: RunOptions) -> None:
@@ -544,10 +557,12 @@ def _report_undo(store: RunStore, info: RunInfo, by: str, options: RunOptions) -
 
     def outcome(bodies: list[RecordBody]) -> str:
         for body in bodies:
-            if isinstance(body, PlanRevised) and body.by == by:
-                return f"revision {body.number}"
-            if isinstance(body, ErrorContained) and body.where == undo_place(by):
-                refuse(f"run {info.run} did not take it: {body.error}")
+            if isinstance(body, PlanRevised):
+                if body.by == by:
+                    return f"revision {body.number}"
+            elif isinstance(body, ErrorContained):
+                if body.where == undo_place(by):
+                    refuse(f"run {info.run} did not take it: {body.error}")
         return ""
 
     messages = MessageOptions(store=options.store, json=options.json)

@@ -49,7 +49,7 @@ from replanning.errors import (
 )
 from replanning.history import ReplanHistory, RunStatusReport, run_status
 from replanning.history.export import candidate_json
-from replanning.history.status import is_owner_alive, open_questions
+from replanning.history.status import ElementsReport, is_owner_alive, open_questions
 from replanning.history.wording import (
     evaluation_line,
     format_iso_time,
@@ -187,20 +187,13 @@ def status(
                 print_message(f"run {info.run} cannot be read: {error}")
                 reports.append((info, str(error)))
     if as_json:
-        print_json(
-            [
-                {
-                    "run": info.run,
-                    "name": info.name,
-                    "objective": info.objective,
-                    "status": "unreadable",
-                    "reason": report,
-                }
-                if isinstance(report, str)
-                else status_json(report, now)
-                for info, report in reports
-            ]
-        )
+        rows: list[JsonObject] = []
+        for info, found in reports:
+            if isinstance(found, str):
+                rows.append(_unreadable_json(info, found))
+            else:
+                rows.append(status_json(found, now))
+        print_json(rows)
         return
     if not runs:
         refuse(lookup.NO_RUNS)
@@ -210,6 +203,17 @@ def status(
     print_table(out, _runs_table(reports, now))
     if len(runs) > limit:
         out.print(f"… and {len(runs) - limit} older; --limit shows more")
+
+
+def _unreadable_json(info: journal.RunInfo, reason: str) -> JsonObject:
+    """Return what is known of a run whose journal cannot be read as JSON."""
+    return {
+        "run": info.run,
+        "name": info.name,
+        "objective": info.objective,
+        "status": "unreadable",
+        "reason": reason,
+    }
 
 
 def _runs_table(
@@ -248,18 +252,19 @@ def _age(now: float, then: float) -> str:
 
 def status_json(report: RunStatusReport, now: float) -> JsonObject:
     """Return the status of a run as JSON."""
-    running: list[JsonValue] = [
-        {
-            "task": task.id,
-            "attempt": task.attempt,
-            "since": format_iso_time(task.since),
-            "age": round(now - task.since, 3),
-            "in_doubt": task.in_doubt,
-        }
-        for task in report.tasks.running
-    ]
+    tasks = report.tasks
     usage = report.usage
-    owner = report.owner
+    left_out: JsonObject = {}
+    for found in tasks.lists:
+        left_out |= found.left_out
+    failed: list[JsonValue] = []
+    for task_id, failure in tasks.failures.items():
+        failed.append({"task": task_id, **asdict(failure)})
+    owner_name = None
+    owner_alive = None
+    if report.owner is not None:
+        owner_name = report.owner.name
+        owner_alive = report.owner.alive
     return {
         "run": report.run,
         "name": report.name,
@@ -268,45 +273,56 @@ def status_json(report: RunStatusReport, now: float) -> JsonObject:
         "reason": report.reason,
         "revision": report.revision,
         "replans": report.replans,
-        "tasks": {str(state): number for state, number in report.tasks.counts.items()},
-        "elements": {found.task: dict(found.counts) for found in report.tasks.lists},
-        "left_out": {
-            task_id: reason
-            for found in report.tasks.lists
-            for task_id, reason in found.left_out.items()
-        },
+        "tasks": {str(state): number for state, number in tasks.counts.items()},
+        "elements": {found.task: dict(found.counts) for found in tasks.lists},
+        "left_out": left_out,
         "parameters": dict(report.parameters),
         "evaluation": asdict(report.evaluation),
-        "held": [{"task": task.id, "question": task.question} for task in report.tasks.held],
-        "running": running,
-        "failed": [
-            {"task": task_id, **asdict(failure)}
-            for task_id, failure in report.tasks.failures.items()
-        ],
-        "stale": {task_id: list(causes) for task_id, causes in report.tasks.stale.items()},
+        "held": [{"task": task.id, "question": task.question} for task in tasks.held],
+        "running": _running_json(report, now),
+        "failed": failed,
+        "stale": {task_id: list(causes) for task_id, causes in tasks.stale.items()},
         "problems": problems_json(report.problems),
-        "unstored": dict(report.tasks.unstored),
+        "unstored": dict(tasks.unstored),
         "questions": [question.id for question in report.questions],
         "spent": {**asdict(usage.spent), "wall_clock": round(usage.elapsed, 3)},
         "budget": usage.budget.model_dump(mode="json"),
         "started": format_iso_time(report.started),
         "updated": format_iso_time(report.updated),
-        "owner": owner.name if owner else None,
-        "owner_alive": owner.alive if owner else None,
+        "owner": owner_name,
+        "owner_alive": owner_alive,
     }
+
+
+def _running_json(report: RunStatusReport, now: float) -> list[JsonValue]:
+    """Return the running tasks of a run as JSON."""
+    running: list[JsonValue] = []
+    for task in report.tasks.running:
+        running.append(
+            {
+                "task": task.id,
+                "attempt": task.attempt,
+                "since": format_iso_time(task.since),
+                "age": round(now - task.since, 3),
+                "in_doubt": task.in_doubt,
+            }
+        )
+    return running
 
 
 def problems_json(problems: Sequence[journal.RunProblem]) -> list[JsonValue]:
     """Return errors that a run contained as JSON."""
-    return [
-        {
-            "where": problem.where,
-            "error": problem.error,
-            "at": format_iso_time(problem.at),
-            "count": problem.count,
-        }
-        for problem in problems
-    ]
+    rows: list[JsonValue] = []
+    for problem in problems:
+        rows.append(
+            {
+                "where": problem.where,
+                "error": problem.error,
+                "at": format_iso_time(problem.at),
+                "count": problem.count,
+            }
+        )
+    return rows
 
 
 def _status_lines(
@@ -339,7 +355,6 @@ def _status_lines(
     yield f"  plan      revision {report.revision}, after {pluralise(report.replans, 'replan')}"
     yield f"  spent     {', '.join(spent)}"
     yield from _running_lines(report, now)
-    held = {task.question: task.id for task in report.tasks.held}
     yield from _failure_lines(report)
     if report.tasks.stale:
         yield f"  stale     {stale_line(report.tasks.stale)}"
@@ -347,17 +362,28 @@ def _status_lines(
         yield f"  problem   {line}"
     for task_id, why in list(report.tasks.unstored.items())[:_MAX_FAILURES]:
         yield f"  unstored  the output of {printable_line(task_id)}: {printable_line(why)}"
+    yield from _question_lines(report, waiting, place)
+    resumable = report.is_abandoned or report.status in ("paused", "needs_human")
+    if resumable and all(answer is not None for _, answer in waiting):
+        yield advice
+
+
+def _question_lines(
+    report: RunStatusReport, waiting: Sequence[PendingQuestion], place: str
+) -> Iterator[str]:
+    """Yield two lines about each open question: the question, and the command that answers it."""
+    held = {task.question: task.id for task in report.tasks.held}
     for question, answer in waiting:
-        task_waits = f"{printable_line(held[question.id])} waits: " if question.id in held else ""
-        answered = f" ({_posted_answer_text(answer)})" if answer else ""
+        text = printable_line(question.text)
+        if question.id in held:
+            text = f"{printable_line(held[question.id])} waits: {text}"
+        if answer is not None:
+            text += f" ({_posted_answer_text(answer)})"
         number = lookup.question_words(question.id)[1]
-        yield f"  question  {number}: {task_waits}{printable_line(question.text)}{answered}"
+        yield f"  question  {number}: {text}"
         is_approvable = bool(question.candidates)
         answer_it = lookup.answering_command(place, question.id, is_approvable=is_approvable)
         yield f"            {answer_it}"
-    resumable = report.status in ("paused", "needs_human") or report.is_abandoned
-    if resumable and all(answer is not None for _, answer in waiting):
-        yield advice
 
 
 def _running_lines(report: RunStatusReport, now: float) -> Iterator[str]:
@@ -365,7 +391,9 @@ def _running_lines(report: RunStatusReport, now: float) -> Iterator[str]:
     for task in report.tasks.running[:_MAX_RUNNING]:
         label = f"{printable_line(task.id)}, attempt {task.attempt}"
         age = _age(now, task.since)
-        left = f", {_age(task.deadline, now)} left" if task.deadline is not None else ""
+        left = ""
+        if task.deadline is not None:
+            left = f", {_age(task.deadline, now)} left"
         if task.in_doubt:
             yield f"  in doubt  {label}, started {age} ago; it is asked whether it was done{left}"
         elif report.is_abandoned:
@@ -379,7 +407,9 @@ def _running_lines(report: RunStatusReport, now: float) -> Iterator[str]:
 
 def _failure_lines(report: RunStatusReport) -> Iterator[str]:
     """Yield lines about failed tasks; elements of one list that failed alike are told together."""
-    lists = {task_id: found for found in report.tasks.lists for task_id in found.failed}
+    lists: dict[TaskId, ElementsReport] = {}
+    for found in report.tasks.lists:
+        lists |= dict.fromkeys(found.failed, found)
     alike: dict[tuple[str, ...], list[TaskId]] = {}
     for task_id, failure in report.tasks.failures.items():
         key: tuple[str, ...] = (task_id,)
@@ -394,7 +424,8 @@ def _failure_lines(report: RunStatusReport) -> Iterator[str]:
             name = f"{len(task_ids)} of {found.total} elements of {found.task}"
             name += f" ({join_names(task_ids, 3)})"
         yield f"  failed    {printable_line(name)}: {printable_line(str(failure))}"
-        yield from (f"            {line}" for line in printable_lines(failure.traceback))
+        for line in printable_lines(failure.traceback):
+            yield f"            {line}"
 
 
 def _list_lines(report: RunStatusReport) -> Iterator[str]:
@@ -412,16 +443,20 @@ def _list_lines(report: RunStatusReport) -> Iterator[str]:
 
 def status_title(report: RunStatusReport) -> str:
     """Return the id, the name and the status of a run as one line."""
-    name = f" {printable_line(report.name)!r}" if report.name else ""
-    reason = f": {printable_line(report.reason)}" if report.reason else ""
-    state = status_phrase(report.status)
+    title = f"run {printable_line(report.run)}"
+    if report.name:
+        title += f" {printable_line(report.name)!r}"
     if report.is_abandoned:
-        state = "was running when its process ended"
-    return f"run {printable_line(report.run)}{name} {state}{reason}"
+        title += " was running when its process ended"
+    else:
+        title += f" {status_phrase(report.status)}"
+    if report.reason:
+        title += f": {printable_line(report.reason)}"
+    return title
 
 
 def _progress(report: RunStatusReport) -> str:
-    """Return how far a run is: its tasks that are done, run, and have failed, and the time that the rest will take."""
+    """Return the progress of a run: its tasks by state, and the time that the rest will take."""
     found = report.evaluation
     held = len(report.tasks.held)
     counts = {
@@ -433,29 +468,27 @@ def _progress(report: RunStatusReport) -> str:
     done = f"{found.done} of {found.total}"
     if found.elements:
         done += f" and {found.elements_done} of {pluralise(found.elements, 'element')}"
-    words = [
-        f"{done} done",
-        *(f"{number} {word}" for word, number in counts.items() if number),
-    ]
-    words += (
-        [f"about {format_duration(found.remaining_seconds)} left"]
-        if found.remaining_seconds
-        else []
-    )
+    words = [f"{done} done"]
+    for word, number in counts.items():
+        if number:
+            words.append(f"{number} {word}")
+    if found.remaining_seconds:
+        words.append(f"about {format_duration(found.remaining_seconds)} left")
     return ", ".join(words)
 
 
 def _task_counts(report: RunStatusReport) -> str:
     held = len(report.tasks.held)
-    counts = {
-        **report.tasks.counts,
-        TaskState.FAILED: report.tasks.counts.get(TaskState.FAILED, 0) - held,
-    }
-    words = [
-        f"{number} {state.lower().replace('_', ' ')}" for state, number in counts.items() if number
-    ]
-    waiting = [f"{held} waiting for a person"] if held else []
-    return ", ".join([*words, *waiting]) or "no tasks"
+    words: list[str] = []
+    for state, count in report.tasks.counts.items():
+        number = count
+        if state is TaskState.FAILED:
+            number -= held  # these wait for a person, who may help them
+        if number:
+            words.append(f"{number} {state.lower().replace('_', ' ')}")
+    if held:
+        words.append(f"{held} waiting for a person")
+    return ", ".join(words) or "no tasks"
 
 
 @commands.command("questions", hidden=True)
@@ -468,48 +501,25 @@ def pending(
     """Show the questions that wait for a person, with the choices and the changes that each one makes."""
     now = SystemClock().now()
     with lookup.existing_store(store) as opened:
-        only = None if run is None else lookup.find_run(opened, run).run
-        by_run = list(lookup.open_questions_by_run(opened, only))
-        waiting = [entry for questions in by_run for entry in _pending_questions(opened, questions)]
+        only = None
+        if run is not None:
+            only = lookup.find_run(opened, run).run
+        waiting: list[PendingQuestion] = []
+        for questions in lookup.open_questions_by_run(opened, only):
+            waiting += _pending_questions(opened, questions)
         nothing = "no question is open"
         if only is not None and not waiting:
             nothing = lookup.no_question(opened, only)
     if as_json:
-        print_json(
-            [
-                {
-                    "question": question.id,
-                    "run": question.run,
-                    "text": question.text,
-                    "triggers": [
-                        {"kind": trigger.kind, "reason": trigger.reason}
-                        for trigger in question.triggers
-                    ],
-                    "candidates": [
-                        {"choice": number, **candidate_json(candidate), "diff": diff.splitlines()}
-                        for number, (candidate, diff) in enumerate(
-                            zip(question.candidates, question.diffs, strict=True), 1
-                        )
-                    ],
-                    "holds": question.holds,
-                    "asked": format_iso_time(question.asked_at),
-                    "age": round(now - question.asked_at, 3),
-                    "seconds_left": None
-                    if question.deadline is None
-                    else round(question.deadline - now, 3),
-                    "answered": answer
-                    and {"verdict": answer.payload.get("verdict"), "by": answer.by},
-                }
-                for question, answer in waiting
-            ]
-        )
+        print_json([_question_json(question, answer, now) for question, answer in waiting])
         return
     if not waiting:
         console().print(nothing, markup=False)
     out = console()
     for question, answer in waiting:
-        left = "" if question.deadline is None else f", {_age(question.deadline, now)} left"
-        asked = f"asked {_age(now, question.asked_at)} ago{left}"
+        asked = f"asked {_age(now, question.asked_at)} ago"
+        if question.deadline is not None:
+            asked += f", {_age(question.deadline, now)} left"
         out.print(f"run {question.run}, {spoken_id(question.id)}: {asked}", style="bold")
         print_question(out, question)
         if answer is not None:
@@ -524,6 +534,38 @@ def pending(
         out.print(f"      {others}")
 
 
+def _question_json(
+    question: Question, answer: journal.InboxMessage | None, now: float
+) -> JsonObject:
+    """Return an open question as JSON, with the answer that was posted for it."""
+    triggers: list[JsonValue] = []
+    for trigger in question.triggers:
+        triggers.append({"kind": trigger.kind, "reason": trigger.reason})
+    candidates: list[JsonValue] = []
+    pairs = zip(question.candidates, question.diffs, strict=True)
+    for number, (candidate, diff) in enumerate(pairs, 1):
+        lines: list[JsonValue] = list(diff.splitlines())
+        candidates.append({"choice": number, **candidate_json(candidate), "diff": lines})
+    seconds_left = None
+    if question.deadline is not None:
+        seconds_left = round(question.deadline - now, 3)
+    answered: JsonObject | None = None
+    if answer is not None:
+        answered = {"verdict": answer.payload.get("verdict"), "by": answer.by}
+    return {
+        "question": question.id,
+        "run": question.run,
+        "text": question.text,
+        "triggers": triggers,
+        "candidates": candidates,
+        "holds": list[JsonValue](question.holds),
+        "asked": format_iso_time(question.asked_at),
+        "age": round(now - question.asked_at, 3),
+        "seconds_left": seconds_left,
+        "answered": answered,
+    }
+
+
 def _pending_questions(
     store: journal.RunStore, questions: Sequence[Question]
 ) -> list[PendingQuestion]:
@@ -533,16 +575,17 @@ def _pending_questions(
             messages = store.inbox(questions[0].run)
         except JournalCorrupt as error:  # without the messages, only what was answered is unknown
             print_message(f"the answers to run {questions[0].run} cannot be read: {error}")
-    answers = {
-        message.payload.get("question"): message
-        for message in reversed(messages)
-        if message.kind == "answer"
-    }
+    answers: dict[JsonValue, journal.InboxMessage] = {}
+    for message in messages:
+        if message.kind == "answer":
+            # The first answer to a question is the one that the run takes.
+            answers.setdefault(message.payload.get("question"), message)
     return [(question, answers.get(question.id)) for question in questions]
 
 
 def _posted_answer_text(answer: journal.InboxMessage) -> str:
-    return f"{answer.payload.get('verdict')} by {printable_line(answer.by)} was saved, and waits for the run"
+    verdict = answer.payload.get("verdict")
+    return f"{verdict} by {printable_line(answer.by)} was saved, and waits for the run"
 
 
 @commands.command(
@@ -567,7 +610,8 @@ def approve(
     options: MessageOptions,
 ) -> None:
     """Agree to a change that a run asks about."""
-    (_answer_all if every else _answer)(question or (), "approve", options, choice=choice)
+    send = _answer_all if every else _answer
+    send(question or (), "approve", options, choice=choice)
 
 
 @commands.command(
@@ -595,7 +639,8 @@ def reject(
         abort: JsonObject = {"kind": "abort", "undo": True, "reason": options.comment}
         _answer(question or (), "modify", options, changes=[abort])
         return
-    (_answer_all if every else _answer)(question or (), "reject", options)
+    send = _answer_all if every else _answer
+    send(question or (), "reject", options)
 
 
 @commands.command(
@@ -618,32 +663,28 @@ def modify(
 ) -> None:
     """Answer a question with changes of your own."""
     place = str(changes)
-    text = (
-        (sys.stdin.read(MAX_PLAN_SIZE + 1) if sys.stdin else "")
-        if place == "-"
-        else lookup.read_text_argument(changes, "--changes")
-    )
+    text = ""
+    if place != "-":
+        text = lookup.read_text_argument(changes, "--changes")
+    elif sys.stdin:
+        text = sys.stdin.read(MAX_PLAN_SIZE + 1)
     try:
-        document = read_document(text, format=format_of(place), source=place)
-        given = document.get("changes") if isinstance(document, dict) else document
+        given = read_document(text, format=format_of(place), source=place)
+        if isinstance(given, dict):
+            given = given.get("changes")
         if not isinstance(given, list) or not given:
-            fail(
-                f"{place}: expected a list of changes, each with a `kind`, such as [{{kind: skip, task_id: build}}]"
-            )
+            example = "[{kind: skip, task_id: build}]"
+            fail(f"{place}: expected a list of changes, each with a `kind`, such as {example}")
         parse_changes(given)
     except PlanError as error:
         fail("; ".join(map(str, error.problems)))
     except ChangeRejected as error:
-        fail(
-            f"{place}: these changes are not valid:\n"
-            + "\n".join(f"  {problem}" for problem in error.problems)
-        )
-    _answer(
-        question or (),
-        "modify",
-        options,
-        changes=[change for change in given if isinstance(change, dict)],
-    )
+        lines = [f"{place}: these changes are not valid:"]
+        for problem in error.problems:
+            lines.append(f"  {problem}")
+        fail("\n".join(lines))
+    checked = [change for change in given if isinstance(change, dict)]
+    _answer(question or (), "modify", options, changes=checked)
 
 
 def _answer(
@@ -679,7 +720,10 @@ def _answer_all(
     options: MessageOptions,
     choice: int = 1,
 ) -> None:
-    """Give several questions of a run the same answer, and report how the run reacted; code 1 if one was refused."""
+    """Give several questions of a run the same answer, and report how the run reacted.
+
+    If an answer was refused, the exit code is 1.
+    """
     from replanning import ReplanningEngine
 
     with lookup.existing_store(options.store) as store:
@@ -700,37 +744,27 @@ def _answer_all(
         for question_id, error in answers.items():
             question = questions[question_id]
             outcome = ""
+            refused = ""
             waits = False
-            refused = error.hint if isinstance(error, UnknownQuestion) else str(error or "")
             if error is None:
-                try:
-                    outcome, status, alive = _await_outcome(
-                        store, info, partial(_answer_outcome, question), until
-                    )
-                    waits = not outcome and not alive
-                    if not outcome and status in FINISHED_STATUSES:
-                        refused = f"too late: the run {status_phrase(status)}"
-                        waits = False
-                except StaleAnswer as stale:
-                    refused = str(stale)
-            about: JsonObject = {
-                "run": info.run,
-                "question": question_id,
-                "verdict": verdict,
-                "taken": bool(outcome),
-            }
-            reports.append({**about, "refused": refused, "resume": resume if waits else None})
+                outcome, refused, waits = _await_answer(store, info, question, until)
+            elif isinstance(error, UnknownQuestion):
+                refused = error.hint
+            else:
+                refused = str(error)
             waiting = waiting or waits
+            report: JsonObject = {"run": info.run, "question": question_id, "verdict": verdict}
+            report |= {"taken": bool(outcome), "refused": refused, "resume": None}
+            if waits:
+                report["resume"] = resume
+            reports.append(report)
             if not options.json:
-                told = (
-                    f"not taken: {refused}"
-                    if refused
-                    else f"{verdict}: {outcome or 'saved for the run'}"
-                )
-                chosen = question.candidates[choice - 1 : choice] if verdict == "approve" else ()
-                told += "".join(
-                    f" ({printable_line(candidate.alternative.reason)})" for candidate in chosen
-                )
+                told = f"{verdict}: {outcome or 'saved for the run'}"
+                if refused:
+                    told = f"not taken: {refused}"
+                if verdict == "approve":
+                    for candidate in question.candidates[choice - 1 : choice]:
+                        told += f" ({printable_line(candidate.alternative.reason)})"
                 console().print(f"{spoken_id(question_id)}: {told}")
         if options.json:
             print_json(reports)
@@ -738,6 +772,26 @@ def _answer_all(
             console().print(f"No process is running {info.run}. {advice}")
     if any(report["refused"] for report in reports):
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _await_answer(
+    store: journal.RunStore, info: journal.RunInfo, question: Question, until: float
+) -> tuple[str, str, bool]:
+    """Wait until a run has reacted to the answer to a question, its owner has ended, or time is up.
+
+    Returns:
+        The reaction, "" for none; the reason if the answer was refused, or ""; and whether the
+        answer waits for a process that goes on with the run.
+    """
+    try:
+        outcome, status, alive = _await_outcome(
+            store, info, partial(_answer_outcome, question), until
+        )
+    except StaleAnswer as stale:
+        return "", str(stale), False
+    if not outcome and status in FINISHED_STATUSES:
+        return "", f"too late: the run {status_phrase(status)}", False
+    return outcome, "", not outcome and not alive
 
 
 def _answer_outcome(question: Question, bodies: list[journal.RecordBody]) -> str:
@@ -753,12 +807,17 @@ def _answer_outcome(question: Question, bodies: list[journal.RecordBody]) -> str
             if body.verdict == "withdrawn" or body.by == "timeout":
                 closed = f"it was closed before: {body.verdict} by {body.by}"
                 raise StaleAnswer(f"it was not taken: {body.comment or closed}")
-            decision = next(
-                (b.decision for b in bodies[number:] if isinstance(b, journal.DecisionMade)), ""
-            )
-            return decision and (
-                "the plan is kept" if decision == "keep" else "the plan was changed"
-            )
+            return _decision_outcome(bodies[number:])
+    return ""
+
+
+def _decision_outcome(bodies: Sequence[journal.RecordBody]) -> str:
+    """Return the outcome of the first decision of these records; "" if there is none yet."""
+    for body in bodies:
+        if isinstance(body, journal.DecisionMade):
+            if body.decision == "keep":
+                return "the plan is kept"
+            return "the plan was changed"
     return ""
 
 
@@ -808,30 +867,35 @@ def request(
         fail("this cannot be a goal: " + "; ".join(map(str, error.problems)))
     if new_goal and task:
         fail(
-            "--task goes with a request to replan; another goal concerns the whole plan, so leave it out"
+            "--task goes with a request to replan; another goal concerns the whole plan, so leave"
+            " it out"
         )
     if len(what) > 2:
         fail(f"expected a run and a reason, got {len(what)} words; put the reason in quotes")
-    *named, reason = what
+    reason = what[-1]
+    named = what[0] if len(what) == 2 else None
     with lookup.existing_store(options.store) as opened:
-        info = lookup.find_run(opened, named[0] if named else None)
+        info = lookup.find_run(opened, named)
         if info.status in FINISHED_STATUSES:
             refuse(f"run {info.run!r} {status_phrase(info.status)}; there is nothing to replan")
         if task:
             live = ReplanHistory.of(opened, info.run).replay()
-            for unknown in (name for name in task if name not in live):
-                raise UnknownTask(unknown, did_you_mean(unknown, [entry.id for entry in live]))
-        name = lookup.user_name(options.by)
+            for name in task:
+                if name not in live:
+                    raise UnknownTask(name, did_you_mean(name, [entry.id for entry in live]))
+        by = lookup.user_name(options.by)
         payload: JsonObject = {"reason": reason, "tasks": list[JsonValue](task or [])}
-        payload = as_object(redactor().value(payload | ({"goal": new_goal} if new_goal else {})))
-        opened.post(info.run, journal.InboxMessage("request", SystemClock().now(), name, payload))
+        if new_goal:
+            payload["goal"] = new_goal
+        payload = as_object(redactor().value(payload))
+        opened.post(info.run, journal.InboxMessage("request", SystemClock().now(), by, payload))
 
         def outcome(bodies: list[journal.RecordBody]) -> str:
-            received = any(
-                isinstance(body, journal.ReplanRequested | journal.GoalChanged) and body.by == name
-                for body in bodies
-            )
-            return "the run considers it" if received else ""
+            for body in bodies:
+                if isinstance(body, journal.ReplanRequested | journal.GoalChanged):
+                    if body.by == by:
+                        return "the run considers it"
+            return ""
 
         report_outcome(opened, info, outcome, options, {"asked": "request"})
 
@@ -892,10 +956,10 @@ def report_outcome(
         refuse(f"too late: the run {status_phrase(status)}")
     resume, advice = lookup.how_to_resume(store, place, info.run)
     if options.json:
-        waits = not outcome and not alive
-        print_json(
-            {"run": info.run, **about, "taken": bool(outcome), "resume": resume if waits else None}
-        )
+        report: JsonObject = {"run": info.run, **about, "taken": bool(outcome), "resume": None}
+        if not outcome and not alive:
+            report["resume"] = resume
+        print_json(report)
     elif outcome:
         see = lookup.command_line(place, "why", info.run)
         console().print(f"Run {info.run}: {outcome}.\n  {see}")
@@ -912,7 +976,11 @@ def _await_outcome(
     read_outcome: Callable[[list[journal.RecordBody]], str],
     until: float,
 ) -> tuple[str, CurrentRunStatus, bool | None]:
-    """Wait until the run has reacted or its owner has ended; return the reaction, the status, and whether it has an owner."""
+    """Wait until the run has reacted, its owner has ended, or time is up.
+
+    Returns:
+        The reaction, the status of the run, and whether a process carries it out.
+    """
     while True:
         now = next(now for now in store.runs() if now.run == info.run)
         alive = is_owner_alive(now)  # first: an owner may react and end before the read
