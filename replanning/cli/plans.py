@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -69,7 +69,7 @@ from replanning.tools.check import (
 )
 
 if TYPE_CHECKING:
-    from replanning.testing import Distribution
+    from replanning.testing import Distribution, SimulationReport
 
 commands = Program()
 
@@ -78,6 +78,9 @@ MAX_DESCRIPTION_CHARS = 100
 
 MAX_SHOWN_NAMES = 5
 """Most names of tasks or of failures in a line about retries."""
+
+_MAX_CAUSES = 10
+"""Most causes of failure that the report of a simulation lists."""
 
 _TOOL_SECTIONS = ("tools", "resources", "objects", "mcp")
 """The sections that are read from a file of tools; others, as a plan file has them, are ignored."""
@@ -120,26 +123,23 @@ def validate(plan: PlanArgument, *, values: SetOption = None, as_json: JsonOptio
     except PlanError as error:
         problems = [*error.problems, *_tool_problems(path, error.problems)]
     if as_json:
-        found = {"problems": list(map(asdict, problems)), "notes": list(map(asdict, notes))}
-        retries = list(map(asdict, tries))
-        parameters = [] if document is None else _parameters_json(document)
-        print_json(
-            {
-                "plan": path,
-                "valid": not problems,
-                **found,
-                "parameters": parameters,
-                "retries": retries,
-            },
-            redact=True,
-        )
+        parameters: list[JsonObject] = []
+        if document is not None:
+            parameters = _parameters_json(document)
+        report = {
+            "plan": path,
+            "valid": not problems,
+            "problems": list(map(asdict, problems)),
+            "notes": list(map(asdict, notes)),
+            "parameters": parameters,
+            "retries": list(map(asdict, tries)),
+        }
+        print_json(report, redact=True)
     elif document is None or problems:
         print_message(f"error: {PlanError(problems)}")
     else:
-        counts = (
-            f"{pluralise(len(document.tasks), 'task')}, {pluralise(len(document.tools), 'tool')}"
-        )
-        console().print(f"{path} is valid: {counts}")
+        tasks = pluralise(len(document.tasks), "task")
+        console().print(f"{path} is valid: {tasks}, {pluralise(len(document.tools), 'tool')}")
         for line in _parameter_lines(document):
             console().print(f"parameter: {escape_control(redactor().text(line))}")
         for line in _list_lines(document):
@@ -148,7 +148,8 @@ def validate(plan: PlanArgument, *, values: SetOption = None, as_json: JsonOptio
             console().print(f"retry: {escape_control(redactor().text(line))}")
         for note in notes:
             console().print(f"note: {escape_control(redactor().text(note.message))}")
-    raise typer.Exit(ExitCode.USAGE if problems else ExitCode.OK)
+    if problems:
+        raise typer.Exit(ExitCode.USAGE)
 
 
 def _parameters_json(plan: Plan) -> list[JsonObject]:
@@ -157,6 +158,9 @@ def _parameters_json(plan: Plan) -> list[JsonObject]:
     rows: list[JsonObject] = []
     for name, parameter in plan.parameters.items():
         needed = parameter.current is None
+        value = None
+        if not needed:
+            value = shown[name]
         rows.append(
             {
                 "name": name,
@@ -164,7 +168,7 @@ def _parameters_json(plan: Plan) -> list[JsonObject]:
                 "description": parameter.description,
                 "secret": parameter.secret,
                 "default": parameter.default,
-                "value": None if needed else shown[name],
+                "value": value,
                 "needed": needed,
             }
         )
@@ -255,7 +259,9 @@ def _stated_tries(plan: Plan) -> list[_Tries]:
         total = None
         if limit is not None:
             total = retry.longest_time(limit)
-        on = None if retry.on is None else tuple(retry.on)
+        on = None
+        if retry.on is not None:
+            on = tuple(retry.on)
         every = retry.states_attempts and on is None
         in_doubt = not is_declared_unrepeatable(task, tool)
         found.append(
@@ -274,11 +280,15 @@ def _tries_lines(tries: Sequence[_Tries]) -> list[str]:
     lines = []
     for each, tasks in names.items():
         shown = join_names(tasks, MAX_SHOWN_NAMES)
-        who = f"task {shown} is" if len(tasks) == 1 else f"tasks {shown} are"
+        who = f"tasks {shown} are"
+        if len(tasks) == 1:
+            who = f"task {shown} is"
         times = pluralise(each.attempts, "time")
-        after = "every failure" if each.every_failure else "failures that may pass"
+        after = "failures that may pass"
         if each.on is not None:
             after = join_names([_failure_name(entry) for entry in each.on], MAX_SHOWN_NAMES)
+        elif each.every_failure:
+            after = "every failure"
         if not each.in_doubt:
             after += " that is known to have had no effect"
         wait = format_duration(each.wait_seconds)
@@ -295,30 +305,34 @@ def _tries_lines(tries: Sequence[_Tries]) -> list[str]:
 def _failure_name(entry: int | str) -> str:
     if isinstance(entry, str):
         return entry
-    return f"exit code {entry}" if entry in EXIT_CODES else f"HTTP {entry}"
+    if entry in EXIT_CODES:
+        return f"exit code {entry}"
+    return f"HTTP {entry}"
 
 
 def _literal_secrets(plan: Plan) -> list[Problem]:
     """Return a note about the secrets in a plan, which a resumed run lacks."""
     warning = redaction_warning(redactor().document(plan), plan)
-    return [Problem("", warning)] if warning else []
+    if not warning:
+        return []
+    return [Problem("", warning)]
 
 
 def _open_secrets(plan: Plan) -> list[Problem]:
-    """Return a note about each parameter that is called like a secret, and whose value would be kept."""
+    """Return a note about each parameter named like a secret whose value the journal would keep."""
     notes: list[Problem] = []
     for name, parameter in plan.parameters.items():
-        is_text = parameter.type == "string" and not parameter.secret
-        if is_text and secret_predicate(name) is not None:
-            text = (
-                f"parameter {name!r} is called like a secret, and the journal would keep its value"
-            )
-            notes.append(Problem("", f"{text}; state `secret: true` if it is one"))
+        if parameter.secret or parameter.type != "string":
+            continue
+        if secret_predicate(name) is not None:
+            text = f"parameter {name!r} is called like a secret"
+            advice = "the journal would keep its value; state `secret: true` if it is one"
+            notes.append(Problem("", f"{text}, and {advice}"))
     return notes
 
 
 def _tool_problems(path: str, reported: Sequence[Problem]) -> list[Problem]:
-    """Check the tools of a plan that is not valid; return the problems with parts that have none reported yet."""
+    """Check the tools of a plan that is not valid; leave out parts with reported problems."""
     document = load_document(path)
     listed = document.get("tasks")
     # A plan that is refused for its size is not looked through.
@@ -331,11 +345,9 @@ def _tool_problems(path: str, reported: Sequence[Problem]) -> list[Problem]:
         goal=Goal(objective=""), tools=tuple(tools.values()), tasks=tuple(tasks.values())
     )
     numbers = {"tools": list(tools), "tasks": list(tasks)}
-    parts = {
-        part
-        for problem in reported
-        for part in re.findall(r"(?<!\S)(?:tools|tasks)\[\d+\]", problem.place)
-    }
+    parts: set[str] = set()
+    for problem in reported:
+        parts.update(re.findall(r"(?<!\S)(?:tools|tasks)\[\d+\]", problem.place))
     problems = []
     for problem in check_tools(plan):
         match parse_path(problem.place):
@@ -347,15 +359,16 @@ def _tool_problems(path: str, reported: Sequence[Problem]) -> list[Problem]:
 
 
 def _valid_parts(document: JsonObject, group: str, model: type[ModelT]) -> dict[int, ModelT]:
-    """Return the parts of a plan that are valid by themselves, without unknown fields, by their number."""
+    """Return the parts of a plan that are valid without their unknown fields, by their number."""
     valid: dict[int, ModelT] = {}
     parts = document.get(group)
-    for number, part in enumerate(parts if isinstance(parts, list) else ()):
+    if not isinstance(parts, list):
+        return valid
+    for number, part in enumerate(parts):
         if isinstance(part, dict):
+            known = {name: value for name, value in part.items() if name in model.model_fields}
             with suppress(ValidationError, PlanError):
-                valid[number] = model.model_validate(
-                    {name: part[name] for name in part if name in model.model_fields}
-                )
+                valid[number] = model.model_validate(known)
     return valid
 
 
@@ -394,69 +407,98 @@ def tools(
         notes = check_machine(plan)
     rows: list[JsonObject] = []
     for index, tool in enumerate(plan.tools):
-        own = [
-            note.message.removeprefix(f"tool {tool.name!r} ")
-            for note in notes
-            if note.place == f"tools[{index}]"
-        ]
-        why = "; ".join(own)
+        prefix = f"tool {tool.name!r} "
+        lacks: list[str] = []
+        for note in notes:
+            if note.place == f"tools[{index}]":
+                lacks.append(note.message.removeprefix(prefix))
+        why = "; ".join(lacks)
         if not why and not tool.available:
-            name = tool.tool or tool.name
-            if any(other.name == tool.name and not other.available for other in described.tools):
-                why = "the plan says so"
-            elif (problem := unavailable.get(tool.server or "")) is not None:
-                why = problem
-            else:
-                there = [
-                    other for other in plan.tools if other.available and other.server == tool.server
-                ]
-                hint = did_you_mean(name, [other.tool or other.name for other in there])
-                why = f"the MCP server {tool.server!r} has no tool {name!r}{f'; {hint}' if hint else ''}"
-        server = plan.mcp.get(tool.server or "")
-        rows.append(
-            {
-                "name": tool.name,
-                "kind": tool.kind,
-                "from": tool.command
-                or tool.url
-                or tool.callable
-                or (f"{tool.server}: {server.location}" if server else ""),
-                "description": tool.description,
-                "parameters": dict[str, JsonValue](tool.parameters),
-                "optional": list[JsonValue](tool.optional),
-                "capability": tool.capability,
-                "dangerous": tool.dangerous,
-                "harm": detected_risk(tool) if tool.dangerous else "",
-                "available": not why,
-                "why": why,
-            }
-        )
+            why = _unavailable_reason(tool, plan, described, unavailable)
+        rows.append(_tool_json(tool, plan, why))
     if as_json:
-        servers = {
-            name: {"available": name not in unavailable, "why": unavailable.get(name, "")}
-            for name in plan.mcp
-        }
+        servers: JsonObject = {}
+        for name in plan.mcp:
+            why = unavailable.get(name, "")
+            servers[name] = {"available": name not in unavailable, "why": why}
         print_json({"tools": rows, "servers": servers}, redact=True)
         return
     for tool, row in zip(plan.tools, rows, strict=True):
-        parameters = (
-            f"{name}{'?' if name in tool.optional else ''}: {kind}"
-            for name, kind in tool.parameters.items()
-        )
-        dangerous = ", dangerous" if tool.dangerous else ""
-        signature = f"{tool.name}({', '.join(parameters)})"
-        console().print(
-            escape_control(
-                redactor().text(f"{signature}  {tool.kind}{dangerous}  from {row['from']}")
-            )
-        )
-        details = {
-            "": one_line(redactor().text(tool.description), MAX_DESCRIPTION_CHARS),
-            "dangerous: ": row["harm"],
-        }
-        for label, text in (details | {"not available: ": row["why"]}).items():
-            if text:
-                console().print(escape_control(redactor().text(f"    {label}{text}")))
+        for line in _tool_lines(tool, row):
+            console().print(escape_control(redactor().text(line)))
+
+
+def _unavailable_reason(
+    tool: ToolSpec, plan: Plan, described: Plan, unavailable: Mapping[str, str]
+) -> str:
+    """Return the reason why a tool cannot be used that this machine has all programs for.
+
+    Args:
+        tool: the tool.
+        plan: the plan with the tools that the servers have.
+        described: the plan as its file states it.
+        unavailable: the servers that did not answer, with the reasons.
+    """
+    for stated in described.tools:
+        if stated.name == tool.name and not stated.available:
+            return "the plan says so"
+    problem = unavailable.get(tool.server or "")
+    if problem is not None:
+        return problem
+    name = tool.tool or tool.name
+    others: list[str] = []
+    for other in plan.tools:
+        if other.available and other.server == tool.server:
+            others.append(other.tool or other.name)
+    why = f"the MCP server {tool.server!r} has no tool {name!r}"
+    hint = did_you_mean(name, others)
+    if hint:
+        why += f"; {hint}"
+    return why
+
+
+def _tool_json(tool: ToolSpec, plan: Plan, why: str) -> JsonObject:
+    """Return a tool as JSON, with the reason why it is not available, or ""."""
+    origin = tool.command or tool.url or tool.callable or ""
+    server = plan.mcp.get(tool.server or "")
+    if not origin and server is not None:
+        origin = f"{tool.server}: {server.location}"
+    harm = ""
+    if tool.dangerous:
+        harm = detected_risk(tool)
+    return {
+        "name": tool.name,
+        "kind": tool.kind,
+        "from": origin,
+        "description": tool.description,
+        "parameters": dict[str, JsonValue](tool.parameters),
+        "optional": list[JsonValue](tool.optional),
+        "capability": tool.capability,
+        "dangerous": tool.dangerous,
+        "harm": harm,
+        "available": not why,
+        "why": why,
+    }
+
+
+def _tool_lines(tool: ToolSpec, row: JsonObject) -> Iterator[str]:
+    """Yield the signature of a tool, and lines about it, from what `_tool_json` says of it."""
+    parameters: list[str] = []
+    for name, kind in tool.parameters.items():
+        mark = "?" if name in tool.optional else ""
+        parameters.append(f"{name}{mark}: {kind}")
+    line = f"{tool.name}({', '.join(parameters)})  {tool.kind}"
+    if tool.dangerous:
+        line += ", dangerous"
+    yield f"{line}  from {row['from']}"
+    # A description is cut where secrets cannot be cut in two.
+    description = one_line(redactor().text(tool.description), MAX_DESCRIPTION_CHARS)
+    if description:
+        yield f"    {description}"
+    if row["harm"]:
+        yield f"    dangerous: {row['harm']}"
+    if row["why"]:
+        yield f"    not available: {row['why']}"
 
 
 class _InvalidTools(PlanError):
@@ -483,37 +525,42 @@ def read_tools(path: Path, argument: str = "--tools", *, planning: bool = True) 
     try:
         document = read_document(text, format=format_of(path), source=str(path))
         if not isinstance(document, dict) or not (document.get("tools") or document.get("mcp")):
-            expected = "a section `tools` with at least one tool, or a section `mcp` with servers that have some"
-            raise PlanError.at(str(path), f"expected {expected}")
+            expected = "a section `tools` with at least one tool, or a section `mcp` with servers"
+            raise PlanError.at(str(path), f"expected {expected} that have some")
+        sections = {name: document[name] for name in _TOOL_SECTIONS if name in document}
         try:
-            sections = {name: document[name] for name in _TOOL_SECTIONS if name in document}
             plan = Plan.model_validate({"goal": {"objective": ""}, **sections})
         except PlanError as error:
-            problems = (
-                Problem(f"{path} {problem.place}", problem.message) for problem in error.problems
-            )
-            raise PlanError(list(problems)) from None
-        if wrong := [*secret_name_problems(plan, redactor()), *check_tools(plan)]:
+            problems: list[Problem] = []
+            for problem in error.problems:
+                problems.append(Problem(f"{path} {problem.place}", problem.message))
+            raise PlanError(problems) from None
+        wrong = [*secret_name_problems(plan, redactor()), *check_tools(plan)]
+        if wrong:
             raise PlanError(wrong)
     except PlanError as error:
         raise _InvalidTools(error.problems) from None
     if not planning and document.get("tasks"):
         return plan
-    tools = list[ToolSpec]()
-    for tool in plan.tools:  # a tool of a server that is not marked leaves it to the server
-        harmful = "dangerous" not in tool.model_fields_set and detected_risk(tool)
-        tools.append(tool.model_copy(update={"dangerous": True}) if harmful else tool)
+    tools: list[ToolSpec] = []
+    for tool in plan.tools:
+        # A tool of a server that is not marked leaves it to the server.
+        if "dangerous" not in tool.model_fields_set and detected_risk(tool):
+            tools.append(tool.model_copy(update={"dangerous": True}))
+        else:
+            tools.append(tool)
     return plan.model_copy(update={"tools": tuple(tools)})
 
 
 async def discover_tools(executor: ToolExecutor, plan: Plan, *, quiet: bool = False) -> Plan:
-    """Return the plan with the tools of its MCP servers; unless quiet, report the unavailable servers."""
+    """Return the plan with the tools of its MCP servers; note unavailable servers."""
     if not plan.mcp:
         return plan
-    if not quiet:
-        print_message(f"asking the MCP servers what they can do: {', '.join(plan.mcp)}")
+    if quiet:
+        return await executor.discover(plan)
+    print_message(f"asking the MCP servers what they can do: {', '.join(plan.mcp)}")
     with_tools = await executor.discover(plan)
-    for name, reason in {} if quiet else executor.unavailable_servers.items():
+    for name, reason in executor.unavailable_servers.items():
         print_message(f"note: MCP server {name!r} is not there: {reason}")
     return with_tools
 
@@ -576,15 +623,19 @@ def simulate(
 
     loaded = read_settings(options.settings)
     document = read_plan(str(plan), options.context or ())
-    if problems := missing_values(document.parameters):
+    problems = missing_values(document.parameters)
+    if problems:
         raise PlanError(locate_problems(problems, str(plan)))
     names = replan_provider or loaded.provider
-    if models := [
-        name for name in names if is_llm(name)
-    ]:  # they cost money and have no virtual time
-        message = f"a simulation asks no language model such as {', '.join(map(repr, models))}; use repair"
+    models = [repr(name) for name in names if is_llm(name)]
+    if models:  # they cost money and have no virtual time
+        message = f"a simulation asks no language model such as {', '.join(models)}; use repair"
         raise SettingsError.at("--replan-provider", message)
-    providers = list(dict.fromkeys(REPAIR_PLUGIN if name == AUTO else name for name in names))
+    providers: list[str] = []
+    for name in names:
+        provider = REPAIR_PLUGIN if name == AUTO else name
+        if provider not in providers:
+            providers.append(provider)
     schedule = testing.FaultSchedule(
         fail=_parse_chances("fail", fail or ()),
         flaky=_parse_chances("flaky", flaky or ()),
@@ -593,9 +644,10 @@ def simulate(
     try:
         schedule.check(document)
     except PlanError as error:  # an option is wrong, not the plan
-        places = (problem.place.replace("faults.", "--", 1) for problem in error.problems)
-        messages = (problem.message for problem in error.problems)
-        raise SettingsError(list(map(Problem, places, messages))) from None
+        wrong: list[Problem] = []
+        for problem in error.problems:
+            wrong.append(Problem(problem.place.replace("faults.", "--", 1), problem.message))
+        raise SettingsError(wrong) from None
     engine = partial(ReplanningEngine, providers, settings=loaded)
     report = testing.simulate(
         document,
@@ -608,41 +660,52 @@ def simulate(
     if options.json:
         print_json(report.document(), redact=True)
     else:
-        out = console()
-        name = escape_control(redactor().text(report.plan))
-        out.print(
-            f"{name}: {len(report.runs)} simulated runs of {len(document.tasks)} tasks, no tool was used"
-        )
-        out.print(
-            f"  {report.success_rate:.1%} succeeded",
-            style="bold green" if report.success_rate == 1 else "bold red",
-        )
-        for status, number in report.statuses.items():
-            out.print(f"    {number:6} {status}")
-        out.print(f"  took       {_format_distribution(report.makespan, ' s')}")
-        out.print(f"  revisions  {_format_distribution(report.revisions)}")
-        out.print(f"  questions  {_format_distribution(report.questions)}")
-        for title, counts in (
-            ("failed in so many runs", report.failures),
-            ("did not succeed because", report.reasons),
-        ):
-            if counts:
-                out.print(f"\n{title}", style="bold")
-                for reason, number in list(counts.items())[:10]:
-                    out.print(f"  {number:6} {escape_control(redactor().text(reason))}")
-    raise typer.Exit(ExitCode.OK if report.success_rate == 1 else ExitCode.FAILED)
+        _print_simulation(report, len(document.tasks))
+    if report.success_rate < 1:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _print_simulation(report: SimulationReport, tasks: int) -> None:
+    """Print the figures of a simulation of a plan with so many tasks."""
+    out = console()
+    name = escape_control(redactor().text(report.plan))
+    out.print(f"{name}: {len(report.runs)} simulated runs of {tasks} tasks, no tool was used")
+    style = "bold red"
+    if report.success_rate == 1:
+        style = "bold green"
+    out.print(f"  {report.success_rate:.1%} succeeded", style=style)
+    for status, number in report.statuses.items():
+        out.print(f"    {number:6} {status}")
+    out.print(f"  took       {_format_distribution(report.makespan, ' s')}")
+    out.print(f"  revisions  {_format_distribution(report.revisions)}")
+    out.print(f"  questions  {_format_distribution(report.questions)}")
+    _print_most_frequent("failed in so many runs", report.failures)
+    _print_most_frequent("did not succeed because", report.reasons)
+
+
+def _print_most_frequent(title: str, counts: Mapping[str, int]) -> None:
+    """Print the most frequent of some causes below a title; nothing if there are none."""
+    if not counts:
+        return
+    out = console()
+    out.print(f"\n{title}", style="bold")
+    for reason, number in list(counts.items())[:_MAX_CAUSES]:
+        out.print(f"  {number:6} {escape_control(redactor().text(reason))}")
 
 
 def _parse_chances(option: str, texts: Sequence[str]) -> dict[str, float]:
     chances: dict[str, float] = {}
     problems: list[Problem] = []
     for text in texts:
-        task, equals, chance = text.rpartition("=")
-        value = nan
-        with suppress(ValueError):
-            value = float(chance) if equals else 1.0
+        task = text
+        value = 1.0
+        if "=" in text:
+            task, _, chance = text.rpartition("=")
+            value = nan
+            with suppress(ValueError):
+                value = float(chance)
         if 0 <= value <= 1:
-            chances[task if equals else text] = value
+            chances[task] = value
         else:
             expected = "expected TASK or TASK=CHANCE with a chance from 0 to 1"
             problems.append(Problem(f"--{option}", f"{expected}, got {text!r}"))

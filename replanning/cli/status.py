@@ -48,8 +48,9 @@ from replanning.errors import (
     UnknownTask,
 )
 from replanning.history import ReplanHistory, RunStatusReport, run_status
+from replanning.history.elements import ElementsReport
 from replanning.history.export import candidate_json
-from replanning.history.status import ElementsReport, is_owner_alive, open_questions
+from replanning.history.status import is_owner_alive, open_questions
 from replanning.history.wording import (
     evaluation_line,
     format_iso_time,
