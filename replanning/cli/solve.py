@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import anyio
 import typer
@@ -258,13 +259,16 @@ def plan(
 
 
 def resume_planning(run: RunId, opened: Plan, options: RunOptions, revision: int | None) -> int:
-    """Resume a run of planning mode, or a copy of one of its revisions; print its summary, return the exit code.
+    """Resume a run of planning mode, or a copy of one of its revisions, and print its summary.
 
     Args:
         run: the id of the run.
         opened: the plan with which it was opened.
         options: of the command line.
         revision: the revision to copy; None to resume the run itself.
+
+    Returns:
+        The exit code.
 
     Raises:
         ReplanningError: it cannot be resumed.
@@ -300,46 +304,25 @@ def _read_job(
     comment: bool = False,
 ) -> _Job:
     """Read the goal, from the command line or from an issue, and the tools that may be used."""
-    if issue is None and (goal is None) == (file is None):
-        what = "give the goal in words with --goal, or in a FILE" + (
-            ", and not both" if file is not None else ""
-        )
-        raise SettingsError.at("--goal", what)
+    if issue is None:
+        _check_goal_source(goal, file)
     if tools is None:
         problem = "name a YAML file whose section `tools` describes the tools, as in a plan file"
         raise SettingsError.at("--tools", problem)
     library = read_tools(tools)
     if not options.quiet:
-        for note in check_machine(library):
-            print_message(f"note: {note.message}")
-        for tool in library.tools:
-            if tool.dangerous and (reason := detected_risk(tool)):
-                asked = f"a person is asked before tool {tool.name!r} is used: {reason}"
-                print_message(f"note: {asked}; `dangerous: false` turns that off")
+        _print_tool_notes(library)
     if issue is None:
-        text = (
-            lookup.read_text_argument(file, "FILE")
-            if file is not None
-            else decode_argument(goal or "", "--goal")
-        )
-        text = text.strip()
-        if not text or len(text) > MAX_GOAL_CHARS:
-            problem = f"has more than {MAX_GOAL_CHARS} characters" if text else "is empty"
-            place, what = ("--goal", "it") if file is None else ("FILE", str(file))
-            raise SettingsError.at(place, f"{what} {problem}")
-        return _Job(TaskRequest(goal=Goal(objective=text), issue_id=issue_id), library, llm)
+        objective = _read_goal_text(goal, file)
+        return _Job(TaskRequest(goal=Goal(objective=objective), issue_id=issue_id), library, llm)
     name = issue.strip()
     family = lookup.forge_of(name)
-    exporter = lookup.open_exporter(
-        family, name, "--issue"
-    )  # the clients of forges come with their exporters
-    if not (isinstance(exporter, lookup.IssueNotifier) and isinstance(exporter.forge, Issue)):
-        raise SettingsError.at(
-            "--issue", f"the exporter {family!r} that is installed reads no issues"
-        )
-    forge = exporter.forge
-    if comment and (problem := forge.write_error()):
-        raise SettingsError.at("--issue", f"{problem}; to only read the issue, use --no-comment")
+    forge = _open_issue(family, name)
+    if comment:
+        problem = forge.write_error()
+        if problem:
+            advice = "to only read the issue, use --no-comment"
+            raise SettingsError.at("--issue", f"{problem}; {advice}")
     if not options.quiet:
         print_message(f"reading {name}")
 
@@ -356,15 +339,62 @@ def _read_job(
     return job
 
 
+def _check_goal_source(goal: str | None, file: Path | None) -> None:
+    """End the command unless the goal is given either in words or in a file."""
+    what = "give the goal in words with --goal, or in a FILE"
+    if goal is None and file is None:
+        raise SettingsError.at("--goal", what)
+    if goal is not None and file is not None:
+        raise SettingsError.at("--goal", f"{what}, and not both")
+
+
+def _print_tool_notes(library: Plan) -> None:
+    """Print which tools this machine lacks programs for, and which a person is asked about."""
+    for note in check_machine(library):
+        print_message(f"note: {note.message}")
+    for tool in library.tools:
+        if not tool.dangerous:
+            continue
+        reason = detected_risk(tool)
+        if reason:
+            asked = f"a person is asked before tool {tool.name!r} is used: {reason}"
+            print_message(f"note: {asked}; `dangerous: false` turns that off")
+
+
+def _read_goal_text(goal: str | None, file: Path | None) -> str:
+    """Return the goal that the command line states, or its file."""
+    if file is None:
+        place = "--goal"
+        what = "it"
+        text = decode_argument(goal or "", "--goal").strip()
+    else:
+        place = "FILE"
+        what = str(file)
+        text = lookup.read_text_argument(file, "FILE").strip()
+    if not text:
+        raise SettingsError.at(place, f"{what} is empty")
+    if len(text) > MAX_GOAL_CHARS:
+        raise SettingsError.at(place, f"{what} has more than {MAX_GOAL_CHARS} characters")
+    return text
+
+
+def _open_issue(family: str, name: str) -> Issue:
+    """Return the client of an issue. The clients of forges come with their exporters."""
+    exporter = lookup.open_exporter(family, name, "--issue")
+    if isinstance(exporter, lookup.IssueNotifier) and isinstance(exporter.forge, Issue):
+        return exporter.forge
+    raise SettingsError.at("--issue", f"the exporter {family!r} that is installed reads no issues")
+
+
 # Earlier runs
 
 
 def _existing_run(
     request: TaskRequest, run_id: str | None, settings: Settings, place: str
 ) -> tuple[str | None, Sequence[Record]]:
-    """Return the id of the run to continue or to start, if it is known, and the records of one that is continued.
+    """Return the id of the run to continue or to start, and the records of one that is continued.
 
-    Without an id it is the last run for the same issue, if it is not finished.
+    Without an id it is the last run for the same issue, if it is not finished; None otherwise.
     """
     try:
         opened = lookup.open_store(place, must_exist=True)
@@ -373,11 +403,11 @@ def _existing_run(
     with closing(opened) as store:
         statuses = {str(info.run): info.status for info in store.runs()}
         if run_id is None and request.issue_id:
-            earlier = [
-                str(execution["task_uuid"])
-                for execution in _with_past_executions(request, settings).earlier
-            ]
-            last = next((run for run in reversed(earlier) if run in statuses), None)
+            last = None
+            for execution in _with_past_executions(request, settings).earlier:
+                uuid = str(execution["task_uuid"])
+                if uuid in statuses:
+                    last = uuid
             if last is not None and statuses[last] not in FINISHED_STATUSES:
                 ways = "and is continued; --run-id begins another"
                 print_message(f"run {last} of {request.issue_id} is not finished, {ways}")
@@ -387,23 +417,27 @@ def _existing_run(
         records = list(store.read(RunId(run_id)))
     body = records[0].body
     assert isinstance(body, RunOpened)
-    earlier_request, redactor = (
-        request_of(body.plan),
-        redactor_for(settings),
-    )  # journals hold goals without secrets
-    about = body.plan.goal.objective
-    if earlier_request is None or (
-        (not request.issue_id or earlier_request.issue_id != request.issue_id)
-        and redactor.text(earlier_request.goal.objective) != redactor.text(request.goal.objective)
-    ):
-        kind = "" if earlier_request else ", and it is not a run of planning mode"
+    earlier = request_of(body.plan)
+    if earlier is None or not _is_same_goal(earlier, request, settings):
+        about = repr(body.plan.goal.objective[:_MAX_OBJECTIVE_CHARS])
+        if earlier is None:
+            about += ", and it is not a run of planning mode"
         ways = f"`replanning resume {run_id}` goes on with it, another --run-id begins another run"
-        problem = f"there is a run {run_id!r} already, about {about[:_MAX_OBJECTIVE_CHARS]!r}{kind}: {ways}"
+        problem = f"there is a run {run_id!r} already, about {about}: {ways}"
         raise SettingsError.at("--run-id", problem)
     if statuses[run_id] == "aborted":
         ways = f"another --run-id solves the goal anew; `replanning why {run_id}` gives the reason"
         raise NotRunning(f"run {run_id!r} is over: it was aborted; {ways}")
     return run_id, records
+
+
+def _is_same_goal(earlier: TaskRequest, request: TaskRequest, settings: Settings) -> bool:
+    """Return whether two requests are for the same issue, or have the same objective."""
+    if request.issue_id and request.issue_id == earlier.issue_id:
+        return True
+    redactor = redactor_for(settings)  # journals hold goals without secrets
+    objective = redactor.text(request.goal.objective)
+    return redactor.text(earlier.goal.objective) == objective
 
 
 def _with_past_executions(request: TaskRequest, settings: Settings) -> TaskRequest:
@@ -423,35 +457,40 @@ def _with_past_executions(request: TaskRequest, settings: Settings) -> TaskReque
 def _with_approval(
     settings: Settings, records: Sequence[Record], approve: bool = False
 ) -> Settings:
-    """Return settings that have a person approve plans where the command line says so, or did when the run began."""
-    begun = [
-        as_object(record.body.settings)
-        for record in records[:1]
-        if isinstance(record.body, RunOpened)
-    ]
-    approve = approve or any(
-        as_object(one.get("planning")).get("approve_plan") is True for one in begun
-    )
-    planning = settings.planning.model_copy(update={"approve_plan": True} if approve else None)
+    """Return settings that have a person approve plans if the command line says so.
+
+    A run that began with such settings keeps to them.
+    """
+    update: dict[str, bool] = {}
+    if approve or _began_with_approval(records):
+        update["approve_plan"] = True
+    planning = settings.planning.model_copy(update=update)
     return settings.model_copy(update={"planning": planning})
 
 
+def _began_with_approval(records: Sequence[Record]) -> bool:
+    """Return whether a run was opened with settings that have a person approve its plans."""
+    if not records or not isinstance(records[0].body, RunOpened):
+        return False
+    planning = as_object(as_object(records[0].body.settings).get("planning"))
+    return planning.get("approve_plan") is True
+
+
 def _recorded_model(records: Iterable[Record]) -> str | None:
-    """Return the language model that the command line named last for a run; it stays that model when resumed."""
-    bodies = [record.body for record in records]
-    names = [
-        body.data.get("name")
-        for body in bodies
-        if isinstance(body, NoteAdded) and body.type == _MODEL_NOTE
-    ]
-    return str(names[-1]) if names else None
+    """Return the language model that the command line named last for a run, which keeps it."""
+    name = None
+    for record in records:
+        body = record.body
+        if isinstance(body, NoteAdded) and body.type == _MODEL_NOTE:
+            name = str(body.data.get("name"))
+    return name
 
 
 # Results
 
 
 def _make_plan(job: _Job, options: RunOptions, *, save: Path | None = None) -> int:
-    """Make a plan without executing it; print it or write it into a file, and return the exit code."""
+    """Make a plan without executing it; print or save it, and return the exit code."""
     made: Plan | None = None
     questions: list[str] = []
 
@@ -469,35 +508,25 @@ def _make_plan(job: _Job, options: RunOptions, *, save: Path | None = None) -> i
     summary, _ = _run_planning(job, options, settings, start, lookup.find_directory(options))
     if made is None:
         result = summary.result
-        reason = summary.result.reason
+        reason = result.reason
         if questions:
-            ways = "plan at a terminal, where you are asked, or use solve, whose questions `replanning approve` answers"
+            ways = (
+                "plan at a terminal, where you are asked, or use solve, whose questions"
+                " `replanning approve` answers"
+            )
             reason = f"a person must decide: {'; '.join(questions)} ({ways})"
         if options.json:
             print_json({"plan": None, "status": result.status, "reason": reason})
         print_message(f"error: there is no plan: {reason}")
-        return ExitCode.NEEDS_HUMAN if result.status == "needs_human" else ExitCode.FAILED
-    tools = {tool.name: tool for tool in made.tools}
-    described: dict[str, None] = {}
-    for task in made.tasks:
-        elements = describe_list(task)
-        for body in (task, *task.fallbacks):
-            if body.tool in tools and command_risk(tools[body.tool], body.arguments):
-                use = describe_tool_use(body.tool, dict(body.arguments))
-                described[f"{use} {elements}".rstrip()] = None
-    uses = list(described)
+        if result.status == "needs_human":
+            return ExitCode.NEEDS_HUMAN
+        return ExitCode.FAILED
+    uses = _dangerous_uses(made)
     if uses:
         harm = f"the plan uses tools that may do harm: {'; '.join(uses)}"
         print_message(f"note: {harm}; run does not ask about them again")
     if save is not None:
-        try:
-            save.write_text(
-                made.to_json() if save.suffix == ".json" else made.to_yaml(), encoding="utf-8"
-            )
-        except OSError as error:
-            raise SettingsError.at(
-                "--save", f"{save} cannot be written: {error.strerror}"
-            ) from error
+        _save_plan(made, save)
         print_message(f"the plan is in {save}; replanning run {save} carries it out")
     if options.json:
         document = made.model_dump(mode="json", exclude_defaults=True)
@@ -507,57 +536,88 @@ def _make_plan(job: _Job, options: RunOptions, *, save: Path | None = None) -> i
     return ExitCode.OK
 
 
+def _dangerous_uses(plan: Plan) -> list[str]:
+    """Return the uses of tools in a plan that may do harm, in words, each once."""
+    tools = {tool.name: tool for tool in plan.tools}
+    uses: list[str] = []
+    for task in plan.tasks:
+        elements = describe_list(task)
+        for body in (task, *task.fallbacks):
+            if body.tool in tools and command_risk(tools[body.tool], body.arguments):
+                use = f"{describe_tool_use(body.tool, dict(body.arguments))} {elements}".rstrip()
+                if use not in uses:
+                    uses.append(use)
+    return uses
+
+
+def _save_plan(plan: Plan, path: Path) -> None:
+    """Write a plan into a file."""
+    text = plan.to_yaml()
+    if path.suffix == ".json":
+        text = plan.to_json()
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        problem = f"{path} cannot be written: {error.strerror}"
+        raise SettingsError.at("--save", problem) from error
+
+
 def _solve_and_report(
     job: _Job, options: RunOptions, settings: Settings, start: PlanningStarter, directory: Path
 ) -> int:
     """Carry out a run of planning mode, print its summary, and return the exit code."""
     summary, completion = _run_planning(job, options, settings, start, directory)
-    if options.json:  # the phases of planning mode apart from the tasks that use tools
-        document = summary.to_json()
-        live = summary.live
-        outputs = as_object(document["outputs"])
-        tasks = as_object(document["tasks"])
-        rows: list[JsonValue] = [
-            {
-                "task": entry.id,
-                "phase": str(phase_of(entry.task)),
-                "state": str(entry.state),
-                "output": shown_form(entry.output.value) if entry.state is TaskState.DONE else None,
-            }
-            for entry in live
-            if phase_of(entry.task) is not None
-        ]
-        document |= {
-            "outputs": {
-                root: output
-                for root, output in outputs.items()
-                if all(
-                    phase_of(entry.task) is None for entry in live.leaves(live.entry(TaskId(root)))
-                )
-            },
-            "tasks": {
-                task: state for task, state in tasks.items() if _is_whole_action(live, TaskId(task))
-            },
-            "phases": rows,
-        }
-        print_json({**document, "completion": completion})
+    if options.json:
+        print_json({**_summary_json(summary), "completion": completion})
         return summary.exit_code
-    if (
-        completion is not None
-    ):  # the model's conclusion, except for the reason that the summary shows
-        concluded = as_object(completion.get("summary"))
-        text = str(concluded.get("reason") or completion.get("comment") or "")
-        if text and (text.partition(": ")[2] or text) not in summary.result.reason:
-            print_message(f"{completion.get('status', 'done')}: {text}")
-        for name in ("key_outcomes", "recommendations"):
-            lines = concluded.get(name)
-            for line in lines if isinstance(lines, list) else ():
-                print_message(f"  · {line}")
+    if completion is not None:
+        _print_conclusion(completion, summary.result.reason)
     return summary.report(json=False)
 
 
+def _summary_json(summary: RunSummary) -> JsonObject:
+    """Return a summary with the phases of planning mode apart from the tasks that use tools."""
+    document = summary.to_json()
+    live = summary.live
+    phases: list[JsonValue] = []
+    for entry in live:
+        phase = phase_of(entry.task)
+        if phase is None:
+            continue
+        output = None
+        if entry.state is TaskState.DONE:
+            output = shown_form(entry.output.value)
+        phases.append(
+            {"task": entry.id, "phase": str(phase), "state": str(entry.state), "output": output}
+        )
+    outputs: JsonObject = {}
+    for root, value in as_object(document["outputs"]).items():
+        leaves = live.leaves(live.entry(TaskId(root)))
+        if all(phase_of(entry.task) is None for entry in leaves):
+            outputs[root] = value
+    tasks: JsonObject = {}
+    for task, state in as_object(document["tasks"]).items():
+        if _is_whole_action(live, TaskId(task)):
+            tasks[task] = state
+    return {**document, "outputs": outputs, "tasks": tasks, "phases": phases}
+
+
+def _print_conclusion(completion: JsonObject, shown: str) -> None:
+    """Print what the model concluded about a run, without the reason that its summary shows."""
+    concluded = as_object(completion.get("summary"))
+    text = str(concluded.get("reason") or completion.get("comment") or "")
+    said = text.partition(": ")[2] or text
+    if said and said not in shown:
+        print_message(f"{completion.get('status', 'done')}: {text}")
+    for name in ("key_outcomes", "recommendations"):
+        lines = concluded.get(name)
+        if isinstance(lines, list):
+            for line in lines:
+                print_message(f"  · {line}")
+
+
 def _is_whole_action(live: LivePlan, task_id: TaskId) -> bool:
-    """Return whether a task is an action, and no element of the list of one: `elements` has their number."""
+    """Return whether a task is an action; elements of its list are not, and are only counted."""
     entry = live.entry(task_id)
     return phase_of(entry.task) is None and action_of(entry) is entry
 
@@ -587,9 +647,8 @@ def _run_planning(
             await stack.enter_async_context(executor)
             use_tool: Work = executor
             if judge_model is not None:
-                use_tool = JudgedWork(
-                    executor, LLMJudge(await stack.enter_async_context(judge_model))
-                )
+                judge = LLMJudge(await stack.enter_async_context(judge_model))
+                use_tool = JudgedWork(executor, judge)
             library = await discover_tools(executor, job.tools, quiet=options.quiet)
             if not library.tools:
                 problem = "there are no tools: none is described, and no server has any"
@@ -597,6 +656,9 @@ def _run_planning(
             gate = lookup.create_gate(
                 options.ask, store, display, json=options.json, remote_answers=reads_replies
             )
+            shown = None if options.quiet else display
+            exporters = lookup.open_exporters(options.trace, options.notify, shown)
+            past = PlanningHistoryStore(directory=history)
             planning = PlanningCoordinator(
                 settings,
                 model,
@@ -605,12 +667,7 @@ def _run_planning(
                 work=use_tool,
                 gate=gate,
                 store=store,
-                exporters=[
-                    *lookup.open_exporters(
-                        options.trace, options.notify, None if options.quiet else display
-                    ),
-                    PlanningHistoryExporter(PlanningHistoryStore(directory=history)),
-                ],
+                exporters=[*exporters, PlanningHistoryExporter(past)],
                 environment=environment,
                 max_concurrency=options.concurrency,
                 wait_for_answers=reads_replies,
@@ -633,23 +690,10 @@ def _run_planning(
                 finally:
                     await model.aclose()
 
-            async def listen() -> None:  # to the comments on each issue to which the run writes
-                async with anyio.create_task_group() as group:
-                    for exporter in planning.engine.exporters:
-                        if isinstance(exporter, lookup.IssueNotifier) and isinstance(
-                            exporter.forge, Issue
-                        ):
-                            exporter.hint = REPLY_HINT.format(exporter.forge.command)
-                            steering = Steering(
-                                planning,
-                                exporter.forge,
-                                handled=job.seen_comments,
-                                on_message=lambda text: display.show_note("✉", text),
-                            )
-                            group.start_soon(steering.listen)
-
             planning.on_run_started = watch
-            background = listen if reads_replies else None
+            background = None
+            if reads_replies:
+                background = partial(_listen_to_issues, planning, job, display)
             try:
                 with lookup.working_in(directory):
                     interrupted = await run_until_stopped(
@@ -663,11 +707,12 @@ def _run_planning(
         display = lookup.create_display()
         started = environment.clock.now()
         if not options.quiet:
-            resumed = bool(job.tools.tasks)  # a run that is resumed keeps its mode
-            loops = is_tool_loop(job.tools) if resumed else not settings.planning.enabled
-            how = (
-                "nothing is planned; tools are chosen one by one" if loops else "planned and judged"
-            )
+            loops = not settings.planning.enabled
+            if job.tools.tasks:
+                loops = is_tool_loop(job.tools)  # a run that is resumed keeps its mode
+            how = "planned and judged"
+            if loops:
+                how = "nothing is planned; tools are chosen one by one"
             print_message(f"{how} by {model.name} ({model.model})")
         planning, interrupted = anyio.run(execute)
         run = planning.run
@@ -686,20 +731,46 @@ def _run_planning(
             redact=run.redact_value,
             interrupted=interrupted,
         )
-        request = request_of(run.live.plan)
-        if request is not None and not store.durable and run.result.status not in FINISHED_STATUSES:
+        if not store.durable and run.result.status not in FINISHED_STATUSES:
             # The run is over, as its store does not keep it.
-            past = PlanningHistoryStore(
-                run.id, history, issue_id=request.issue_id, environment=environment
-            )
-            completion: JsonObject = {
-                "phase": "completion",
-                "status": "planned" if past.has_plan() else "given_up",
-            }
-            try:
-                past.save_completion(
-                    {**completion, "result": run.result.status, "reason": run.result.reason}
-                )
-            except StoreError as error:
-                print_message(f"note: {error}")
+            _save_completion(run, history, environment)
         return summary, planning.state.completion
+
+
+async def _listen_to_issues(planning: PlanningCoordinator, job: _Job, display: Any) -> None:
+    """Listen to the comments on each issue to which a run writes."""
+    async with anyio.create_task_group() as group:
+        for exporter in planning.engine.exporters:
+            if not isinstance(exporter, lookup.IssueNotifier):
+                continue
+            forge = exporter.forge
+            if not isinstance(forge, Issue):
+                continue
+            exporter.hint = REPLY_HINT.format(forge.command)
+            steering = Steering(
+                planning,
+                forge,
+                handled=job.seen_comments,
+                on_message=lambda text: display.show_note("✉", text),
+            )
+            group.start_soon(steering.listen)
+
+
+def _save_completion(run: PlanRun, history: Path, environment: Environment) -> None:
+    """End the planning history of a run that nobody can resume."""
+    request = request_of(run.live.plan)
+    if request is None:
+        return
+    past = PlanningHistoryStore(run.id, history, issue_id=request.issue_id, environment=environment)
+    completion: JsonObject = {
+        "phase": "completion",
+        "status": "given_up",
+        "result": run.result.status,
+        "reason": run.result.reason,
+    }
+    if past.has_plan():
+        completion["status"] = "planned"
+    try:
+        past.save_completion(completion)
+    except StoreError as error:
+        print_message(f"note: {error}")
