@@ -96,22 +96,29 @@ def open_store(place: str, *, must_exist: bool = False) -> RunStore:
     """
     if is_on_temporal(place):
         return open_temporal(place)
-    name = path = ""
-    exists = True
     try:
-        if must_exist:
-            name, path = stores.parse_place(place)
-            exists = name not in stores.BUILTIN_STORES or (path != "" and Path(path).exists())
-        if exists:
+        missing = _missing_place(place) if must_exist else ""
+        if not missing:
             return stores.open_store(place)
     except StoreError as error:
         if type(error) is not StoreError:
             raise
         raise StoreError(f"{error} (--store names the store)") from error
-    what = "the memory of this process" if name == "memory" else repr(path)
     raise StoreError(
-        f"there are no runs in {what}; run a plan first, or name another store with --store"
+        f"there are no runs in {missing}; run a plan first, or name another store with --store"
     )
+
+
+def _missing_place(place: str) -> str:
+    """Return a place that has no store, in words; "" if it may have one."""
+    name, path = stores.parse_place(place)
+    if name not in stores.BUILTIN_STORES:
+        return ""
+    if name == "memory":
+        return "the memory of this process"
+    if path and Path(path).exists():
+        return ""
+    return repr(path)
 
 
 def is_on_temporal(place: str) -> bool:
@@ -137,7 +144,7 @@ def open_temporal(place: str) -> TemporalStore:
 
 @contextmanager
 def existing_store(place: str) -> Iterator[RunStore]:
-    """Open a store that must exist; end the command with code 1 when the body looks up something it does not hold."""
+    """Open a store that must exist; end the command with code 1 if it lacks what is looked up."""
     store = open_store(place, must_exist=True)
     try:
         yield store
@@ -150,7 +157,7 @@ def existing_store(place: str) -> Iterator[RunStore]:
 
 
 def find_run(store: RunStore, name: str | None) -> RunInfo:
-    """Return the run with an id, or the only one whose id begins so; the newest for None and `latest`.
+    """Return the run with an id, or the only one whose id begins so; by default the newest.
 
     Raises:
         UnknownRun: there is no such run, or there are several.
@@ -160,19 +167,20 @@ def find_run(store: RunStore, name: str | None) -> RunInfo:
         raise UnknownRun(name or LATEST, NO_RUNS)
     if name is None or name == LATEST:
         return runs[0]
-    matches = [info for info in runs if info.run == name] or [
-        info for info in runs if info.run.startswith(name)
-    ]
+    matches: list[RunInfo] = []
+    for info in runs:
+        if info.run == name:
+            return info
+        if info.run.startswith(name):
+            matches.append(info)
     if len(matches) == 1:
         return matches[0]
     if matches:
         ids = join_names([info.run for info in matches], 5)
-        raise UnknownRun(
-            name, f"{len(matches)} ids begin with it: {ids}; type more of the one you mean"
-        )
-    raise UnknownRun(
-        name, did_you_mean(name, [info.run for info in runs]) or "replanning status lists the runs"
-    )
+        hint = f"{len(matches)} ids begin with it: {ids}; type more of the one you mean"
+        raise UnknownRun(name, hint)
+    similar = did_you_mean(name, [info.run for info in runs])
+    raise UnknownRun(name, similar or "replanning status lists the runs")
 
 
 def split_run(words: Sequence[str], store: RunStore) -> tuple[str | None, list[str]]:
@@ -187,30 +195,37 @@ def split_run(words: Sequence[str], store: RunStore) -> tuple[str | None, list[s
             rest.append(prefix + word)
         else:
             rest.append(word)
-    if not rest or (_REVISION_PATTERN.fullmatch(rest[0]) and not names_run(rest[0], store)):
+    if not rest:
+        return None, rest
+    if _REVISION_PATTERN.fullmatch(rest[0]) and not names_run(rest[0], store):
         return None, rest
     return rest[0], rest[1:]
 
 
 def names_run(digits: str, store: RunStore) -> bool:
-    """Return whether digits are a run id, or enough of its beginning, and not the number of something in a run."""
+    """Return whether digits are a run id, or enough of its beginning to be one."""
+    is_enough = len(digits) >= _MIN_ID_DIGITS
     for info in store.runs():
-        begins = len(digits) >= _MIN_ID_DIGITS and info.run.startswith(digits)
-        if begins or info.run == digits:
+        if info.run == digits:
+            return True
+        if is_enough and info.run.startswith(digits):
             return True
     return False
 
 
 def split_question(words: Sequence[str], store: RunStore) -> tuple[str | None, str]:
-    """Split arguments into the run and the end of the id of its question, each of which may be left out."""
-    match = _QUESTION_PATTERN.fullmatch(words[-1]) if words else None
-    if len(words) > 2 or (len(words) == 2 and (match is None or match[1])):
-        fail(
-            f"expected a run and the number of a question, as pending shows them, got: {' '.join(words)}"
-        )
-    if match is None or (len(words) == 1 and names_run(words[0], store)):
-        return next(iter(words), None), ""
-    return words[0] if len(words) == 2 else match[1], f".q{match[2]}"
+    """Split arguments into the run and the end of a question id, each of which may be left out."""
+    if not words:
+        return None, ""
+    match = _QUESTION_PATTERN.fullmatch(words[-1])
+    if len(words) == 1:
+        if match is None or names_run(words[0], store):
+            return words[0], ""
+        return match[1], f".q{match[2]}"
+    if len(words) > 2 or match is None or match[1]:
+        given = " ".join(words)
+        fail(f"expected a run and the number of a question, as pending shows them, got: {given}")
+    return words[0], f".q{match[2]}"
 
 
 def question_words(question_id: str) -> tuple[str, str]:
@@ -226,23 +241,30 @@ def answering_command(place: str, question_id: str, *, is_approvable: bool) -> s
 
 
 def find_question(store: RunStore, words: Sequence[str]) -> Question:
-    """Return the only open question that arguments allow: those of a run or of all, with a number or with any.
+    """Return the only open question that arguments allow: of a run or of all, with a number or any.
 
     Raises:
         UnknownRun: there is no such run.
         UnknownQuestion, StaleAnswer: the run has no such question, or it is closed.
     """
     name, end = split_question(words, store)
-    run = None if name is None else find_run(store, name).run
-    questions = [
-        q for found in open_questions_by_run(store, run) for q in found if q.id.endswith(end)
-    ]
+    run = None
+    if name is not None:
+        run = find_run(store, name).run
+    questions: list[Question] = []
+    for found in open_questions_by_run(store, run):
+        for question in found:
+            if question.id.endswith(end):
+                questions.append(question)
     if run is not None and end and not questions:
         raise closed_error(QuestionId(f"{run}{end}"), replay_records(store.read(run)).ledger)
     if not questions and run is not None:
         refuse(no_question(store, run))
     if not questions:
-        refuse("no run has an open question" + (f" {end[2:]}" if end else ""))
+        what = "no run has an open question"
+        if end:
+            what += f" {end[2:]}"
+        refuse(what)
     if len(questions) > 1:
         names = ", ".join(" ".join(question_words(question.id)) for question in questions[:8])
         refuse(f"{len(questions)} questions are open: {names}; name one of them")
@@ -250,7 +272,9 @@ def find_question(store: RunStore, words: Sequence[str]) -> Question:
 
 
 def find_questions(store: RunStore, words: Sequence[str]) -> tuple[RunInfo, QuestionId | None]:
-    """Return the run that arguments name, and the question if they name one; without any, the only run with questions.
+    """Return the run that arguments name, and the question if they name one.
+
+    Without arguments it is the only run with open questions.
 
     Raises:
         UnknownRun: there is no such run.
@@ -265,17 +289,14 @@ def find_questions(store: RunStore, words: Sequence[str]) -> tuple[RunInfo, Ques
         if not open_questions(store.read(info.run)):
             refuse(no_question(store, info.run))
         return info, None
-    runs = list(
-        dict.fromkeys(
-            question.run for found in open_questions_by_run(store, None) for question in found
-        )
-    )
-    if len(runs) != 1:
-        refuse(
-            f"several runs ask: {', '.join(runs[:8])}; name one of them"
-            if runs
-            else "no run has an open question"
-        )
+    runs: list[RunId] = []
+    for found in open_questions_by_run(store, None):
+        if found:
+            runs.append(found[0].run)
+    if not runs:
+        refuse("no run has an open question")
+    if len(runs) > 1:
+        refuse(f"several runs ask: {', '.join(runs[:8])}; name one of them")
     return find_run(store, runs[0]), None
 
 
@@ -292,24 +313,29 @@ def no_question(store: RunStore, run: RunId) -> str:
 
 
 def open_questions_by_run(store: RunStore, run: str | None) -> Iterator[list[Question]]:
-    """Yield the open questions of each unfinished run, or only of the one named; others that cannot be read are named."""
-    unfinished = [info for info in store.runs() if info.status not in stores.FINISHED_STATUSES]
+    """Yield the open questions of each unfinished run, or only of the one named.
+
+    If no run is named, those that cannot be read are reported and left out.
+    """
+    unfinished: list[RunInfo] = []
+    for info in store.runs():
+        if info.status not in stores.FINISHED_STATUSES and run in (None, info.run):
+            unfinished.append(info)
     if run is None:
         ask_workers(store, unfinished)
     for info in unfinished:
-        if run is None or info.run == run:
-            try:
-                questions = open_questions(store.read(info.run))
-            except ReplanningError as error:
-                if run is not None:
-                    raise
-                print_message(f"run {info.run} cannot be read: {error}")
-            else:
-                yield questions
+        try:
+            questions = open_questions(store.read(info.run))
+        except ReplanningError as error:
+            if run is not None:
+                raise
+            print_message(f"run {info.run} cannot be read: {error}")
+        else:
+            yield questions
 
 
 def ask_workers(store: RunStore, runs: Iterable[RunInfo]) -> None:
-    """Before several runs are read: let workers on Temporal answer at once, so that all dead ones take one time limit."""
+    """Have workers on Temporal answer for several runs at once, so that dead ones share one limit."""
     ask = getattr(store, "ask_workers", None)  # of runs on Temporal
     if ask is not None:
         ask([info.run for info in runs])
@@ -317,44 +343,53 @@ def ask_workers(store: RunStore, runs: Iterable[RunInfo]) -> None:
 
 def check_run_id(run_id: str) -> None:
     """Refuse an id for a new run that later commands could not name."""
-    problems = {"": "is empty", LATEST: "means the newest run"}
     if redactor().is_secret_name(run_id):
         fail(
-            "--run-id: what looks like a secret cannot be the id of a run, because it is kept; choose another"
+            "--run-id: what looks like a secret cannot be the id of a run, because it is kept;"
+            " choose another"
         )
-    if (
-        problem := "would be read as an option"
-        if run_id.startswith("-")
-        else problems.get(run_id, "")
-    ):
+    problem = ""
+    if not run_id:
+        problem = "is empty"
+    elif run_id == LATEST:
+        problem = "means the newest run"
+    elif run_id.startswith("-"):
+        problem = "would be read as an option"
+    if problem:
         fail(f"--run-id: {run_id!r} {problem}; choose another id, or leave the option out")
 
 
 def shown_place(place: str) -> str:
-    """Return the place of a store without the password of its address, which then has to come from elsewhere."""
-    return redactor().text(place) if "://" in place else place
+    """Return the place of a store without the password of its address."""
+    if "://" not in place:
+        return place
+    return redactor().text(place)
 
 
 def command_line(place: str, *words: str) -> str:
-    """Return a command line for the user to copy, with `--store` where the store is not the default one."""
-    store = (
-        []
-        if place == DEFAULT_STORE
-        else ["--on" if is_on_temporal(place) else "--store", shown_place(place)]
-    )
-    return shlex.join([program_name(), *words, *store])
+    """Return a command line to copy, with `--store` unless the store is the default one."""
+    line = [program_name(), *words]
+    if is_on_temporal(place):
+        line += ["--on", shown_place(place)]
+    elif place != DEFAULT_STORE:
+        line += ["--store", shown_place(place)]
+    return shlex.join(line)
 
 
 def belongs_to_program(opened: RunOpened) -> bool:
-    """Return whether only the program that began a run can go on with it: a session, or a plan that functions execute."""
+    """Return whether only the program that began a run can go on with it.
+
+    Such a run is a session, or its plan is executed by functions of the program.
+    """
     from replanning.tools.check import TOOL_KINDS  # most commands need no tools
 
+    if opened.open_ended:
+        return True
+    if any(map(is_phase_task, opened.plan.tasks)):
+        return False
     used = used_tools(opened.plan.tasks)
     kinds = {tool.kind for tool in opened.plan.tools if tool.name in used}
-    executed_here = any(map(is_phase_task, opened.plan.tasks)) or (
-        bool(kinds) and kinds <= TOOL_KINDS
-    )
-    return opened.open_ended or not executed_here
+    return not kinds or not kinds <= TOOL_KINDS
 
 
 def how_a_program_resumes(opened: RunOpened) -> str:
@@ -366,26 +401,24 @@ def how_a_program_resumes(opened: RunOpened) -> str:
 
 
 def how_to_resume(store: RunStore, place: str, run: RunId) -> tuple[str | None, str]:
-    """Return the command that resumes a run, and advice to a person; no command where only a program can resume it."""
-    opened = (
-        None if is_on_temporal(place) else next(iter(store.read(run)), None)
-    )  # its workers execute functions
-    if (
-        opened is not None
-        and isinstance(opened.body, RunOpened)
-        and belongs_to_program(opened.body)
-    ):
-        how = how_a_program_resumes(opened.body)
-        return None, f"Only the program that started it can resume it{how}."
+    """Return the command that resumes a run, and advice to a person.
+
+    There is no command for a run that only a program can resume.
+    """
     words: list[str] = []
-    if opened is not None and isinstance(opened.body, RunOpened):
-        words = secret_words(opened.body.plan)
+    if not is_on_temporal(place):  # where workers execute functions
+        first = next(iter(store.read(run)), None)
+        if first is not None and isinstance(first.body, RunOpened):
+            if belongs_to_program(first.body):
+                how = how_a_program_resumes(first.body)
+                return None, f"Only the program that started it can resume it{how}."
+            words = secret_words(first.body.plan)
     command = command_line(place, "resume", run, *words)
     return command, f"Resume it with:\n  {command}"
 
 
 def user_name(name: str | None) -> str:
-    """Return the name of the person who decides, without secrets; by default that of the current user."""
+    """Return the name of the person who decides, without secrets; by default the current user."""
     if name is not None:
         return redactor().text(name)
     try:
@@ -421,7 +454,7 @@ def read_settings(path: str | None, *, quiet: bool = False, replan: bool | None 
 
 
 def provider_names(named: Sequence[str] | None, settings: Settings) -> list[str]:
-    """Return the providers of a run: those that options name, or the settings; none where replanning is off."""
+    """Return the providers of a run: of the options, or the settings; none if replanning is off."""
     if not settings.enabled:
         return []
     return list(dict.fromkeys(named or settings.provider))
@@ -436,21 +469,19 @@ def read_plan(path: str, options: Sequence[str] = ()) -> Plan:
     """
     try:
         plan = Plan.load(path)
-        if problems := secret_name_problems(plan, redactor()):
+        problems = secret_name_problems(plan, redactor())
+        if problems:
             raise PlanError(locate_problems(problems, path))
     except PlanError as error:
-        if all(problem.place != f"{path} goal" for problem in error.problems):
-            raise
-        sections = load_document(path).keys()
-        if sections.isdisjoint({"tools", "mcp"}) or not sections.isdisjoint({"goal", "tasks"}):
+        others = [problem for problem in error.problems if problem.place != f"{path} goal"]
+        has_goal = len(others) == len(error.problems)
+        if has_goal or not _is_file_of_tools(path):
             raise
         name = shlex.quote(path)
         what = "this is a file of tools, not a plan: it has neither a goal nor tasks"
         solve = f"replanning solve --goal TEXT --tools {name} achieves a goal with them"
-        others = (problem for problem in error.problems if problem.place != f"{path} goal")
-        raise PlanError(
-            [Problem(path, f"{what}; {solve}, replanning tools {name} lists them"), *others]
-        ) from None
+        advice = f"{solve}, replanning tools {name} lists them"
+        raise PlanError([Problem(path, f"{what}; {advice}"), *others]) from None
     if not options:
         return plan
     from replanning.cli.context import (  # with the tools, slow to load
@@ -471,6 +502,12 @@ def read_plan(path: str, options: Sequence[str] = ()) -> Plan:
     return plan
 
 
+def _is_file_of_tools(path: str) -> bool:
+    """Return whether a file has sections of tools, and none of those that make a plan."""
+    sections = load_document(path).keys()
+    return sections.isdisjoint({"goal", "tasks"}) and not sections.isdisjoint({"tools", "mcp"})
+
+
 def know_secrets(plan: Plan) -> None:
     """Have the secret parameters of a plan masked in what the command prints."""
     for value in secret_values(plan.parameters):
@@ -485,7 +522,7 @@ def require_secrets(run: RunId, names: Iterable[str]) -> None:
 
 
 def secret_words(plan: Plan) -> list[str]:
-    """Return the options that give a run of a plan its secret parameters again, without their values."""
+    """Return the options that give a plan its secret parameters again, without their values."""
     words: list[str] = []
     for name, parameter in plan.parameters.items():
         if parameter.secret:
@@ -499,7 +536,9 @@ def load_document(path: str) -> JsonObject:
         document = read_document(read_text_file(path), format=format_of(path))
     except PlanError:
         return {}
-    return document if isinstance(document, dict) else {}
+    if not isinstance(document, dict):
+        return {}
+    return document
 
 
 def read_text_argument(path: Path, argument: str) -> str:
@@ -511,13 +550,12 @@ def read_text_argument(path: Path, argument: str) -> str:
     try:
         return read_text_file(path, noun="file")
     except PlanError as error:
-        raise SettingsError(
-            [Problem(argument, str(problem)) for problem in error.problems]
-        ) from error
+        problems = [Problem(argument, str(problem)) for problem in error.problems]
+        raise SettingsError(problems) from error
 
 
 def create_display(*, picture: bool = True) -> Any:  # both an Exporter and a RunDisplay
-    """Create the exporter that shows runs while they are executed; without a picture, it prints lines alone."""
+    """Create the exporter that shows runs while they are executed, in lines alone if need be."""
     return load_plugin("exporters", "live")(picture=picture, result=False)
 
 
@@ -544,21 +582,27 @@ def create_gate(
     from replanning import StoreGate  # most commands ask nobody
 
     at_terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
-    ways = "use --ask store or --no-ask" if store.durable else "use --no-ask"
+    can_answer = store.durable or remote_answers
     if ask == "console" and not at_terminal:
-        raise SettingsError.at(
-            "--ask", f"nobody can be asked here, because this is not a terminal; {ways}"
-        )
-    if ask == "store" and not (store.durable or remote_answers):
-        problem = "nobody could answer: the run is kept in the memory of this process alone; use --ask console or --no-ask"
+        ways = "use --no-ask"
+        if store.durable:
+            ways = "use --ask store or --no-ask"
+        problem = f"nobody can be asked here, because this is not a terminal; {ways}"
         raise SettingsError.at("--ask", problem)
-    if ask == "console" or (ask is None and at_terminal and not json):
+    if ask == "store" and not can_answer:
+        problem = "nobody could answer: the run is kept in the memory of this process alone"
+        raise SettingsError.at("--ask", f"{problem}; use --ask console or --no-ask")
+    if ask is None and at_terminal and not json:
+        ask = "console"
+    if ask == "console":
         from replanning.cli.gate import ConsoleGate  # only a terminal needs it
 
         display = display or create_display()
         display.questions_on_terminal = True
         return ConsoleGate(display, user_name(None))
-    return StoreGate() if ask == "store" or remote_answers else None
+    if ask == "store" or remote_answers:
+        return StoreGate()
+    return None
 
 
 def find_directory(options: RunOptions, resumed: Iterable[Record] = ()) -> Path:
@@ -582,14 +626,15 @@ def find_directory(options: RunOptions, resumed: Iterable[Record] = ()) -> Path:
         place = _absolute(Path())
         if records and not options.quiet:
             print_message(
-                f"note: this run has no folder on record; its tools work in this one from now on: {place}"
+                "note: this run has no folder on record; its tools work in this one from now on:"
+                f" {place}"
             )
         return place
     place = Path(recorded)
     if not place.is_dir():
         fail(
-            f"the tools of this run work in the folder {recorded!r}, which does not exist; create it, or name"
-            " another one with --directory"
+            f"the tools of this run work in the folder {recorded!r}, which does not exist; create"
+            " it, or name another one with --directory"
         )
     return place
 
@@ -662,8 +707,9 @@ def tell_models(
 def _model_label(model: LLMProvider) -> str:
     from replanning.llm import FallbackLLM
 
-    members = model.members if isinstance(model, FallbackLLM) else (model,)
-    return ", else ".join(f"{member.name} ({member.model})" for member in members)
+    if isinstance(model, FallbackLLM):
+        return ", else ".join(map(_model_label, model.members))
+    return f"{model.name} ({model.model})"
 
 
 @runtime_checkable
@@ -676,7 +722,9 @@ class IssueNotifier(Protocol):
 
 def forge_of(issue: str) -> str:
     """Return the forge that an issue belongs to: `github` or `gitlab`."""
-    return "gitlab" if issue.startswith("gitlab:") or "!" in issue or "/-/" in issue else "github"
+    if issue.startswith("gitlab:") or "!" in issue or "/-/" in issue:
+        return "gitlab"
+    return "github"
 
 
 def open_notifiers(targets: Sequence[str], option: str = "--notify") -> list[Exporter]:
@@ -695,10 +743,10 @@ def open_notifiers(targets: Sequence[str], option: str = "--notify") -> list[Exp
         name, _, place = target.partition("=")
         if not target:
             raise SettingsError([Problem(option, "name a file, console, or github=owner/repo#12")])
-        if (
-            place and name not in FORGES and name.isidentifier()
-        ):  # more likely a slip than the name of a file
-            expected = f"expected {' or '.join(f'{forge}=…' for forge in FORGES)}; for a file write {'./' + target!r}"
+        if place and name not in FORGES and name.isidentifier():
+            # That is more likely a slip than the name of a file.
+            forges = " or ".join(f"{forge}=…" for forge in FORGES)
+            expected = f"expected {forges}; for a file write {'./' + target!r}"
             raise SettingsError.at(option, f"{name!r} is not a forge; {expected}")
         exporter: Exporter
         if target == "console":
@@ -708,12 +756,14 @@ def open_notifiers(targets: Sequence[str], option: str = "--notify") -> list[Exp
         else:
             exporter = open_exporter("notices", target, option)
         write_error = getattr(exporter, "write_error", str)  # optional
-        if problem := write_error():
+        problem = write_error()
+        if problem:
             raise SettingsError.at(option, problem)
-        endpoint = str(
-            getattr(exporter, "endpoint", "")
-        )  # forges, other than file systems, ignore capitals
-        key = endpoint.lower() if exporter.name in FORGES else os.path.realpath(endpoint)
+        endpoint = str(getattr(exporter, "endpoint", ""))
+        if exporter.name in FORGES:
+            key = endpoint.lower()  # forges, other than file systems, ignore capitals
+        else:
+            key = os.path.realpath(endpoint)
         exporters.setdefault((exporter.name, key), exporter)
     return list(exporters.values())
 
@@ -730,15 +780,14 @@ def open_exporter(name: str, target: str, option: str) -> Exporter:
     try:
         return create_exporter(name, target)
     except SettingsError as error:
-        raise SettingsError(
-            [Problem(option, problem.message) for problem in error.problems]
-        ) from None
+        problems = [Problem(option, problem.message) for problem in error.problems]
+        raise SettingsError(problems) from None
 
 
 def open_exporters(
     trace: str | None, notify: Sequence[str] | None, display: Exporter | None
 ) -> list[Exporter]:
-    """Return the exporters of a run: that of its spans first, if `--trace` names one, then notifiers and display."""
+    """Return the exporters of a run: that of its spans first, if it has one, notifiers, display."""
     exporters: list[Exporter] = []
     if trace:
         exporters.append(open_trace_exporter(trace))
