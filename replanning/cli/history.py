@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Final, Literal, get_args
+from typing import Annotated, Final, Literal, NoReturn, get_args
 
 import anyio
 import typer
@@ -49,7 +49,7 @@ from replanning.history import (
     text_report,
     why_report,
 )
-from replanning.history.events import calibrate_sources
+from replanning.history.events import Calibration, calibrate_sources
 from replanning.history.export import edit_json, effect_json, event_json, history_json, summary_json
 from replanning.history.reports import (
     attempt_lines,
@@ -64,10 +64,11 @@ from replanning.history.wording import (
     stale_line,
     status_phrase,
 )
-from replanning.journal import RunOpened, RunStore
+from replanning.journal import Record, RunOpened, RunStore
 from replanning.journal.records import DecisionKind, trigger_types
 from replanning.plan.elements import FORESEEN
 from replanning.plan.messages import did_you_mean
+from replanning.plan.types import JsonObject, JsonValue
 from replanning.planning import PlanningState, ReplanStatistics, request_of
 from replanning.planning.tasks import decision_line
 from replanning.plugins import installed_plugins
@@ -81,6 +82,9 @@ MAX_REPLANS: Final = 1_000_000
 _epilog = partial(
     epilog, codes="0 done · 1 there is no such run, revision or replan · 2 wrong usage or store"
 )
+
+_MAX_NAMED: Final = 8
+"""Most replans or revisions that a message names, the last ones."""
 
 _REPORT_STYLES: Final = {**DIFF_STYLES, "~": "yellow", "*": "yellow"}
 
@@ -138,20 +142,23 @@ def history(
                     loaded.append(_load_history(opened, info.run))
                 except ReplanningError as error:
                     print_message(f"run {info.run!r} is left out: {error}")
-        seen = (kind for found in loaded for event in found.events for kind in event.trigger_kinds)
-        _check_kind(
-            "trigger",
-            trigger,
-            dict.fromkeys((*trigger_types(), *installed_plugins("triggers"), *seen)),
-        )
+        kinds = dict.fromkeys((*trigger_types(), *installed_plugins("triggers")))
+        for found in loaded:
+            for event in found.events:
+                kinds |= dict.fromkeys(event.trigger_kinds)
+        _check_kind("trigger", trigger, kinds)
         filtered = [found.filter(trigger=trigger, decision=decision) for found in loaded]  # type: ignore[arg-type] # checked
         if calibration:
-            where = f"run {loaded[0].run}" if run is not None else pluralise(len(loaded), "run")
+            where = pluralise(len(loaded), "run")
+            if run is not None:
+                where = f"run {loaded[0].run}"
             events = [event for found in filtered for event in found]
             _print_calibration(events, where, len(loaded), as_json=form == "json")
             return
         found = loaded[0]
-        only = filtered[0] if trigger is not None or decision is not None else None
+        only = None
+        if trigger is not None or decision is not None:
+            only = filtered[0]
         if form == "json":
             print_json(history_json(found) if only is None else summary_json(found, only))
         elif form == "markdown":
@@ -163,12 +170,13 @@ def history(
 
 
 def _check_kind(option: str, kind: str | None, known: Collection[str]) -> None:
-    if kind is not None and kind not in known:
-        hint = did_you_mean(kind, known)
-        expected = f"{hint} " if hint else ""
-        fail(
-            f"--{option}: there is no {option} {kind!r}; {expected}expected one of {', '.join(known)}"
-        )
+    if kind is None or kind in known:
+        return
+    expected = f"expected one of {', '.join(known)}"
+    hint = did_you_mean(kind, known)
+    if hint:
+        expected = f"{hint} {expected}"
+    fail(f"--{option}: there is no {option} {kind!r}; {expected}")
 
 
 def _load_history(store: RunStore, run: str | None) -> ReplanHistory:
@@ -182,19 +190,23 @@ def _print_calibration(
     parts = {part: calibrate(events, of=part) for part in get_args(Prediction)}
     sources = calibrate_sources(events)
     if as_json:
-        by_part, by_source = (
-            {
-                name: {**asdict(found), "bins": [bin_._asdict() for bin_ in found.bins]}
-                for name, found in table.items()
-            }
-            for table in (parts, sources)
-        )
+        by_part = {name: _calibration_json(found) for name, found in parts.items()}
+        by_source = {name: _calibration_json(found) for name, found in sources.items()}
         print_json({"runs": runs, "calibration": by_part, "sources": by_source})
         return
     tables = [calibration_lines(parts["total"])]
     for source, found in sources.items():
         tables.append(calibration_lines(found, f"what {source or 'a nameless source'} claims"))
-    _print_report("\n\n".join([where, *("\n".join(lines) for lines in tables)]) + "\n")
+    report = where
+    for lines in tables:
+        report += "\n\n" + "\n".join(lines)
+    _print_report(f"{report}\n")
+
+
+def _calibration_json(calibration: Calibration) -> JsonObject:
+    """Return how well confidence predicted success as JSON."""
+    bins: list[JsonValue] = [bin_._asdict() for bin_ in calibration.bins]
+    return {**asdict(calibration), "bins": bins}
 
 
 @commands.command(
@@ -224,83 +236,106 @@ def why(
         if len(rest) > 1:
             fail(f"expected a run and one revision, got {len(words)} words: {' '.join(words)}")
         history = _load_history(opened, run)
-        word = rest[0] if rest else None
-        entry: ReplanEvent | PlanEdit | None
-        if word is None:
+        entry: ReplanEvent | PlanEdit
+        if not rest:
             if not history.entries:
-                status = status_phrase(history.status)
-                if history.reason:
-                    status += f": {history.reason}"
-                count = len(history.dropped_triggers)
-                see = command_line(store, "history", history.run)
-                stale = f"; {stale_line(history.stale)}" if history.stale else ""
-                dropped = f"; {pluralise(count, 'trigger')} dropped: {see}" if count else ""
-                refuse(
-                    f"nothing was replanned in run {history.run!r}, which {status}{stale}{dropped}"
-                )
+                _refuse_without_replan(history, store)
             entry = _last_explanation(history.entries)
-        elif word.startswith("r"):
-            entry = next((event for event in history.events if event.replan == word), None)
-            if entry is None:
-                last = ", ".join(event.replan for event in history.events[-8:]) or "none"
-                refuse(f"run {history.run!r} has no replan {word!r}; the last ones are: {last}")
+        elif rest[0].startswith("r"):
+            entry = _find_replan(history, rest[0])
         else:
-            revision = _parse_revision(history, word)
-            entry = history.entry(revision)
-            if entry is None:
-                origin = "is no longer kept" if revision else "is the original plan"
-                latest = (
-                    ", ".join(
-                        str(each.after) for each in history.entries[-8:] if each.after is not None
-                    )
-                    or "none"
-                )
-                refuse(
-                    f"revision {revision} {origin}; the last replans and edits of run {history.run!r} made: {latest}"
-                )
+            entry = _find_entry(history, rest[0])
         if as_json:
-            found = event_json(entry) if isinstance(entry, ReplanEvent) else edit_json(entry)
-            diff = (
-                revision_diffs(history, [entry.after])[entry.after]
-                if entry.after is not None
-                else ""
-            )
-            if isinstance(entry, ReplanEvent):
-                found["outputs"] = dict(entry.outputs)
-            print_json({"run": history.run, **found, "diff": diff.splitlines()})
+            print_json(_explanation_json(history, entry))
         else:
             _print_report(why_report(history, entry))
+
+
+def _refuse_without_replan(history: ReplanHistory, place: str) -> NoReturn:
+    """End the command, because a run without replans has nothing to explain but its status."""
+    text = f"nothing was replanned in run {history.run!r}, which {status_phrase(history.status)}"
+    if history.reason:
+        text += f": {history.reason}"
+    if history.stale:
+        text += f"; {stale_line(history.stale)}"
+    if history.dropped_triggers:
+        dropped = pluralise(len(history.dropped_triggers), "trigger")
+        text += f"; {dropped} dropped: {command_line(place, 'history', history.run)}"
+    refuse(text)
+
+
+def _find_replan(history: ReplanHistory, name: str) -> ReplanEvent:
+    """Return the replan with a name such as `r2`."""
+    entry = next((event for event in history.events if event.replan == name), None)
+    if entry is None:
+        last = ", ".join(event.replan for event in history.events[-_MAX_NAMED:])
+        refuse(f"run {history.run!r} has no replan {name!r}; the last ones are: {last or 'none'}")
+    return entry
+
+
+def _find_entry(history: ReplanHistory, word: str) -> ReplanEvent | PlanEdit:
+    """Return the replan or the edit that made a revision."""
+    revision = _parse_revision(history, word)
+    entry = history.entry(revision)
+    if entry is None:
+        origin = "is the original plan"
+        if revision > 0:
+            origin = "is no longer kept"
+        made: list[str] = []
+        for each in history.entries[-_MAX_NAMED:]:
+            if each.after is not None:
+                made.append(str(each.after))
+        latest = f"the last replans and edits of run {history.run!r} made"
+        refuse(f"revision {revision} {origin}; {latest}: {', '.join(made) or 'none'}")
+    return entry
+
+
+def _explanation_json(history: ReplanHistory, entry: ReplanEvent | PlanEdit) -> JsonObject:
+    """Return a replan or an edit as JSON, with the difference that it made."""
+    found: JsonObject = {}
+    if isinstance(entry, ReplanEvent):
+        found |= event_json(entry)
+        found["outputs"] = dict[str, JsonValue](entry.outputs)
+    else:
+        found |= edit_json(entry)
+    diff = ""
+    if entry.after is not None:
+        diff = revision_diffs(history, [entry.after])[entry.after]
+    return {"run": history.run, **found, "diff": list[JsonValue](diff.splitlines())}
 
 
 def _last_explanation(entries: Sequence[ReplanEvent | PlanEdit]) -> ReplanEvent | PlanEdit:
     """Return the last entry that explains something.
 
-    Before one that only found the goal out of reach because the plan was kept, it is that decision. Expanded lists at
-    the end are passed over: nobody has decided that.
+    Expanded lists are passed over, because nobody has decided that. So is a replan that only found
+    the goal out of reach because the plan had been kept; that decision explains it.
     """
-    end = len(entries)
-    for entry in reversed(entries[1:]):
-        if entry.by not in FORESEEN:
-            break
-        end -= 1
-    *earlier, last = entries[:end]
-    if not (earlier and isinstance(last, ReplanEvent) and isinstance(earlier[-1], ReplanEvent)):
-        return last
-    echo = (
-        last.trigger_kinds == ("goal-unreachable",)
-        and last.decision == "keep"
-        and not last.candidates
-    )
-    return _last_explanation(earlier) if echo and earlier[-1].decision == "keep" else last
+    for number in range(len(entries) - 1, 0, -1):
+        entry = entries[number]
+        if entry.by in FORESEEN:
+            continue
+        if not _is_echo(entry) or not _keeps_plan(entries[number - 1]):
+            return entry
+    return entries[0]
+
+
+def _is_echo(entry: ReplanEvent | PlanEdit) -> bool:
+    """Return whether a replan only found that the goal is out of reach."""
+    if not isinstance(entry, ReplanEvent) or entry.decision != "keep":
+        return False
+    return entry.trigger_kinds == ("goal-unreachable",) and not entry.candidates
+
+
+def _keeps_plan(entry: ReplanEvent | PlanEdit) -> bool:
+    return isinstance(entry, ReplanEvent) and entry.decision == "keep"
 
 
 def _parse_revision(history: ReplanHistory, word: str) -> int:
     if not word.isdecimal():
         fail(f"{word!r} is not a revision; expected a number from 0 to {history.revision}")
     if int(word) > history.revision:
-        refuse(
-            f"run {history.run!r} has no revision {int(word)}; it has revisions 0 to {history.revision}"
-        )
+        known = f"it has revisions 0 to {history.revision}"
+        refuse(f"run {history.run!r} has no revision {int(word)}; {known}")
     return int(word)
 
 
@@ -335,14 +370,14 @@ def decisions(
         return
     out = console()
     for number, (record, written) in enumerate(zip(state.records, records, strict=True), 1):
-        sure = "" if record.confidence is None else f" [confidence {record.confidence:g}]"
-        out.print(
-            f"{number}. {record.timestamp}{sure} {escape_control(decision_line(written))}",
-            markup=False,
-        )
-        issues = record.llm_decision.get("issues_found") if record.llm_decision else None
-        for issue in issues if isinstance(issues, list) else ():
-            out.print(f"     issue: {escape_control(str(issue))}", markup=False)
+        line = f"{number}. {record.timestamp}"
+        if record.confidence is not None:
+            line += f" [confidence {record.confidence:g}]"
+        out.print(f"{line} {escape_control(decision_line(written))}", markup=False)
+        issues = (record.llm_decision or {}).get("issues_found")
+        if isinstance(issues, list):
+            for issue in issues:
+                out.print(f"     issue: {escape_control(str(issue))}", markup=False)
     for assumptions in assumed:
         out.print(f"assumed: {escape_control('; '.join(assumptions))}", markup=False)
     if not records:
@@ -407,8 +442,10 @@ def _print_report(text: str) -> None:
     """Print a report; on a terminal, removed lines are red and new ones green."""
     out = console()
     for line in text.rstrip("\n").split("\n"):
-        marked = line[2:3].strip() in ("", *_REPORT_STYLES)
-        out.print(line, style=_REPORT_STYLES.get(line.strip()[:1], "") if marked else "")
+        style = ""
+        if line[2:3].strip() in ("", *_REPORT_STYLES):
+            style = _REPORT_STYLES.get(line.strip()[:1], "")
+        out.print(line, style=style)
 
 
 @commands.command(
@@ -463,13 +500,12 @@ def notify(
     with existing_store(store) as opened:
         info = find_run(opened, run)
         records = list(opened.read(info.run))
-        body = records[0].body
-        request = request_of(body.plan) if isinstance(body, RunOpened) else None
-        issue = request.issue_id if request is not None else ""
-        if not (to or issue):
-            problem = f"run {info.run!r} belongs to no issue; name a file, github=owner/repo#12 or gitlab=group/project!7"
-            raise SettingsError.at("--to", problem)
-        exporters = open_notifiers(to or [f"{forge_of(issue)}={issue}"], "--to")
+        places = to or _issue_places(records[0])
+        if not places:
+            problem = f"run {info.run!r} belongs to no issue"
+            advice = "name a file, github=owner/repo#12 or gitlab=group/project!7"
+            raise SettingsError.at("--to", f"{problem}; {advice}")
+        exporters = open_notifiers(places, "--to")
         try:  # no other process posts meanwhile
             lease = opened.acquire(info.run, owner_id(), lease_time(clock), 120.0)
         except RunOwned:
@@ -496,6 +532,16 @@ def notify(
             print_json({"run": info.run, "posted_to": posted, "unsent": problems})
         if problems:
             refuse("; ".join(problems))
+
+
+def _issue_places(first: Record) -> list[str]:
+    """Return the place of the issue that a run is about, if there is one."""
+    if not isinstance(first.body, RunOpened):
+        return []
+    request = request_of(first.body.plan)
+    if request is None or not request.issue_id:
+        return []
+    return [f"{forge_of(request.issue_id)}={request.issue_id}"]
 
 
 @commands.command(
@@ -529,33 +575,33 @@ def history_prune(
     It is kept in the folder planning_history, one file for each run; the store is not changed.
     Unfinished runs stay, however old they are.
     """
-    from replanning.planning import (
-        PlanningHistoryStore,
-    )  # the other commands of this module do not need it
+    from replanning.planning import PlanningHistoryStore  # other commands do not need it
 
     place = read_settings(settings, quiet=as_json).planning.history
-    kept_days = place.retention_days if days is None else days
-    pruned = PlanningHistoryStore(directory=place.directory).prune(
-        kept_days, place.archive_directory, dry_run=dry_run
-    )
+    if days is None:
+        days = place.retention_days
+    store = PlanningHistoryStore(directory=place.directory)
+    pruned = store.prune(days, place.archive_directory, dry_run=dry_run)
     if as_json:
-        folders = {"directory": place.directory, "archive_directory": place.archive_directory}
-        print_json(
-            {
-                **folders,
-                "days": kept_days,
-                "dry_run": dry_run,
-                "pruned": [asdict(task) for task in pruned],
-            }
-        )
+        report = {
+            "directory": place.directory,
+            "archive_directory": place.archive_directory,
+            "days": days,
+            "dry_run": dry_run,
+            "pruned": [asdict(task) for task in pruned],
+        }
+        print_json(report)
         return
     for task in pruned:
-        issue = f" of {task.issue_id}" if task.issue_id else ""
-        archived = f": {task.archived}" if task.archived else ""
-        console().print(
-            escape_control(f"{task.task_uuid}{issue}, finished {task.finished[:10]}{archived}")
-        )
-    done = "moved" if place.archive_directory else "removed"
-    result = f"would be {done}" if dry_run else done
+        line = task.task_uuid
+        if task.issue_id:
+            line += f" of {task.issue_id}"
+        line += f", finished {task.finished[:10]}"
+        if task.archived:
+            line += f": {task.archived}"
+        console().print(escape_control(line))
+    result = "moved" if place.archive_directory else "removed"
+    if dry_run:
+        result = f"would be {result}"
     count = pluralise(len(pruned), "run")
-    print_message(f"{place.directory}: {count} finished more than {kept_days:g} days ago {result}")
+    print_message(f"{place.directory}: {count} finished more than {days:g} days ago {result}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Final
@@ -127,9 +128,10 @@ def mcp_proxy(
     its place, it is tried again, or a person is asked; where no alternative is left, the client
     gets the failure of its tool. Messages go to standard error.
     """
-    if bool(server) is (tools is not None):
+    if bool(server) == (tools is not None):
         fail(
-            "expected either the command line of a server after --, or --tools with a file that names servers"
+            "expected either the command line of a server after --, or --tools with a file that"
+            " names servers"
         )
     if tools is not None and safe:
         fail("--safe is for SERVER; in a file of tools, write `safe` below the server")
@@ -144,24 +146,25 @@ def mcp_proxy(
         from replanning.integrations import mcp
     except ImportError as error:
         fail(str(error))
-    if tools is not None:
+    if tools is None:
+        plan = _plan_of_command(server or [], safe or ())
+    else:
         plan = read_tools(tools, planning=False)
         if not plan.mcp:
             fail(f"{tools}: expected a section `mcp` with at least one server")
-    else:
-        words = tuple(name for names in safe or () for name in names.split(","))
-        started = mcp.server_of_command(server or [], environ=os.environ, safe=words)
-        plan = Plan(goal=Goal(objective=""), mcp={mcp.SERVER_NAME: started})
     capabilities = _parse_capabilities(capability or ())
-    expectations = {} if expect is None else _read_expectations(expect)
+    expectations: dict[str, Expectation] = {}
+    if expect is not None:
+        expectations = _read_expectations(expect)
+    retry = None
+    if retries > 0:
+        retry = Retry(max_attempts=retries + 1)
     settings = lookup.read_settings(options.settings, quiet=options.quiet, replan=options.replan)
     display = lookup.create_display(picture=False)
-    exporters = lookup.open_exporters(
-        options.trace, options.notify, None if options.quiet else display
-    )
+    shown = None if options.quiet else display
+    exporters = lookup.open_exporters(options.trace, options.notify, shown)
 
     async def serve(engine: ReplanningEngine, scopes: list[anyio.CancelScope]) -> None:
-        retry = Retry(max_attempts=retries + 1) if retries else None
         async with mcp.open_proxy(
             engine,
             plan,
@@ -176,9 +179,8 @@ def mcp_proxy(
                 for name, reason in proxy.unavailable.items():
                     print_message(f"note: the MCP server {name!r} is not there: {reason}")
                 look = lookup.command_line(options.store, "status", run.id)
-                print_message(
-                    f"run {run.id} keeps the calls of {len(proxy.tools)} tools alive; see {look}"
-                )
+                what = f"run {run.id} keeps the calls of {len(proxy.tools)} tools alive"
+                print_message(f"{what}; see {look}")
                 lookup.tell_models(display, engine)
             with anyio.CancelScope() as serving:
                 scopes.append(serving)
@@ -192,7 +194,9 @@ def mcp_proxy(
             try:
                 await serve(engine, scopes)
             except PlanError as error:
-                failure = error if expect is None else _with_places(error, expect)
+                failure = error
+                if expect is not None:
+                    failure = _with_places(error, expect)
             except ReplanningError as error:
                 failure = error  # raised below, not wrapped into a group
             finally:
@@ -213,6 +217,22 @@ def mcp_proxy(
         )
         anyio.run(work, engine)
     raise typer.Exit(ExitCode.OK)
+
+
+def _plan_of_command(words: list[str], safe: Sequence[str]) -> Plan:
+    """Return a plan with the server that a command line starts.
+
+    Args:
+        words: the command line.
+        safe: the values of `--safe`.
+    """
+    from replanning.integrations import mcp
+
+    tools: list[str] = []
+    for names in safe:
+        tools += names.split(",")
+    server = mcp.server_of_command(words, environ=os.environ, safe=tuple(tools))
+    return Plan(goal=Goal(objective=""), mcp={mcp.SERVER_NAME: server})
 
 
 async def _cancel_on_signals(scopes: list[anyio.CancelScope]) -> None:
@@ -282,13 +302,14 @@ def _parse_capabilities(options: list[str] | tuple[str, ...]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for text in options:
-        name, _, words = text.partition("=")
+        before, _, words = text.partition("=")
+        name = before.strip()
         tools = [word.strip() for word in words.split(",") if word.strip()]
-        if not name.strip() or not tools:
+        if not name or not tools:
             raise SettingsError.at("--capability", f"expected NAME=TOOL,TOOL, got {text!r}")
-        if twice := [tool for tool in tools if found.get(tool, name.strip()) != name.strip()]:
-            raise SettingsError.at(
-                "--capability", f"a tool has one capability; several have {join_names(twice, 5)}"
-            )
-        found |= dict.fromkeys(tools, name.strip())
+        twice = [tool for tool in tools if found.get(tool, name) != name]
+        if twice:
+            problem = f"a tool has one capability; several have {join_names(twice, 5)}"
+            raise SettingsError.at("--capability", problem)
+        found |= dict.fromkeys(tools, name)
     return found

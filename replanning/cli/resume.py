@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -122,11 +122,12 @@ def resume(
         records: list[Record] = []
         if not remote:
             records = list(opened_store.read(info.run))
-    if plan_file is None and (rerun is not None or yes):
-        fail("--rerun and --yes are about a corrected plan; name its file with --plan")
-    if revision is None and plan_file is None and info.status == "aborted":
-        advice = "start a new run, or one from a revision of this one with --from (0 is the original plan)"
-        raise NotRunning(f"run {info.run!r} was aborted: {advice}")
+    if plan_file is None:
+        if rerun is not None or yes:
+            fail("--rerun and --yes are about a corrected plan; name its file with --plan")
+        if revision is None and info.status == "aborted":
+            advice = "start a new run, or one from a revision of this one with --from"
+            raise NotRunning(f"run {info.run!r} was aborted: {advice} (0 is the original plan)")
     shows_result = revision is None and info.status == "succeeded"
     if shows_result:
         # A supervisor that resumes whatever it finds takes another code for a failure.
@@ -154,31 +155,21 @@ def resume(
     directory = lookup.find_directory(options, records)
     if plan_file is None:
         raise typer.Exit(resume_plan(info.run, opened, options, revision, directory))
-
     given = lookup.read_plan(str(plan_file), options.context or ())
     problems = check_tools(given)
     if problems:
         raise PlanError(locate_problems(problems, str(plan_file)))
     agreed = _agree_on_correction(info, given, options, revision, rerun, yes=yes)
-    by = lookup.user_name(None)
     if revision is None and is_owner_alive(info):
         if agreed is None:
-            print_message(
-                f"{plan_file} makes no difference to run {info.run}, which another process carries"
-                " out"
-            )
-            return
-        if options.directory is not None:
-            fail("--directory: another process carries out this run; pause it, and resume it then")
-        _send_correction(info, given, agreed, by, options)
+            what = f"{plan_file} makes no difference to run {info.run}"
+            print_message(f"{what}, which another process carries out")
+        else:
+            _send_correction(info, given, agreed, options)
         return
     adopt = None
-    if agreed is not None and revision is None and info.status == "aborted":
-        # Its budget is used up, so it would end again before anything else is done.
-        with closing(lookup.open_store(options.store)) as store:
-            ReplanningEngine([], store=store).adopt(info.run, given, rerun=agreed, by=by)
-    elif agreed is not None:
-        adopt = partial(PlanRun.adopt, plan=given, rerun=agreed, by=by)
+    if agreed is not None:
+        adopt = _how_to_adopt(info, given, agreed, options, revision)
     code = resume_plan(info.run, opened, options, revision, directory, given=given, adopt=adopt)
     raise typer.Exit(code)
 
@@ -416,11 +407,29 @@ def _agree_on_correction(
     return "none"
 
 
-def _send_correction(
-    info: RunInfo, given: Plan, rerun: Rerun, by: str, options: RunOptions
-) -> None:
+def _how_to_adopt(
+    info: RunInfo, given: Plan, rerun: Rerun, options: RunOptions, revision: int | None
+) -> Callable[[PlanRun], object] | None:
+    """Return how a run adopts a corrected plan once it goes on; None if it has adopted it already.
+
+    An aborted run adopts it before: its budget is used up, so it would end again before anything
+    else is done.
+    """
+    by = lookup.user_name(None)
+    if revision is not None or info.status != "aborted":
+        return partial(PlanRun.adopt, plan=given, rerun=rerun, by=by)
+    with closing(lookup.open_store(options.store)) as store:
+        ReplanningEngine([], store=store).adopt(info.run, given, rerun=rerun, by=by)
+    return None
+
+
+def _send_correction(info: RunInfo, given: Plan, rerun: Rerun, options: RunOptions) -> None:
     """Leave a corrected plan for the process that carries out a run, and say what became of it."""
     from replanning.cli.status import MessageOptions, report_outcome  # other runs need no messages
+
+    if options.directory is not None:
+        fail("--directory: another process carries out this run; pause it, and resume it then")
+    by = lookup.user_name(None)
 
     def outcome(bodies: list[RecordBody]) -> str:
         for body in bodies:
@@ -552,7 +561,7 @@ def _decide_effects(plan: UndoPlan, left: list[str], done: list[str], options: R
 
 
 def _report_undo(store: RunStore, info: RunInfo, by: str, options: RunOptions) -> None:
-    """Say what has become of an undo that another process carries out."""
+    """Say what became of an undo that another process carries out."""
     from replanning.cli.status import MessageOptions, report_outcome  # other runs need no messages
 
     def outcome(bodies: list[RecordBody]) -> str:
