@@ -302,7 +302,9 @@ PlanArgument = Annotated[
 
 @dataclass(kw_only=True, slots=True)
 class RunOptions:
-    """Options that carry out a run; a command with a parameter `options` of this type has all of them.
+    """Options that carry out a run; a command with a parameter `options` of this type has them.
+
+    It has many attributes because each option is one.
 
     Attributes:
         concurrency: tasks that may run at the same time.
@@ -411,23 +413,31 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.sequential and self.max_concurrency is not None:
             fail("--sequential and --max-concurrency contradict each other; give one of them")
-        self.concurrency = 1 if self.sequential else self.max_concurrency or DEFAULT_CONCURRENCY
+        self.concurrency = self.max_concurrency or DEFAULT_CONCURRENCY
+        if self.sequential:
+            self.concurrency = 1
         if self.no_ask and self.ask is not None:
             fail("--ask and --no-ask contradict each other; give one of them")
-        self.ask = "never" if self.no_ask else self.ask
+        if self.no_ask:
+            self.ask = "never"
         if not 0 <= self.stop_timeout <= _MAX_STOP_TIMEOUT:  # nor is it nan
             fail(f"--stop-timeout: expected seconds from 0 to {_MAX_STOP_TIMEOUT:,.0f}")
 
     def resume_options(self) -> list[str]:
         """Return the options that a later `resume` needs as well."""
         words: list[str] = []
-        words += ["--settings", self.settings] if self.settings else []
-        words += [word for name in self.providers or () for word in ("--replan-provider", name)]
+        if self.settings:
+            words += ["--settings", self.settings]
+        for name in self.providers or ():
+            words += ["--replan-provider", name]
         if self.concurrency != DEFAULT_CONCURRENCY:
             words += ["--max-concurrency", str(self.concurrency)]
-        words += ["--trace", self.trace] if self.trace else []
-        words += [word for target in self.notify or () for word in ("--notify", target)]
-        words += ["--ask", self.ask] if self.ask else []
+        if self.trace:
+            words += ["--trace", self.trace]
+        for target in self.notify or ():
+            words += ["--notify", target]
+        if self.ask:
+            words += ["--ask", self.ask]
         if self.stop_timeout != DEFAULT_STOP_TIMEOUT:
             words += ["--stop-timeout", f"{self.stop_timeout:g}"]
         return words
@@ -540,18 +550,15 @@ class LazyCommandGroup(CommandGroup):
         try:
             return super().invoke(ctx)
         except ReplanningError as error:
-            problems = error.problems if isinstance(error, SettingsError) else ()
-            places = [problem.place for problem in problems]
-            if places and all(
-                place.startswith("--") or (place.isalpha() and place.isupper()) for place in places
-            ):
-                fail("; ".join(map(str, problems)))  # about arguments, not about settings
+            if isinstance(error, SettingsError) and _is_about_arguments(error):
+                fail("; ".join(map(str, error.problems)))
             fail(str(error))
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
                 raise
-            problem = f"the output cannot be written: {error.strerror}; `replanning status` shows how the run ended"
-            fail(problem, ExitCode.FAILED)
+            problem = f"the output cannot be written: {error.strerror}"
+            advice = "`replanning status` shows how the run ended"
+            fail(f"{problem}; {advice}", ExitCode.FAILED)
         except KeyboardInterrupt:
             fail("interrupted", ExitCode.INTERRUPTED)
 
@@ -569,6 +576,17 @@ class LazyCommandGroup(CommandGroup):
                 (function,) = (node for node in functions if node.name == re.sub("[ -]", "_", name))
                 command.help = unwrap_paragraphs(ast.get_docstring(function))
         super().format_help(ctx, formatter)
+
+
+def _is_about_arguments(error: SettingsError) -> bool:
+    """Return whether an error is about arguments of the command alone, not about settings."""
+    for problem in error.problems:
+        place = problem.place
+        if place.startswith("--"):
+            continue
+        if not place.isalpha() or not place.isupper():
+            return False
+    return len(error.problems) > 0
 
 
 class Program(typer.Typer):

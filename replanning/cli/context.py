@@ -129,7 +129,7 @@ def _read_block(lines: Iterator[tuple[int, str]], end: str) -> str | None:
     return None
 
 
-def split_set_options(options: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+def split_set_options(options: Sequence[str] | None) -> tuple[list[str], dict[str, str]]:
     """Return the `--set` options that are about the context, and the texts that parameters get.
 
     Raises:
@@ -138,7 +138,7 @@ def split_set_options(options: Sequence[str]) -> tuple[list[str], dict[str, str]
     context: list[str] = []
     texts: dict[str, str] = {}
     problems: list[Problem] = []
-    for option in options:
+    for option in options or ():
         if option.startswith("context."):
             context.append(option)
             continue
@@ -169,21 +169,25 @@ def read_parameters(parameters: Parameters, texts: Mapping[str, str]) -> JsonObj
     return values
 
 
-def parse_context_options(options: Sequence[str]) -> JsonObject:
+def parse_context_options(options: Sequence[str] | None) -> JsonObject:
     """Return the values that `--set` options give.
 
     Raises:
         SettingsError: one of them is not of the form `context.key=value`.
     """
-    pairs = {text: _parse_pair(text.removeprefix("context.")) for text in options}
-    wrong = [
-        text for text, pair in pairs.items() if pair is None or not text.startswith("context.")
-    ]
-    if wrong:
-        raise SettingsError(
-            [Problem("--set", f"expected context.key=value, got {text!r}") for text in wrong]
-        )
-    return dict(pair for pair in pairs.values() if pair is not None)
+    changes: JsonObject = {}
+    problems: list[Problem] = []
+    for text in options or ():
+        pair = None
+        if text.startswith("context."):
+            pair = _parse_pair(text.removeprefix("context."))
+        if pair is None:
+            problems.append(Problem("--set", f"expected context.key=value, got {text!r}"))
+        else:
+            changes[pair[0]] = pair[1]
+    if problems:
+        raise SettingsError(problems)
+    return changes
 
 
 def _parse_pair(text: str) -> tuple[str, JsonValue] | None:
@@ -204,8 +208,7 @@ def _parse_value(text: str, *, quoted: bool = False) -> JsonValue:
     try:
         value: JsonValue = _VALUE_DECODER.decode(text)
     except (ValueError, RecursionError):
-        is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
-        if quoted and is_quoted:
+        if quoted and re.fullmatch(r"'.*'|\".*\"", text, re.DOTALL):
             return text[1:-1]
         return text
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

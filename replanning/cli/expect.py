@@ -94,7 +94,7 @@ def expect_suggest(
     tools: dict[str, ToolSpec] = {}
     looked_at: list[RunId] = []
     with existing_store(store) as opened:
-        for run in _named_runs(opened, [*(runs or ()), *(more or ())]):
+        for run in _named_runs(opened, runs, more):
             try:
                 records = list(opened.read(run))
                 found = list(recorded_calls(records))
@@ -146,8 +146,11 @@ _ANY_TASK: Final = TaskBody()
 """Task that says nothing about the effect of its tool."""
 
 
-def _named_runs(store: RunStore, names: Sequence[str]) -> list[RunId]:
-    """Return the runs that words name, each once; all of the store without any, the oldest first."""
+def _named_runs(
+    store: RunStore, words: Sequence[str] | None, options: Sequence[str] | None
+) -> list[RunId]:
+    """Return the runs that arguments and options name, each once; by default all, the oldest first."""
+    names = [*(words or ()), *(options or ())]
     if not names:
         return [info.run for info in reversed(store.runs())]
     return list(dict.fromkeys(find_run(store, name).run for name in names))
@@ -417,7 +420,7 @@ def expect_check(
     found: dict[str, _Checked] = {}
     looked_at: list[RunId] = []
     with existing_store(store) as opened:
-        for run in _named_runs(opened, [*(runs or ()), *(more or ())]):
+        for run in _named_runs(opened, runs, more):
             try:
                 records = list(opened.read(run))
                 if plan is None:

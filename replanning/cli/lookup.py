@@ -213,7 +213,7 @@ def names_run(digits: str, store: RunStore) -> bool:
     return False
 
 
-def split_question(words: Sequence[str], store: RunStore) -> tuple[str | None, str]:
+def split_question(words: Sequence[str] | None, store: RunStore) -> tuple[str | None, str]:
     """Split arguments into the run and the end of a question id, each of which may be left out."""
     if not words:
         return None, ""
@@ -240,7 +240,7 @@ def answering_command(place: str, question_id: str, *, is_approvable: bool) -> s
     return command_line(place, verdict, *question_words(question_id))
 
 
-def find_question(store: RunStore, words: Sequence[str]) -> Question:
+def find_question(store: RunStore, words: Sequence[str] | None) -> Question:
     """Return the only open question that arguments allow: of a run or of all, with a number or any.
 
     Raises:
@@ -256,9 +256,9 @@ def find_question(store: RunStore, words: Sequence[str]) -> Question:
         for question in found:
             if question.id.endswith(end):
                 questions.append(question)
-    if run is not None and end and not questions:
-        raise closed_error(QuestionId(f"{run}{end}"), replay_records(store.read(run)).ledger)
     if not questions and run is not None:
+        if end:
+            raise closed_error(QuestionId(f"{run}{end}"), replay_records(store.read(run)).ledger)
         refuse(no_question(store, run))
     if not questions:
         what = "no run has an open question"
@@ -271,7 +271,9 @@ def find_question(store: RunStore, words: Sequence[str]) -> Question:
     return questions[0]
 
 
-def find_questions(store: RunStore, words: Sequence[str]) -> tuple[RunInfo, QuestionId | None]:
+def find_questions(
+    store: RunStore, words: Sequence[str] | None
+) -> tuple[RunInfo, QuestionId | None]:
     """Return the run that arguments name, and the question if they name one.
 
     Without arguments it is the only run with open questions.
@@ -460,7 +462,7 @@ def provider_names(named: Sequence[str] | None, settings: Settings) -> list[str]
     return list(dict.fromkeys(named or settings.provider))
 
 
-def read_plan(path: str, options: Sequence[str] = ()) -> Plan:
+def read_plan(path: str, options: Sequence[str] | None = None) -> Plan:
     """Load a plan file, with the parameters and the context that `--set` options give.
 
     Raises:
@@ -597,7 +599,8 @@ def create_gate(
     if ask == "console":
         from replanning.cli.gate import ConsoleGate  # only a terminal needs it
 
-        display = display or create_display()
+        if display is None:
+            display = create_display()
         display.questions_on_terminal = True
         return ConsoleGate(display, user_name(None))
     if ask == "store" or remote_answers:

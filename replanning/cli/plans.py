@@ -106,7 +106,7 @@ def validate(plan: PlanArgument, *, values: SetOption = None, as_json: JsonOptio
     notes: list[Problem] = []
     tries: list[_Tries] = []
     try:
-        document = read_plan(path, values or ())
+        document = read_plan(path, values)
         tries = _stated_tries(document)
         problems = locate_problems(check_tools(document), path)
         with working_in(Path()):
@@ -252,10 +252,8 @@ def _stated_tries(plan: Plan) -> list[_Tries]:
         if retry is None:
             continue
         limit = task.timeout
-        if limit is None and tool is not None:
-            limit = tool.timeout
-            if limit is None and tool.kind in TOOL_KINDS:
-                limit = TimeoutSettings().task
+        if limit is None:
+            limit = _tool_timeout(tool)
         total = None
         if limit is not None:
             total = retry.longest_time(limit)
@@ -270,6 +268,15 @@ def _stated_tries(plan: Plan) -> list[_Tries]:
             )
         )
     return found
+
+
+def _tool_timeout(tool: ToolSpec | None) -> float | None:
+    """Return the time limit of the attempts with a tool, if it has one."""
+    if tool is None:
+        return None
+    if tool.timeout is None and tool.kind in TOOL_KINDS:
+        return TimeoutSettings().task
+    return tool.timeout
 
 
 def _tries_lines(tries: Sequence[_Tries]) -> list[str]:
@@ -622,7 +629,7 @@ def simulate(
     from replanning.llm.selection import AUTO, is_llm
 
     loaded = read_settings(options.settings)
-    document = read_plan(str(plan), options.context or ())
+    document = read_plan(str(plan), options.context)
     problems = missing_values(document.parameters)
     if problems:
         raise PlanError(locate_problems(problems, str(plan)))
@@ -637,9 +644,9 @@ def simulate(
         if provider not in providers:
             providers.append(provider)
     schedule = testing.FaultSchedule(
-        fail=_parse_chances("fail", fail or ()),
-        flaky=_parse_chances("flaky", flaky or ()),
-        hang=_parse_chances("hang", hang or ()),
+        fail=_parse_chances("fail", fail),
+        flaky=_parse_chances("flaky", flaky),
+        hang=_parse_chances("hang", hang),
     )
     try:
         schedule.check(document)
@@ -693,10 +700,10 @@ def _print_most_frequent(title: str, counts: Mapping[str, int]) -> None:
         out.print(f"  {number:6} {escape_control(redactor().text(reason))}")
 
 
-def _parse_chances(option: str, texts: Sequence[str]) -> dict[str, float]:
+def _parse_chances(option: str, texts: Sequence[str] | None) -> dict[str, float]:
     chances: dict[str, float] = {}
     problems: list[Problem] = []
-    for text in texts:
+    for text in texts or ():
         task = text
         value = 1.0
         if "=" in text:

@@ -125,9 +125,8 @@ def resume(
     if plan_file is None:
         if rerun is not None or yes:
             fail("--rerun and --yes are about a corrected plan; name its file with --plan")
-        if revision is None and info.status == "aborted":
-            advice = "start a new run, or one from a revision of this one with --from"
-            raise NotRunning(f"run {info.run!r} was aborted: {advice} (0 is the original plan)")
+        if revision is None:
+            _check_not_aborted(info)
     shows_result = revision is None and info.status == "succeeded"
     if shows_result:
         # A supervisor that resumes whatever it finds takes another code for a failure.
@@ -155,10 +154,7 @@ def resume(
     directory = lookup.find_directory(options, records)
     if plan_file is None:
         raise typer.Exit(resume_plan(info.run, opened, options, revision, directory))
-    given = lookup.read_plan(str(plan_file), options.context or ())
-    problems = check_tools(given)
-    if problems:
-        raise PlanError(locate_problems(problems, str(plan_file)))
+    given = _read_correction(plan_file, options)
     agreed = _agree_on_correction(info, given, options, revision, rerun, yes=yes)
     if revision is None and is_owner_alive(info):
         if agreed is None:
@@ -167,9 +163,7 @@ def resume(
         else:
             _send_correction(info, given, agreed, options)
         return
-    adopt = None
-    if agreed is not None:
-        adopt = _how_to_adopt(info, given, agreed, options, revision)
+    adopt = _how_to_adopt(info, given, agreed, options, revision)
     code = resume_plan(info.run, opened, options, revision, directory, given=given, adopt=adopt)
     raise typer.Exit(code)
 
@@ -328,6 +322,13 @@ def undo(
     raise typer.Exit(code)
 
 
+def _check_not_aborted(info: RunInfo) -> None:
+    """Raise if a run was aborted, which only a corrected plan can continue."""
+    if info.status == "aborted":
+        advice = "start a new run, or one from a revision of this one with --from"
+        raise NotRunning(f"run {info.run!r} was aborted: {advice} (0 is the original plan)")
+
+
 def _read_opening(records: Sequence[Record], run: RunId) -> RunOpened:
     """Return the opening of a run."""
     if records:
@@ -344,7 +345,7 @@ def _is_of_planning_mode(opened: RunOpened) -> bool:
 
 def _require_all_secrets(opened: RunOpened, options: RunOptions) -> None:
     """End the command if a secret parameter is not given again: no run is left that needs it."""
-    texts = split_set_options(options.context or ())[1]
+    texts = split_set_options(options.context)[1]
     lost: list[str] = []
     for name, parameter in opened.plan.parameters.items():
         if parameter.secret and name not in texts:
@@ -372,6 +373,15 @@ def _is_of_program(first: Record) -> bool:
 
 
 # Corrected plans
+
+
+def _read_correction(path: Path, options: RunOptions) -> Plan:
+    """Return the corrected plan in a file, once its tools are checked."""
+    given = lookup.read_plan(str(path), options.context)
+    problems = check_tools(given)
+    if problems:
+        raise PlanError(locate_problems(problems, str(path)))
+    return given
 
 
 def _agree_on_correction(
@@ -408,13 +418,15 @@ def _agree_on_correction(
 
 
 def _how_to_adopt(
-    info: RunInfo, given: Plan, rerun: Rerun, options: RunOptions, revision: int | None
+    info: RunInfo, given: Plan, rerun: Rerun | None, options: RunOptions, revision: int | None
 ) -> Callable[[PlanRun], object] | None:
-    """Return how a run adopts a corrected plan once it goes on; None if it has adopted it already.
+    """Return how a run adopts a corrected plan once it goes on; None if it has nothing to adopt.
 
     An aborted run adopts it before: its budget is used up, so it would end again before anything
     else is done.
     """
+    if rerun is None:
+        return None
     by = lookup.user_name(None)
     if revision is not None or info.status != "aborted":
         return partial(PlanRun.adopt, plan=given, rerun=rerun, by=by)

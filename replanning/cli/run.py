@@ -113,7 +113,7 @@ def run(
         settings = lookup.read_settings(
             options.settings, quiet=options.quiet, replan=options.replan
         )
-    document = lookup.read_plan(path, options.context or ())
+    document = lookup.read_plan(path, options.context)
     if problems := [*missing_values(document.parameters), *check_tools(document)]:
         raise PlanError(locate_problems(problems, path))
     directory = lookup.find_directory(options)
@@ -166,12 +166,13 @@ def resume_plan(
     Raises:
         ReplanningError: it cannot be resumed.
     """
-    was_enabled = (opened.settings or {}).get("enabled", True) is not False and opened.mode != "off"
-    options.replan = was_enabled if options.replan is None else options.replan
-    options.observe = options.observe or opened.mode == "observe"
+    if options.replan is None:
+        options.replan = _replans(opened)
+    if opened.mode == "observe":
+        options.observe = True
     plan = opened.plan
     begin = adopt
-    context, _ = split_set_options(options.context or ())
+    context, _ = split_set_options(options.context)
     parameters = _parameters_again(run_id, opened, options, revision, given)
     if given is not None:
         plan = _with_found_tools(given, opened.plan)
@@ -187,6 +188,13 @@ def resume_plan(
     settings = lookup.read_settings(options.settings, quiet=options.quiet, replan=options.replan)
     summary = _carry_out(options, settings, plan, open_run, directory, begin=begin)
     return summary.report(json=options.json)
+
+
+def _replans(opened: RunOpened) -> bool:
+    """Return whether a run was opened with replanning."""
+    if opened.mode == "off":
+        return False
+    return (opened.settings or {}).get("enabled") is not False
 
 
 def _parameters_again(
@@ -207,7 +215,7 @@ def _parameters_again(
         revision: the revision from which a new run starts, if one does.
         given: a plan that has the values of `--set` already.
     """
-    _, texts = split_set_options(options.context or ())
+    _, texts = split_set_options(options.context)
     if not texts and not opened.plan.parameters:
         return {}
     with closing(lookup.open_store(options.store)) as store:
@@ -270,8 +278,7 @@ def demo(
     A program is missing, a step takes too long, and an assumption turns out to be wrong.
     """
     place = Path(folder or DEFAULT_FOLDER)
-    earlier_demo = place.is_dir() and (not any(place.iterdir()) or (place / "steps.py").is_file())
-    if place.exists() and not earlier_demo:
+    if place.exists() and not _can_hold_demo(place):
         fail(f"{str(place)!r} already exists and is not a demo; name another folder with --folder")
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -322,6 +329,13 @@ def demo(
     )
     summary.notes = (f"report   {place / 'report.md'}", f"files    {place}{os.sep}")
     raise typer.Exit(summary.report(json=options.json))
+
+
+def _can_hold_demo(place: Path) -> bool:
+    """Return whether a place is an empty folder, or that of an earlier demo."""
+    if not place.is_dir():
+        return False
+    return (place / "steps.py").is_file() or not any(place.iterdir())
 
 
 def _carry_out(

@@ -198,7 +198,7 @@ def solve(
     """
     if dry_run and run_id is not None:
         fail("--dry-run keeps no run that --run-id could name: leave one of them out")
-    if issue is not None and (goal is not None or file is not None or issue_id):
+    if issue is not None and (goal, file, issue_id) != (None, None, ""):
         fail("--issue states the goal: leave out --goal, FILE and --issue-id")
     comment = not (no_comment or dry_run)
     job = _read_job(
@@ -275,7 +275,9 @@ def resume_planning(run: RunId, opened: Plan, options: RunOptions, revision: int
     """
     with closing(lookup.open_store(options.store, must_exist=True)) as store:
         records = list(store.read(run))
-    model = next(iter(options.providers or ()), None) or _recorded_model(records)
+    model = _recorded_model(records)
+    if options.providers:
+        model = options.providers[0]
     job = _Job(request_of(opened) or TaskRequest(goal=opened.goal), opened, model)
     settings = lookup.read_settings(options.settings, quiet=options.quiet, replan=options.replan)
     settings = _with_approval(settings, records)
@@ -607,7 +609,7 @@ def _print_conclusion(completion: JsonObject, shown: str) -> None:
     concluded = as_object(completion.get("summary"))
     text = str(concluded.get("reason") or completion.get("comment") or "")
     said = text.partition(": ")[2] or text
-    if said and said not in shown:
+    if said not in shown:
         print_message(f"{completion.get('status', 'done')}: {text}")
     for name in ("key_outcomes", "recommendations"):
         lines = concluded.get(name)
@@ -629,7 +631,7 @@ def _run_planning(
     job: _Job, options: RunOptions, settings: Settings, start: PlanningStarter, directory: Path
 ) -> tuple[RunSummary, JsonObject | None]:
     """Carry out a run of planning mode; return its summary and the model's conclusion."""
-    context = parse_context_options(options.context or ())
+    context = parse_context_options(options.context)
     environment = Environment(directory=str(directory))
     history = Path(settings.planning.history.directory).absolute()
     model = create_llm_provider(

@@ -612,7 +612,7 @@ def approve(
 ) -> None:
     """Agree to a change that a run asks about."""
     send = _answer_all if every else _answer
-    send(question or (), "approve", options, choice=choice)
+    send(question, "approve", options, choice=choice)
 
 
 @commands.command(
@@ -638,10 +638,10 @@ def reject(
         fail("--undo takes the whole run back: leave out --all, and name one question")
     if undo:
         abort: JsonObject = {"kind": "abort", "undo": True, "reason": options.comment}
-        _answer(question or (), "modify", options, changes=[abort])
+        _answer(question, "modify", options, changes=[abort])
         return
     send = _answer_all if every else _answer
-    send(question or (), "reject", options)
+    send(question, "reject", options)
 
 
 @commands.command(
@@ -685,11 +685,11 @@ def modify(
             lines.append(f"  {problem}")
         fail("\n".join(lines))
     checked = [change for change in given if isinstance(change, dict)]
-    _answer(question or (), "modify", options, changes=checked)
+    _answer(question, "modify", options, changes=checked)
 
 
 def _answer(
-    words: Sequence[str],
+    words: Sequence[str] | None,
     verdict: QuestionVerdict,
     options: MessageOptions,
     *,
@@ -702,10 +702,12 @@ def _answer(
     with lookup.existing_store(options.store) as store:
         question = lookup.find_question(store, words)
         count = len(question.candidates)
-        if verdict == "approve" and not count:
-            refuse(f"{spoken_id(question.id)} has no candidate to approve; reject it or modify it")
-        if verdict == "approve" and not 1 <= choice <= count:
-            fail(f"--choice: {spoken_id(question.id)} has candidates 1 to {count}, got {choice}")
+        if verdict == "approve":
+            name = spoken_id(question.id)
+            if count == 0:
+                refuse(f"{name} has no candidate to approve; reject it or modify it")
+            if not 1 <= choice <= count:
+                fail(f"--choice: {name} has candidates 1 to {count}, got {choice}")
         info = lookup.find_run(store, question.run)
         by = lookup.user_name(options.by)
         ReplanningEngine([], store=store).answer(
@@ -716,7 +718,7 @@ def _answer(
 
 
 def _answer_all(
-    words: Sequence[str],
+    words: Sequence[str] | None,
     verdict: Literal["approve", "reject"],
     options: MessageOptions,
     choice: int = 1,
@@ -753,10 +755,10 @@ def _answer_all(
                 refused = error.hint
             else:
                 refused = str(error)
-            waiting = waiting or waits
             report: JsonObject = {"run": info.run, "question": question_id, "verdict": verdict}
             report |= {"taken": bool(outcome), "refused": refused, "resume": None}
             if waits:
+                waiting = True
                 report["resume"] = resume
             reports.append(report)
             if not options.json:
@@ -802,9 +804,12 @@ def _answer_outcome(question: Question, bodies: list[journal.RecordBody]) -> str
         StaleAnswer: the answer was not taken.
     """
     for number, body in enumerate(bodies):
-        if isinstance(body, journal.AnswerRefused) and body.question == question.id:
-            raise StaleAnswer(f"it was not taken: {body.reason}")
-        if isinstance(body, journal.QuestionAnswered) and body.question == question.id:
+        if isinstance(body, journal.AnswerRefused):
+            if body.question == question.id:
+                raise StaleAnswer(f"it was not taken: {body.reason}")
+        elif isinstance(body, journal.QuestionAnswered):
+            if body.question != question.id:
+                continue
             if body.verdict == "withdrawn" or body.by == "timeout":
                 closed = f"it was closed before: {body.verdict} by {body.by}"
                 raise StaleAnswer(f"it was not taken: {body.comment or closed}")

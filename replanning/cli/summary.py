@@ -79,6 +79,8 @@ _STATUS_LOOKS: Final = {
 class RunSummary:
     """Summary of a run that has ended or is paused, from its journal.
 
+    It has many attributes because the summary shows a run from all sides.
+
     Args:
         result: the result of the run.
         live: its last state.
@@ -156,9 +158,8 @@ class RunSummary:
         rows = task_rows(self.live, replayed.ledger, replayed.updated)
         # Phases of planning mode mean nothing to people.
         self._tasks = [row for row in rows if not is_phase_task(self.live.entry(row.id).task)]
-        self._has_plan_file = not is_on_temporal(place) and not any(
-            is_phase_task(entry.task) for entry in self.live
-        )
+        planned = any(is_phase_task(entry.task) for entry in self.live)
+        self._has_plan_file = not planned and not is_on_temporal(place)
         for repair in find_repairs(history, self.live):
             # That a list was expanded is no change of the plan that somebody decided.
             if repair.revision is not None and repair.by not in FORESEEN:

@@ -215,7 +215,7 @@ def resume(info: RunInfo, options: RunOptions, revision: int | None) -> int:
         StoreError: the server refuses it.
     """
     _refuse_options(options)
-    context = parse_context_options(options.context or ())
+    context = parse_context_options(options.context)
     with closing(lookup.open_temporal(options.store)) as store:
         run = info.run
         if revision is None and info.owner is not None:
@@ -238,17 +238,19 @@ def resume(info: RunInfo, options: RunOptions, revision: int | None) -> int:
 def _refuse_options(options: RunOptions) -> None:
     problems = []
     for name in (*_OF_WORKERS, *_NOT_THERE):
-        if getattr(options, name) or (name, options.replan) == ("replan", False):
-            no_replan = "no-replan" if options.replan is False else "replan"
-            option = {"replan": no_replan, "providers": "replan-provider"}.get(
-                name, name.replace("_", "-")
-            )
-            expected = (
-                "give it to replanning worker"
-                if name in _OF_WORKERS
-                else "runs on Temporal cannot have it"
-            )
-            problems.append(Problem(f"--{option}", f"with --on, {expected}"))
+        option = name.replace("_", "-")
+        given = bool(getattr(options, name))
+        if name == "providers":
+            option = "replan-provider"
+        elif name == "replan" and options.replan is False:
+            option = "no-replan"
+            given = True
+        if not given:
+            continue
+        expected = "runs on Temporal cannot have it"
+        if name in _OF_WORKERS:
+            expected = "give it to replanning worker"
+        problems.append(Problem(f"--{option}", f"with --on, {expected}"))
     if problems:
         raise SettingsError(problems)
 
@@ -275,12 +277,10 @@ def _follow(store: TemporalStore, run: str, options: RunOptions, seen: int) -> i
     try:
         over = anyio.run(follower.follow, seen)
     except KeyboardInterrupt:
-        follow, stop = (
-            lookup.command_line(options.store, word, run) for word in ("resume", "pause")
-        )
-        print_message(
-            f"Run {run} continues without this command. Follow it, or pause it:\n  {follow}\n  {stop}"
-        )
+        follow = lookup.command_line(options.store, "resume", run)
+        stop = lookup.command_line(options.store, "pause", run)
+        advice = f"Follow it, or pause it:\n  {follow}\n  {stop}"
+        print_message(f"Run {run} continues without this command. {advice}")
         return ExitCode.INTERRUPTED
     live, ledger = replay_records(store.read(RunId(run)))[1:3]
     end = ledger.run_end
@@ -357,7 +357,9 @@ class _Follower:
         try:
             async with anyio.create_task_group() as group:
                 try:
-                    while not over and not (self._leaves_questions and self._open):
+                    while not over:
+                        if self._leaves_questions and self._open:
+                            break
                         over, seen = await self._show(seen)
                         for question in self._open - self._scopes.keys() if self._gate else ():
                             self._scopes[question] = anyio.CancelScope()
