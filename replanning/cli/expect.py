@@ -53,7 +53,8 @@ RunsOption = Annotated[
     typer.Option(
         "--runs",
         metavar="RUN",
-        help="A run, or the beginning of its id; latest is the newest. Several may follow; by default all of the store.",
+        help="A run, or the beginning of its id; latest is the newest. Several may follow; by"
+        " default all of the store.",
     ),
 ]
 
@@ -303,8 +304,8 @@ def _write(path: Path, suggested: Mapping[str, ToolSuggestions], changing: set[s
         is_right = False
     if not is_right:
         fail(
-            f"--write: the layout of {path} is too unusual to add to it without a risk for what is there; nothing was"
-            " written: paste what the command prints without --write"
+            f"--write: the layout of {path} is too unusual to add to it without a risk for what is"
+            " there; nothing was written: paste what the command prints without --write"
         )
     if blocks:
         content = path.read_bytes()
@@ -390,7 +391,8 @@ class _Checked:
     epilog=epilog(
         "replanning expect check    all runs of the store, by the expectations that they have now",
         "replanning expect check --runs latest --plan plan.yaml",
-        codes="0 all past outputs are as expected · 1 some are not, or there is no such run · 2 wrong usage, plan file or store",
+        codes="0 all past outputs are as expected · 1 some are not, or there is no such run · 2"
+        " wrong usage, plan file or store",
     ),
 )
 def expect_check(
@@ -402,7 +404,8 @@ def expect_check(
         typer.Option(
             "--plan",
             metavar="FILE",
-            help="The plan file, or file of tools, whose expectations count; by default those that each run has now.",
+            help="The plan file, or file of tools, whose expectations count; by default those that"
+            " each run has now.",
         ),
     ] = None,
     store: StoreOption = DEFAULT_STORE,

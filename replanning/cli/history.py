@@ -119,7 +119,8 @@ def history(
         bool,
         typer.Option(
             "--calibration",
-            help="Show how well confidence predicted success instead: in RUN, or in all runs where none is named.",
+            help="Show how well confidence predicted success instead: in RUN, or in all runs where"
+            " none is named.",
         ),
     ] = False,
     store: StoreOption = DEFAULT_STORE,
@@ -222,7 +223,8 @@ def why(
         typer.Argument(
             metavar="RUN REVISION",
             show_default=False,
-            help="The run, by default the newest; and a revision, such as 2, or a replan, such as r2; by default the last.",
+            help="The run, by default the newest; and a revision, such as 2, or a replan, such as"
+            " r2; by default the last.",
         ),
     ] = None,
     *,
@@ -407,8 +409,8 @@ def diff(
         typer.Argument(
             metavar="RUN A B",
             show_default=False,
-            help="The run, by default the newest; and two revisions, or one to see its changes; by default the first"
-            " and the last.",
+            help="The run, by default the newest; and two revisions, or one to see its changes; by"
+            " default the first and the last.",
         ),
     ] = None,
     *,
@@ -477,7 +479,8 @@ def effects(
     epilog=epilog(
         "replanning notify fix-12    below the issue that the run is about",
         "replanning notify fix-12 --to notices.md --to github=owner/repo#12",
-        codes="0 everything is there · 1 there is no such run, or a notice could not be posted · 2 wrong usage or store",
+        codes="0 everything is there · 1 there is no such run, or a notice could not be posted · 2"
+        " wrong usage or store",
     )
 )
 def notify(
@@ -488,8 +491,8 @@ def notify(
         typer.Option(
             "--to",
             metavar="PLACE",
-            help="A Markdown file or a folder, github=owner/repo#12 or gitlab=group/project!7; by default the issue of"
-            " the run; repeat for several.",
+            help="A Markdown file or a folder, github=owner/repo#12 or gitlab=group/project!7; by"
+            " default the issue of the run; repeat for several.",
         ),
     ] = None,
     store: StoreOption = DEFAULT_STORE,

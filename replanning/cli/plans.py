@@ -614,7 +614,8 @@ def simulate(
         typer.Option(
             "--replan-provider",
             metavar="NAME",
-            help="The provider of alternatives, such as repair; repeat for several. Language models are not asked.",
+            help="The provider of alternatives, such as repair; repeat for several. Language"
+            " models are not asked.",
         ),
     ] = None,
     options: RunOptions,

@@ -67,8 +67,9 @@ def mcp_proxy(
         typer.Option(
             "--tools",
             metavar="FILE",
-            help="Servers instead of SERVER: a plan, or a file of tools, with a section `mcp`; its section `tools` may"
-            " give tools of the servers another name, a capability, a cost. The client sees the others as SERVER_TOOL.",
+            help="Servers instead of SERVER: a plan, or a file of tools, with a section `mcp`; its"
+            " section `tools` may give tools of the servers another name, a capability, a cost."
+            " The client sees the others as SERVER_TOOL.",
         ),
     ] = None,
     capability: Annotated[
@@ -76,7 +77,8 @@ def mcp_proxy(
         typer.Option(
             "--capability",
             metavar="NAME=TOOL,TOOL",
-            help="Tools that can stand in for one another, by the names that the client sees; repeat for several.",
+            help="Tools that can stand in for one another, by the names that the client sees;"
+            " repeat for several.",
         ),
     ] = None,
     expect: Annotated[
@@ -84,8 +86,9 @@ def mcp_proxy(
         typer.Option(
             "--expect",
             metavar="FILE",
-            help="YAML or JSON: by the name of a tool that the client sees, what its output must satisfy, as `expect` of a"
-            " tool in a plan; in addition to what a file of tools states.",
+            help="YAML or JSON: by the name of a tool that the client sees, what its output must"
+            " satisfy, as `expect` of a tool in a plan; in addition to what a file of tools"
+            " states.",
         ),
     ] = None,
     safe: Annotated[
@@ -93,8 +96,8 @@ def mcp_proxy(
         typer.Option(
             "--safe",
             metavar="TOOL,TOOL",
-            help="Tools of SERVER that may stand in without asking a person. Of others, those count as safe that the"
-            " server calls read-only or not destructive.",
+            help="Tools of SERVER that may stand in without asking a person. Of others, those"
+            " count as safe that the server calls read-only or not destructive.",
         ),
     ] = None,
     retries: Annotated[
@@ -103,7 +106,8 @@ def mcp_proxy(
             "--retries",
             metavar="N",
             min=0,
-            help="Try tools that the server calls read-only or idempotent again after any failure, at most N times.",
+            help="Try tools that the server calls read-only or idempotent again after any failure,"
+            " at most N times.",
         ),
     ] = 0,
     timeout: Annotated[
@@ -111,7 +115,8 @@ def mcp_proxy(
         typer.Option(
             "--timeout",
             metavar="SECONDS",
-            help="How long each attempt at a call may take, where a file of tools states no other limit; 0 for no limit.",
+            help="How long each attempt at a call may take, where a file of tools states no other"
+            " limit; 0 for no limit.",
         ),
     ] = DEFAULT_CALL_TIMEOUT,
     run_id: Annotated[

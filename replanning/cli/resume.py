@@ -93,17 +93,19 @@ def resume(
         typer.Option(
             "--plan",
             metavar="FILE",
-            help="The plan of the run, corrected or not. Its difference from the plan that the run was given is shown and,"
-            " once you agree, applied. Literal secrets, which no journal keeps, are taken from it as well. --set then"
-            " repeats what was set of the context when the run was opened, and may give parameters other values.",
+            help="The plan of the run, corrected or not. Its difference from the plan that the run"
+            " was given is shown and, once you agree, applied. Literal secrets, which no journal"
+            " keeps, are taken from it as well. --set then repeats what was set of the context"
+            " when the run was opened, and may give parameters other values.",
         ),
     ] = None,
     rerun: Annotated[
         Rerun | None,
         typer.Option(
             "--rerun",
-            help="Run finished and running tasks again that the plan file changes, or whose values of the context it changes,"
-            " and what follows from them; or none. Asked about by default.",
+            help="Run finished and running tasks again that the plan file changes, or whose values"
+            " of the context it changes, and what follows from them; or none. Asked about by"
+            " default.",
         ),
     ] = None,
     yes: YesOption = False,
@@ -131,8 +133,8 @@ def resume(
     if shows_result:
         # A supervisor that resumes whatever it finds takes another code for a failure.
         print_message(
-            f"run {info.run!r} has succeeded; there is nothing to resume, but `replanning rerun` runs"
-            " tasks of it again"
+            f"run {info.run!r} has succeeded; there is nothing to resume, but `replanning rerun`"
+            " runs tasks of it again"
         )
         if not records or _is_of_program(records[0]):
             raise typer.Exit(ExitCode.OK)
@@ -237,7 +239,8 @@ def undo(
         typer.Option(
             "--only",
             metavar="TASK",
-            help="Take back only what this task has changed; the rest of the run goes on. May be repeated.",
+            help="Take back only what this task has changed; the rest of the run goes on. May be"
+            " repeated.",
         ),
     ] = None,
     leave: Annotated[
@@ -268,8 +271,8 @@ def undo(
     """
     if lookup.is_on_temporal(options.store):
         fail(
-            "undo takes no run on Temporal: answer a question of it with `replanning reject --undo`, or call"
-            " `TemporalRun.undo` in a program"
+            "undo takes no run on Temporal: answer a question of it with `replanning reject"
+            " --undo`, or call `TemporalRun.undo` in a program"
         )
     settings = lookup.read_settings(options.settings, quiet=True)
     by = lookup.user_name(None)

@@ -151,7 +151,8 @@ def check(
         typer.Argument(
             metavar="FILE",
             show_default=False,
-            help="The settings file; by default replanning.yaml or .replanning.yaml, if there is one.",
+            help="The settings file; by default replanning.yaml or .replanning.yaml, if there is"
+            " one.",
         ),
     ] = None,
     *,
@@ -225,8 +226,8 @@ def trust(*, as_json: JsonOption = False) -> None:
         "replanning providers --check",
         "replanning providers --json",
         "An unavailable plugin is shown with the key or package that it needs. A fallback replaces a model that fails.",
-        codes="0 done · 1 with --check, when no language model answers, or one that runs would use does not ·"
-        " 2 wrong usage or settings",
+        codes="0 done · 1 with --check, when no language model answers, or one that runs would use"
+        " does not · 2 wrong usage or settings",
     )
 )
 def providers(

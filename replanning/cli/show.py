@@ -76,7 +76,8 @@ _REPAIR_STYLES: Final = {
 
 _epilog = partial(
     epilog,
-    codes="0 done · 1 there is no such run · 2 wrong usage or store · 130 Ctrl-C ended --watch; the run goes on",
+    codes="0 done · 1 there is no such run · 2 wrong usage or store · 130 Ctrl-C ended --watch;"
+    " the run goes on",
 )
 
 

@@ -70,8 +70,9 @@ MAX_GOAL_CHARS: Final = 100_000
 """Longest goal, in characters."""
 
 REPLY_HINT: Final = (
-    "*Reply below to answer questions in words. What needs your agreement takes `{0}approve` or `{0}reject` at the"
-    " beginning of a comment, or `{0}approve 2` for question 2; `{0}replan` and a reason asks for another plan.*"
+    "*Reply below to answer questions in words. What needs your agreement takes `{0}approve` or"
+    " `{0}reject` at the beginning of a comment, or `{0}approve 2` for question 2; `{0}replan` and"
+    " a reason asks for another plan.*"
 )
 """Instruction for people on an issue whose comments are read while the run goes on."""
 
@@ -103,8 +104,8 @@ LlmOption = Annotated[
     typer.Option(
         "--llm",
         metavar="NAME",
-        help="The language model: openai, anthropic, github-copilot, ollama, local, or NAME:MODEL; by default the first"
-        " whose key is in the environment.",
+        help="The language model: openai, anthropic, github-copilot, ollama, local, or NAME:MODEL;"
+        " by default the first whose key is in the environment.",
     ),
 ]
 
@@ -152,9 +153,10 @@ def solve(
         typer.Option(
             "--issue",
             metavar="ISSUE",
-            help="An issue that states the goal, instead of --goal: owner/repo#12 of GitHub, gitlab:group/project#3 or"
-            " group/project!7 of GitLab, or the address of its page. Notices and the plan are written there, and"
-            " replies steer the run. Needs GITHUB_TOKEN or GITLAB_TOKEN.",
+            help="An issue that states the goal, instead of --goal: owner/repo#12 of GitHub,"
+            " gitlab:group/project#3 or group/project!7 of GitLab, or the address of its page."
+            " Notices and the plan are written there, and replies steer the run. Needs"
+            " GITHUB_TOKEN or GITLAB_TOKEN.",
         ),
     ] = None,
     no_comment: Annotated[
@@ -170,7 +172,8 @@ def solve(
         typer.Option(
             "--run-id",
             metavar="ID",
-            help="The id of the run; an existing run is continued, with the model that was named for it.",
+            help="The id of the run; an existing run is continued, with the model that was named"
+            " for it.",
         ),
     ] = None,
     issue_id: Annotated[
@@ -178,8 +181,8 @@ def solve(
         typer.Option(
             "--issue-id",
             metavar="ID",
-            help="The issue that the goal belongs to, such as owner/repo#12: the model learns of earlier runs for it,"
-            " and an unfinished run is continued.",
+            help="The issue that the goal belongs to, such as owner/repo#12: the model learns of"
+            " earlier runs for it, and an unfinished run is continued.",
         ),
     ] = "",
     dry_run: Annotated[
@@ -228,7 +231,8 @@ def solve(
     epilog=epilog(
         "replanning plan --goal 'Publish a release' --tools tools.yaml --save plan.yaml",
         "replanning run plan.yaml    carries it out, without asking again about tools that may do harm",
-        codes="0 there is a plan · 1 there is none · 2 wrong usage, tools or settings · 4 a person must decide something",
+        codes="0 there is a plan · 1 there is none · 2 wrong usage, tools or settings · 4 a person"
+        " must decide something",
     ),
     without=all_except("settings", "ask", "no_ask", "json", "quiet"),
 )

@@ -89,7 +89,8 @@ PendingQuestion = tuple[Question, journal.InboxMessage | None]
 
 _epilog = partial(
     epilog,
-    codes="0 done · 1 there is no such run or question, or it refuses · 2 wrong usage, file or store",
+    codes="0 done · 1 there is no such run or question, or it refuses · 2 wrong usage, file or"
+    " store",
 )
 
 AnyRunArgument = Annotated[
@@ -114,7 +115,8 @@ AllOption = Annotated[
     bool,
     typer.Option(
         "--all",
-        help="Answer all open questions of a run alike; with a NUMBER, those that have the same cause.",
+        help="Answer all open questions of a run alike; with a NUMBER, those that have the same"
+        " cause.",
     ),
 ]
 

@@ -183,7 +183,8 @@ class RunSummary:
         out.print(f"{mark} {result.status}: {escape_control(reason)}", style=style)
         spent = f" · {format_usage(result.spent)}" if result.spent.calls else ""
         out.print(
-            f"  run {result.run} · {pluralise(count, 'revision')} · {format_duration(self._elapsed)}{spent}"
+            f"  run {result.run} · {pluralise(count, 'revision')} ·"
+            f" {format_duration(self._elapsed)}{spent}"
         )
         if result.stale:
             out.print(f"  ! {escape_control(stale_line(result.stale))}", style="yellow")

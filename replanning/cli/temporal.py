@@ -63,7 +63,8 @@ _NOT_THERE: Final = ("sequential", "observe", "trace", "notify")
         "TEMPORAL_NAMESPACE, TEMPORAL_API_KEY, TEMPORAL_TLS… and Temporal's profiles are used as its own program uses them.",
         "Ctrl-C takes no more work: running tasks are finished first. A second Ctrl-C stops them at once.",
         "After SIGTERM and SIGHUP, they are cut off after --stop-timeout.",
-        codes="0 stopped · 2 wrong usage, file or settings, or no such server · 130 stopped at once by a second Ctrl-C",
+        codes="0 stopped · 2 wrong usage, file or settings, or no such server · 130 stopped at"
+        " once by a second Ctrl-C",
     ),
     without=all_except(
         "replan",
@@ -108,7 +109,8 @@ def worker(
                 if known.setdefault(name, described[name]) != described[name]
             ]:
                 fail(
-                    f"{file}: another file describes {other[0]!r} differently; serve them from two task queues"
+                    f"{file}: another file describes {other[0]!r} differently; serve them from two"
+                    " task queues"
                 )
         tasks = (
             lookup.read_plan(str(file)).tasks
@@ -185,7 +187,8 @@ async def _serve(
                 )
                 number = await anext(signals)
                 print_message(
-                    "running tasks are finished first, and no others taken; Ctrl-C stops them at once"
+                    "running tasks are finished first, and no others taken; Ctrl-C stops them at"
+                    " once"
                 )
                 group.start_soon(serving.shutdown)
                 limit = None if number is signal.SIGINT else options.stop_timeout
