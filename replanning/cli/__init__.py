@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def _has_abandoned_threads() -> bool:
-    """Return whether threads go on with functions that nobody waits for any more, such as a task that timed out.
+    """Return whether threads still execute functions that nobody waits for, as after a timeout.
 
     The interpreter would wait for them, without limit.
     """

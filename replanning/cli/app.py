@@ -1,4 +1,4 @@
-"""The program `replanning`: its commands, the options that they share, their output, error messages and exit codes.
+"""The program `replanning`: its commands, with shared options, output, errors and exit codes.
 
 Each command is a function in the module of its subject. Results go to standard output, everything
 else to standard error.
@@ -88,7 +88,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "About this installation": {"config": "setup", "providers": "setup"},
 }
-"""Commands by the panel that lists them in the help, each with the module of `replanning.cli` that implements it.
+"""Commands by the panel of the help that lists them, each with its module in `replanning.cli`.
 
 A module is imported when one of its commands is called. A command is the function of its name,
 whose docstring is its help; a command of two words, or with a hyphen, is the function
@@ -134,7 +134,7 @@ class ExitCode(IntEnum):
 
 
 def console(*, error: bool = False) -> TerminalConsole:
-    """Return a console that prints text literally, without markup, emoji codes or automatic colours."""
+    """Return a console that prints text literally: no markup, emoji codes or automatic colours."""
     from replanning.cli.terminal import TerminalConsole  # Rich is slow to load
 
     return TerminalConsole(error=error)
@@ -150,7 +150,7 @@ command_redactor: Final = ContextVar["Redactor | None"]("command_redactor", defa
 
 
 def redactor() -> Redactor:
-    """Return the redactor that the settings of the command describe; with the rules alone if they are not valid."""
+    """Return the redactor of the settings; with the built-in rules alone if they are not valid."""
     found = command_redactor.get()
     # What is printed before a command has read its settings must have no secrets either.
     if found is None:
@@ -170,7 +170,7 @@ def redactor() -> Redactor:
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return the signals that ask a command to stop; a closed terminal stops nothing under nohup."""
+    """Return the signals that stop a command; a closed terminal stops nothing under nohup."""
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
@@ -178,7 +178,7 @@ def stop_signals() -> list[signal.Signals]:
 
 
 def print_message(text: str) -> None:
-    """Print a message on standard error, without secrets; a closed standard error is ignored, so that the work continues."""
+    """Print a message on standard error, without secrets; if that is closed, the work continues."""
     shown = escape_control(redactor().text(text))
     with suppress(OSError):
         if sys.stderr.isatty():
@@ -190,7 +190,7 @@ def print_message(text: str) -> None:
 
 
 def print_json(value: object, *, redact: bool = False) -> None:
-    """Print a result as JSON on standard output, in ASCII so that every program can read it; redact what no run has."""
+    """Print a result as JSON in ASCII, which every program can read; redact what no run has."""
     if redact:
         value = redactor().value(json.loads(json.dumps(value, default=str)))
     sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
@@ -198,7 +198,7 @@ def print_json(value: object, *, redact: bool = False) -> None:
 
 
 def escape_control(text: str) -> str:
-    """Return text from tools and plans with control characters, which could steer the terminal, shown as codes."""
+    """Return text with control characters, which could steer the terminal, shown as codes."""
     return text.replace("\r\n", "\n").translate(_CONTROL_CODES)
 
 
@@ -209,7 +209,7 @@ def fail(message: str, code: ExitCode = ExitCode.USAGE) -> NoReturn:
 
 
 def refuse(message: str) -> NoReturn:
-    """End the command because the object it names does not exist, or does not allow the operation."""
+    """End the command: the object it names does not exist, or does not allow the operation."""
     fail(message, ExitCode.FAILED)
 
 
@@ -485,7 +485,7 @@ def decode_argument(text: str, option: str) -> str:
 
 
 def epilog(*examples: str, title: str = "Examples", codes: str = "") -> str:
-    """Return the text below the help of a command: examples, a line for each, and what its exit codes mean."""
+    """Return the text below the help of a command: examples, and what its exit codes mean."""
     lines = [f"[bold]{title}[/bold]"]
     lines += [f"  {example}" for example in examples]
     text = "\n".join(lines)
@@ -523,7 +523,10 @@ class CommandGroup(_HideFlagTypes, TyperGroup):
 
 
 class LazyCommandGroup(CommandGroup):
-    """Group of all commands: imports their modules when they are called, and reports errors without a traceback."""
+    """Group of all commands, which imports a module when its command is called.
+
+    It reports errors of the library without a traceback.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -535,7 +538,7 @@ class LazyCommandGroup(CommandGroup):
         self.commands = {**listed, **self.commands}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # typer does not export the types
-        """Return the command that the words call; one of two words takes precedence over one of the first word."""
+        """Return the command that the words call; one of two words takes precedence."""
         count = 2 if len(args) > 1 and " ".join(args[:2]) in _MODULES else 1
         name = " ".join(args[:count])
         if name in _MODULES:
@@ -545,7 +548,7 @@ class LazyCommandGroup(CommandGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:  # likewise
-        """Run a command; print errors of the library, which the user can correct, and end with their exit code."""
+        """Run a command; print errors that the user can correct, and end with their exit code."""
         _settings_file.set(None)
         command_redactor.set(None)
         try:
@@ -601,7 +604,7 @@ class Program(typer.Typer):
     def command(
         self, *args: Any, without: Sequence[str] = (), **settings: Any
     ) -> Callable[[FunctionT], FunctionT]:
-        """Return a decorator that registers a function as a command; arguments are those of `Typer.command`.
+        """Return a decorator that registers a function as a command, as `Typer.command` does.
 
         Args:
             args: positional arguments of `Typer.command`.
@@ -622,7 +625,7 @@ class Program(typer.Typer):
 
 
 def _expand_options(function: Callable[..., Any], without: Sequence[str]) -> Callable[..., Any]:
-    """Return a function that takes the fields of its parameter `options`, a dataclass, in place of that, if it has one."""
+    """Return a function that takes the fields of its parameter `options` in its place."""
     signature = inspect.signature(function, eval_str=True)
     if "options" not in signature.parameters:
         return function

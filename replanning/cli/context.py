@@ -1,4 +1,4 @@
-"""Values that `--set` gives to parameters and the context, and changes of the context by commands."""
+"""Values that `--set` gives to parameters and the context, and those that commands change."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ _ANY_TASK: Final = TaskBody()
 def _named_runs(
     store: RunStore, words: Sequence[str] | None, options: Sequence[str] | None
 ) -> list[RunId]:
-    """Return the runs that arguments and options name, each once; by default all, the oldest first."""
+    """Return the runs that are named, each once; by default all, the oldest first."""
     names = [*(words or ()), *(options or ())]
     if not names:
         return [info.run for info in reversed(store.runs())]
@@ -261,7 +261,7 @@ class _Written:
 
 
 def _write(path: Path, suggested: Mapping[str, ToolSuggestions], changing: set[str]) -> _Written:
-    """Write suggestions into a plan file, whose comments and layout stay; refuse if these would not.
+    """Write suggestions into a plan file; refuse if its comments and layout would not stay.
 
     Raises:
         PlanError: the file cannot be read, or what is suggested cannot be checked on this machine.
@@ -348,7 +348,7 @@ def _with_blocks(
 
 
 def _end_of_mapping(text: str, mapping: Any) -> int:
-    """Return where a further field of a mapping in block style can be written: the start of a line."""
+    """Return where a further field of a mapping in block style begins: the start of a line."""
     for key, value in reversed(mapping.value):
         last = value
         # An alias has the place of what it stands for.

@@ -115,7 +115,8 @@ class ConsoleGate:
         elif count == 1:
             ways = "y approves, n rejects, m makes changes of your own; you may add a comment"
         else:
-            ways = f"1-{count} approves one, n rejects, m makes changes of your own; you may add a comment"
+            ways = f"1-{count} approves one, n rejects, m makes changes of your own"
+            ways += "; you may add a comment"
         self._console.print(f"\n{ways}: ", end="", style="bold")
         line = (await _read_line()).strip()
         word = line.partition(" ")[0].lower()

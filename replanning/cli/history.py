@@ -1,4 +1,4 @@
-"""The history of a run: the commands `history`, `why`, `decisions`, `diff`, `notify` and `history prune`."""
+"""The history of runs: the commands from `history` and `why` to `notify` and `history prune`."""
 
 from __future__ import annotations
 

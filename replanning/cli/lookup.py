@@ -1,4 +1,4 @@
-"""Lookup of the things that a command names: plan files, settings, exporters, stores, runs and questions."""
+"""Lookup of what a command names: plan files, settings, exporters, stores, runs and questions."""
 
 from __future__ import annotations
 
@@ -337,7 +337,7 @@ def open_questions_by_run(store: RunStore, run: str | None) -> Iterator[list[Que
 
 
 def ask_workers(store: RunStore, runs: Iterable[RunInfo]) -> None:
-    """Have workers on Temporal answer for several runs at once, so that dead ones share one limit."""
+    """Have workers on Temporal answer for several runs at once, as dead ones then share a limit."""
     ask = getattr(store, "ask_workers", None)  # of runs on Temporal
     if ask is not None:
         ask([info.run for info in runs])

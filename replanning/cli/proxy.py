@@ -35,7 +35,10 @@ commands = Program()
 DEFAULT_CALL_TIMEOUT: Final = 60.0
 """Seconds that an attempt at a call may take; many clients wait as long for an answer."""
 
-_PROXY_CODES: Final = "0 the client, or Ctrl-C, ended it · 2 wrong usage, settings or store, or no server can be started"
+_PROXY_CODES: Final = (
+    "0 the client, or Ctrl-C, ended it · 2 wrong usage, settings or store, or no server can be"
+    " started"
+)
 
 
 @commands.command(
@@ -133,17 +136,7 @@ def mcp_proxy(
     its place, it is tried again, or a person is asked; where no alternative is left, the client
     gets the failure of its tool. Messages go to standard error.
     """
-    if bool(server) == (tools is not None):
-        fail(
-            "expected either the command line of a server after --, or --tools with a file that"
-            " names servers"
-        )
-    if tools is not None and safe:
-        fail("--safe is for SERVER; in a file of tools, write `safe` below the server")
-    if options.ask == "console":
-        fail("--ask console: standard input belongs to the client; use --ask store")
-    if not 0 <= timeout < math.inf:  # nor is it nan
-        fail("--timeout: expected a number of seconds, or 0 for no limit")
+    _check_arguments(server, tools, safe, timeout, options)
     if run_id is not None:
         lookup.check_run_id(run_id)
     options.ask = options.ask or "never"
@@ -224,6 +217,27 @@ def mcp_proxy(
     raise typer.Exit(ExitCode.OK)
 
 
+def _check_arguments(
+    server: list[str] | None,
+    tools: Path | None,
+    safe: list[str] | None,
+    timeout: float,
+    options: RunOptions,
+) -> None:
+    """End the command if its arguments contradict one another, or cannot be obeyed."""
+    if bool(server) == (tools is not None):
+        fail(
+            "expected either the command line of a server after --, or --tools with a file that"
+            " names servers"
+        )
+    if tools is not None and safe:
+        fail("--safe is for SERVER; in a file of tools, write `safe` below the server")
+    if options.ask == "console":
+        fail("--ask console: standard input belongs to the client; use --ask store")
+    if not 0 <= timeout < math.inf:  # nor is it nan
+        fail("--timeout: expected a number of seconds, or 0 for no limit")
+
+
 def _plan_of_command(words: list[str], safe: Sequence[str]) -> Plan:
     """Return a plan with the server that a command line starts.
 
@@ -241,7 +255,7 @@ def _plan_of_command(words: list[str], safe: Sequence[str]) -> Plan:
 
 
 async def _cancel_on_signals(scopes: list[anyio.CancelScope]) -> None:
-    """End the serving on the first signal, and everything on the second one, or before it serves."""
+    """End the serving on the first signal; everything on the second one, or before it serves."""
     with anyio.open_signal_receiver(*stop_signals()) as signals:
         async for _ in signals:
             scopes[-1].cancel()

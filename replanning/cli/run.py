@@ -152,7 +152,7 @@ def resume_plan(
     given: Plan | None = None,
     adopt: Callable[[PlanRun], object] | None = None,
 ) -> int:
-    """Resume the run of a plan, or a copy of one of its revisions; print its summary, return the exit code.
+    """Resume the run of a plan, or a copy of one of its revisions, and print its summary.
 
     Args:
         run_id: the id of the run.
@@ -162,6 +162,9 @@ def resume_plan(
         directory: where its tools work.
         given: the plan of the run, for its secrets; None to do with what its journal has.
         adopt: has the run adopt that plan, if it is a corrected one.
+
+    Returns:
+        The exit code.
 
     Raises:
         ReplanningError: it cannot be resumed.
@@ -312,7 +315,10 @@ def demo(
         again = f"cd {shlex.quote(str(place))} && {shlex.quote(program)} run plan.yaml"
         first = "the step 'pack' needs the program zpaq, which is not on this machine"
         if shutil.which("zpaq"):
-            first = "(the step 'pack' needs the program zpaq; it is installed here, so that this time it works)"
+            first = (
+                "(the step 'pack' needs the program zpaq; it is installed here, so that this time it"
+                " works)"
+            )
         print_message(_INTRODUCTION.format(first=first, again=again))
     # Its python3 is the one that runs this program, so that the demo needs nothing else on the
     # PATH.
@@ -506,7 +512,7 @@ async def run_until_stopped(
 
 
 class _StopLimit:
-    """Ends the process when a stop takes too long, which the event loop cannot tell if work blocks it.
+    """Ends the process when a stop takes too long, even if work blocks the event loop.
 
     Its state are the timers that were started by signals, until the limit is lifted.
 
@@ -522,7 +528,7 @@ class _StopLimit:
         self._timers: list[threading.Timer] = []
 
     def watch(self, numbers: Iterable[signal.Signals]) -> None:
-        """Have the limit begin with these signals, which an open receiver hands to the event loop as before."""
+        """Begin the limit with these signals, which a receiver still hands to the event loop."""
         for number in numbers:
             # The receiver hears of signals by the wake-up descriptor, not by a handler of its own.
             signal.signal(number, self._on_signal)

@@ -195,7 +195,7 @@ def graph(
 
 
 def _print_overview(overview: RunOverview, place: str, *, everything: bool) -> None:
-    """Print an overview; on a terminal so that it fits, and otherwise in full, one line for each task and step."""
+    """Print an overview: cut to fit a terminal, or in full with a line for each task and step."""
     out = console()
     report = overview.status
     everything = everything or not out.is_terminal

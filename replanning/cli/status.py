@@ -1,4 +1,4 @@
-"""The state of runs, and messages to them: `status`, `pending`, `approve`, `reject`, `modify`, `request`, `pause`."""
+"""The state of runs, and messages to them: the commands from `status` to `pause`."""
 
 from __future__ import annotations
 
@@ -947,7 +947,9 @@ def report_outcome(
     options: MessageOptions,
     about: JsonObject,
 ) -> None:
-    """Wait until the run has reacted to a message, its owner has ended, or time is up; print what to do next.
+    """Wait until a run has reacted to a message, and print the reaction or what to do next.
+
+    The wait ends as well when the owner of the run has ended, or time is up.
 
     Args:
         store: holds the run.

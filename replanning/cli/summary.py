@@ -1,4 +1,4 @@
-"""Summary of a run: its result, the changes and their reasons, where to look, and the next commands."""
+"""Summary of a run: its result, the changes and their reasons, and the next commands."""
 
 from __future__ import annotations
 

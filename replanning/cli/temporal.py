@@ -1,4 +1,4 @@
-"""Runs on Temporal: the command `worker`, and what `run` and `resume` do there: start a workflow, and follow it."""
+"""Runs on Temporal: the command `worker`, and the workflows that `run` and `resume` follow."""
 
 from __future__ import annotations
 
@@ -379,7 +379,7 @@ class _Follower:
         return over
 
     async def _show(self, seen: int) -> tuple[bool, int]:
-        """Show the records after one; return whether these are all that there will be, and the last one."""
+        """Show the records after one; return whether the run is over, and the last record."""
         from replanning.integrations.temporal_store import (
             NoWorker,
         )  # the store is there, so it can be imported

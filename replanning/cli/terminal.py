@@ -51,7 +51,7 @@ class TerminalConsole(Console):
 
 
 def wrap_text(text: str, width: int) -> str:
-    """Return a text with its lines broken between words; a line that is a command stays one for the shell."""
+    """Return a text with its lines broken between words; a command stays one for the shell."""
     lines: list[str] = []
     for line in text.split("\n"):
         if line.lstrip().startswith(f"{program_name()} ") and line.startswith(" "):
@@ -62,7 +62,7 @@ def wrap_text(text: str, width: int) -> str:
 
 
 def _command_lines(line: str, width: int) -> list[str]:
-    """Return the lines of a command; all but the last end with a backslash, which continues it in the shell."""
+    """Return the lines of a command; all but the last end with a backslash, for the shell."""
     command = line.lstrip()
     indentation = line.removesuffix(command)
     parts: list[str] = []
@@ -86,7 +86,7 @@ def _command_lines(line: str, width: int) -> list[str]:
 
 
 def program_name() -> str:
-    """Return how this program is called here: by its name, or as it was called where the shell does not find that."""
+    """Return the name of this program, or its path if the shell does not find the name."""
     name = Path(sys.argv[0]).name
     if name != _PROGRAM or shutil.which(_PROGRAM):
         return _PROGRAM
