@@ -67,15 +67,7 @@ OTHER_PACKAGES: dict[str, dict[str, float]] = {
     "exporters": {},
     "providers": {},
     "providers/_planner": {},
-    "replanning/cli": {
-        NODES: 11.6,
-        CONDITIONALS: 44,
-        COMPREHENSIONS: 42.6,
-        BOOLEANS: 68.4,
-        TUPLES: 10.9,
-        UNEXPLAINED_CLASSES: 2,
-        TANGLED_FUNCTIONS: 10,
-    },
+    "replanning/cli": {},
     "replanning/expectations": {},
     "replanning/integrations": {
         COMPREHENSIONS: 34.8,
