@@ -36,6 +36,7 @@ from replanning.journal import (
     Usage,
 )
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
+from replanning.plan.messages import format_duration
 from replanning.testing import (
     ScriptedExecutor,
     ScriptedProvider,
@@ -422,7 +423,7 @@ async def test_wall_clock_budget(clock, limit):
     work = ScriptedExecutor(default=returns(after=60), clock=clock)
     document = plan(*chain("a", "b", "c").tasks, budget={"wall_clock": limit})
     result = await make_engine(clock=clock).execute(document, work)
-    assert (result.status, f"{limit:g} s" in result.reason) == ("aborted", True)
+    assert (result.status, format_duration(limit) in result.reason) == ("aborted", True)
     assert clock.elapsed == pytest.approx(limit, abs=1e-6)
 
 
