@@ -59,9 +59,11 @@ def spoken_id(counted: str) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration as people write it: `84 ms`, `3 s`, `1.7 s`, `5 min 20 s`, `2 h`."""
+    """Return a duration as people write it: `490 µs`, `84 ms`, `3 s`, `1.7 s`, `5 min 20 s`, `2 h`."""
     if not isfinite(seconds):
         return f"{seconds} s"
+    if 0.000001 <= seconds < 0.0005:
+        return f"{seconds * 1_000_000:.0f} µs"
     if 0.0005 <= seconds < 0.1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 1:

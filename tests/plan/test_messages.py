@@ -9,6 +9,7 @@ from replanning.plan.messages import format_duration
     ("seconds", "text"),
     [
         (0, "0 s"),
+        (0.00049, "490 µs"),
         (0.0123, "12 ms"),
         (0.25, "0.25 s"),
         (1.72, "1.7 s"),
