@@ -102,7 +102,7 @@ def test_a_worker_that_is_killed(tmp_path, on):
             killed.process.kill()
         first.process.send_signal(signal.SIGINT)
         assert first.end(130) == ""
-    assert f"follow it with: replanning resume {run} --on temporal=" in first.seen
+    assert f"Follow it, or pause it:\n  replanning resume {run} --on temporal=" in first.seen
     with worker(tmp_path, on), Started(tmp_path, "resume", run, on) as second:
         second.until("'photo' needs a person's agreement")
         cli(tmp_path, "approve", run, on)
