@@ -111,12 +111,13 @@ def resume(
     yes: YesOption = False,
     options: RunOptions,
 ) -> None:
-    """Resume a run that was paused or stopped, that has failed, that waits for a person, or whose process died.
+    """Resume a run that was paused or stopped, that waits for a person, or whose process died.
 
     Tasks that have finished are not run again. Of a run that has succeeded, the result is shown
-    again. With --plan, the run goes on with a corrected plan where it stands: what is finished and
-    unchanged is kept, and what has failed is tried again. A run that another process carries out
-    takes the corrected plan there.
+    again. With --plan, the run goes on with a corrected plan where it stands, also one that has
+    failed: what is finished and unchanged is kept, and what has failed is tried again. A run that
+    another process carries out takes the corrected plan there. Was the cause of a failure not in
+    the plan? Then `rerun` runs the task again in a new run.
     """
     with closing(lookup.open_store(options.store, must_exist=True)) as opened_store:
         info = lookup.find_run(opened_store, run)
