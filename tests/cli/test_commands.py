@@ -91,7 +91,7 @@ def commands(group=None, lead: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
         ("simulate plan.yaml --flaky one=often", "expected TASK or TASK=CHANCE"),
         (
             "status --store sqlit:runs.db",
-            "no store 'sqlit' is installed; did you mean 'sqlite'? installed are: memory, postgres, postgresql, sqlite",
+            "no store 'sqlit' is installed; did you mean 'sqlite'? installed are: memory, postgresql, sqlite",
         ),
         ("jump", "jump"),
     ],
@@ -344,7 +344,7 @@ def test_providers_that_are_broken(tmp_path: Path) -> None:
         ("gone", "broken", "nowhere"),
         ("keyless", "broken", "SHAKY_KEY is not set"),
         ("otlp", "unavailable", "pip install 'replanning[otlp]'"),
-        ("postgres", "unavailable", 'pip install "replanning[postgres]"'),
+        ("postgresql", "unavailable", 'pip install "replanning[postgres]"'),
     ):
         assert (plugins[name]["state"], problem in plugins[name]["problem"]) == (state, True)
     assert (plugins["keyless"]["package"], plugins["repair"]["state"]) == ("shaky 1.2", "used")
