@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from replanning import Settings
 from replanning.config import OTHERS, VARIABLES, LoadedSettings, keys, load_settings, values
-from replanning.errors import SettingsError
-from replanning.settings import PriceSettings
+from replanning.errors import ReplanningError, SettingsError
+from replanning.settings import PlanningReplanSettings, PriceSettings
 from tests.support.http_server import HttpServer
 
 PACKAGE = Path(__file__).parents[2] / "replanning"
@@ -809,3 +809,14 @@ def test_every_variable_is_known():
     assert {key for _, key in VARIABLES} <= {
         key for key, is_section in keys().items() if not is_section
     }
+
+
+def test_one_provider_is_a_list_of_one():
+    """One name stands for a list of one."""
+    assert Settings.model_validate({"provider": "repair"}).provider == ("repair",)
+
+
+def test_a_section_of_thresholds_is_a_mapping():
+    """What is no mapping is refused where thresholds are expected."""
+    with pytest.raises(ReplanningError):
+        PlanningReplanSettings.model_validate({"llm_decision": "often"})
