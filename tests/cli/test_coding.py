@@ -107,10 +107,13 @@ def test_the_recording_of_a_coding_task_is_current(tmp_path):
         "✓ succeeded: every required task is done",
         "18 calls",
     )
-    lines = shown.partition("\nWhat changed in the plan")[0].splitlines()
-    recording = "".join(
-        f"{line.rstrip()}\n" for line in lines if not line.startswith("note: ")
-    )  # of this machine
+    recording = ""
+    is_note = False
+    for line in shown.partition("\nWhat changed in the plan")[0].splitlines():
+        # Notes are about this machine; what continues them is indented.
+        is_note = line.startswith("note: ") or (is_note and line.startswith(" "))
+        if not is_note:
+            recording += f"{line.rstrip()}\n"
     recording = recording.replace(" --llm", " \\\n    --llm", 1)
     text = DOCUMENT.read_text("utf-8")
     if os.environ.get("REPLANNING_RECORD"):

@@ -66,7 +66,6 @@ def test_demo_is_told_to_people(tmp_path):
         "changed  context.ascii_only changed",
         "applied    duplicates → duplicates~2: tool compare-every-pair → compare-fingerprints",
         "Where to look",
-        "--trace otlp=",
         "replanning-demo/report.md",
         "replanning why",
     ):

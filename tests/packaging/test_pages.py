@@ -37,13 +37,11 @@ from tests.packaging.situations import SITUATIONS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LINKED = [
-    *PAGES,
-    *(
-        ROOT / name
-        for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")
-    ),
-]
+LINKED = list(PAGES)
+for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md"):
+    # Beside an installed wheel, there is the README alone.
+    if (ROOT / name).exists():
+        LINKED.append(ROOT / name)
 BLOCK = re.compile(
     r"^(?:<!-- ([a-z ]+): (.*?) -->\n)?```(\w+)\n(.*?)^```$(?:\n+```text\n(.*?)^```$)?",
     re.MULTILINE | re.DOTALL,
