@@ -73,14 +73,6 @@ def view(
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Let nobody answer or pause from the pages.")
     ] = False,
-    trace_url: Annotated[
-        str,
-        typer.Option(
-            "--trace-url",
-            metavar="ADDRESS",
-            help="The address of a trace, such as http://localhost:16686/trace/{trace_id}.",
-        ),
-    ] = "",
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
@@ -112,7 +104,6 @@ def view(
         token=token,
         auth_header=auth_header,
         read_only=read_only,
-        trace_url=trace_url,
     )
     # Ctrl-C is how it ends.
     with suppress(KeyboardInterrupt), closing(listen(host, port)) as listener:

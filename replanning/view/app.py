@@ -92,7 +92,7 @@ class _Views:
         store: the store.
         identify: returns who a request comes from, where the host application knows.
         read_only: whether nobody may answer from the pages.
-        trace_url: address of a trace, with `{trace_id}` in it.
+        secret: what forms carry.
     """
 
     def __init__(
@@ -101,7 +101,6 @@ class _Views:
         identify: Callable[[Request], str] | None,
         *,
         read_only: bool,
-        trace_url: str,
         secret: str,
     ) -> None:
         self.store = store
@@ -109,7 +108,6 @@ class _Views:
         self.read_only = read_only
         self.secret = secret
         self._identify = identify
-        self._trace_url = trace_url
         self._engine = ReplanningEngine([], store=store)
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="replanning-view")
         self._readers: OrderedDict[RunId, Future[RunReader]] = OrderedDict()
@@ -210,16 +208,13 @@ class _Views:
             base=request.scope["root_path"],
             csrf=self.secret,
             read_only=self.read_only,
-            trace_url=self._trace_url,
-            who=self.who(request),
         )
         return HTMLResponse(html, status)
 
     def who(self, request: Request) -> str:
-        """Return who a request comes from, as far as that is known."""
-        if self._identify is not None:
-            return self._identify(request)
-        return request.cookies.get("replanning-name", "")
+        """Return who a request comes from, where the host application knows."""
+        assert self._identify is not None
+        return self._identify(request)
 
     @property
     def asks_for_name(self) -> bool:
@@ -277,7 +272,6 @@ def create_app(
     auth_header: str | None = None,
     read_only: bool = False,
     identify: Callable[[Request], str] | None = None,
-    trace_url: str = "",
     secret: str | None = None,
 ) -> ASGIApp:
     """Return an ASGI application with the pages, to be served or mounted into another one.
@@ -293,8 +287,6 @@ def create_app(
         read_only: show the runs, and let nobody answer or pause.
         identify: returns the name of whoever sends a request, for the journal; without it, people
             give their names when they answer.
-        trace_url: address of a trace in your tracing system, such as
-            `http://localhost:16686/trace/{trace_id}`.
         secret: what forms carry so that pages of others cannot send them; the same for all
             processes that serve one address. Made up by default.
 
@@ -311,12 +303,11 @@ def create_app(
         open_store(store),
         identify,
         read_only=read_only,
-        trace_url=trace_url,
         secret=secret or secrets.token_urlsafe(),
     )
     handlers = _Handlers(views)
     routes = [
-        Route("/", handlers.runs, name="runs"),
+        Route("/", handlers.runs),
         Route("/events", handlers.runs_events),
         Route("/runs/{run}", handlers.run),
         Route("/runs/{run}/events", handlers.run_events),

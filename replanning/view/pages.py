@@ -347,7 +347,6 @@ def task_content(reader: RunReader, task: TaskId, info: RunInfo, now: float) -> 
         "state": str(entry.state),
         "reason": entry.reason,
         "document": _json_text(document),
-        "expectations": [str(each) for each in entry.task.expect or ()],
         "attempts": attempts[::-1],
         "effects": effects,
         "lineage": [one.id for one in entry.lineage()],
