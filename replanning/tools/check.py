@@ -573,7 +573,9 @@ def _dangerous_uses(plan: Plan) -> Iterator[Problem]:
     for index, task in enumerate(plan.tasks):
         for path, body, _ in _task_bodies(("tasks", index), task):
             tool = plan.tool(body.tool)
-            if tool is None or tool.dangerous:
+            if tool is None:
+                continue
+            if tool.dangerous:  # stated, so that nothing is left to judge
                 continue
             judged += len(tool.command or "")
             if judged > _MAX_JUDGED_CHARS:
@@ -599,7 +601,9 @@ def check_missing_outputs(plan: Plan) -> list[Problem]:
     found: list[Problem] = []
     for index, task in enumerate(plan.tasks):
         tool = plan.tool(task.tool)
-        if tool is None or not (branches.conditional or task.run_if):
+        if tool is None:
+            continue
+        if not (branches.conditional or task.run_if):  # every task before it has an output
             continue
         filled_in = _placeholders_in([text for text in (tool.command, tool.url) if text])
         for path, value, kind in _typed_texts(tool, task.arguments):
@@ -616,7 +620,9 @@ def check_missing_outputs(plan: Plan) -> list[Problem]:
             if list(map(str, references)) != [value]:
                 continue
             source = references[0].task
-            if source is None or not branches.may_miss(task, source):
+            if source is None:
+                continue
+            if not branches.may_miss(task, source):
                 continue
             why = f"is null where {source!r} is left out"
             if task.run_if == "always":
@@ -762,8 +768,9 @@ def _unused_arguments(plan: Plan) -> Iterator[Problem]:
             accepted |= _accepted_arguments(tool)
     by_tool: dict[str, set[str]] = {}
     for tool in plan.tools:
-        # The arguments of a tool that produces files say where these are.
-        if tool.kind not in _TEMPLATE_KINDS or tool.produces:
+        if tool.kind not in _TEMPLATE_KINDS:
+            continue
+        if tool.produces:  # its arguments say where the files are
             continue
         if tool.capability is None:
             by_tool[tool.name] = _accepted_arguments(tool)
@@ -773,12 +780,16 @@ def _unused_arguments(plan: Plan) -> Iterator[Problem]:
     in_checks: dict[int, set[str]] = {}
     for index, task in enumerate(plan.tasks):
         for path, body, checks in _task_bodies(("tasks", index), task):
-            if body.tool not in by_tool or not body.arguments:
+            if body.tool not in by_tool:
+                continue
+            if not body.arguments:
                 continue
             if id(checks) not in in_checks:
                 in_checks[id(checks)] = _placeholders_in(checks)
             for name in body.arguments:
-                if name in by_tool[body.tool] or name in in_checks[id(checks)]:
+                if name in by_tool[body.tool]:
+                    continue
+                if name in in_checks[id(checks)]:
                     continue
                 where = format_path((*path, "arguments", name))
                 message = f"tool {body.tool!r} makes no use of {name!r}"
