@@ -21,8 +21,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, get_args
 
+import architecture_diagrams
+import state_diagrams
 import yaml
-from state_diagrams import diagrams
 
 from replanning.cli.app import COMMANDS, app
 from replanning.journal import Record
@@ -291,7 +292,7 @@ def reference() -> dict[str, str]:
         "reference/api/index.md": api_index("../../.."),
     }
     written = {page: f"{text.rstrip()}\n" for page, text in pages.items()}
-    return written | diagrams()
+    return written | state_diagrams.diagrams() | architecture_diagrams.diagrams()
 
 
 # the plan file
