@@ -310,6 +310,7 @@ class RunOptions:
     Attributes:
         concurrency: tasks that may run at the same time.
         ask: also says what `no_ask` says.
+        view: also says what `open_page` says.
     """
 
     replan: Annotated[
@@ -326,7 +327,7 @@ class RunOptions:
             "--replan-provider",
             metavar="NAME",
             rich_help_panel=_REPAIR_PANEL,
-            help="repair, auto, or a model such as openai or ollama:MODEL; repeatable.",
+            help="repair, auto, openai, ollama:MODEL, …; repeatable.",
         ),
     ] = None
     store: StoreOption = DEFAULT_STORE
@@ -404,6 +405,18 @@ class RunOptions:
             help="Time left to running tasks after SIGTERM or SIGHUP (5).",
         ),
     ] = DEFAULT_STOP_TIMEOUT
+    view: Annotated[
+        bool,
+        typer.Option(
+            "--view", rich_help_panel=_OUTPUT_PANEL, help="Show the run in a browser, live."
+        ),
+    ] = False
+    open_page: Annotated[
+        bool,
+        typer.Option(
+            "--open", rich_help_panel=_OUTPUT_PANEL, help="Same as --view, and open the page."
+        ),
+    ] = False
     json: JsonOption = False
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", rich_help_panel=_OUTPUT_PANEL, help="Show no progress.")
@@ -421,6 +434,8 @@ class RunOptions:
             fail("--ask and --no-ask contradict each other; give one of them")
         if self.no_ask:
             self.ask = "never"
+        if self.open_page:
+            self.view = True
         if not 0 <= self.stop_timeout <= _MAX_STOP_TIMEOUT:  # nor is it nan
             fail(f"--stop-timeout: expected seconds from 0 to {_MAX_STOP_TIMEOUT:,.0f}")
 
@@ -439,6 +454,8 @@ class RunOptions:
             words += ["--notify", target]
         if self.ask:
             words += ["--ask", self.ask]
+        if self.view:
+            words.append("--view")
         if self.stop_timeout != DEFAULT_STOP_TIMEOUT:
             words += ["--stop-timeout", f"{self.stop_timeout:g}"]
         return words

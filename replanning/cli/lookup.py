@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
@@ -140,6 +141,11 @@ def open_temporal(place: str) -> TemporalStore:
             f'Temporal needs its SDK: pip install "replanning[temporal]" ({error})'
         ) from error
     return TemporalStore(place.removeprefix(ON_TEMPORAL))
+
+
+def can_show_pages() -> bool:
+    """Return whether the packages are installed that show runs in the browser."""
+    return find_spec("uvicorn") is not None and find_spec("jinja2") is not None
 
 
 @contextmanager
@@ -576,7 +582,7 @@ def create_gate(
         store: of the run.
         display: of the run, which leaves the terminal to questions; None if it is not shown.
         json: whether a program reads the result; it has no use for questions.
-        remote_answers: people can answer elsewhere as well, such as on an issue.
+        remote_answers: people can answer elsewhere as well, such as on an issue or a page.
 
     Raises:
         SettingsError: no person can be asked there.

@@ -52,7 +52,16 @@ _PROXY_CODES: Final = (
         "From another terminal: replanning status latest --store /home/me/runs.db; likewise why, history, pending, approve.",
         codes=_PROXY_CODES,
     ),
-    without=["replan", "sequential", "max_concurrency", "context", "stop_timeout", "json"],
+    without=[
+        "replan",
+        "sequential",
+        "max_concurrency",
+        "context",
+        "stop_timeout",
+        "view",
+        "open_page",
+        "json",
+    ],
     context_settings={"allow_interspersed_args": False},
 )
 def mcp_proxy(

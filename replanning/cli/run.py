@@ -42,6 +42,7 @@ from replanning.cli.context import (
 from replanning.cli.plans import discover_tools
 from replanning.cli.summary import RunSummary
 from replanning.cli.terminal import program_name
+from replanning.cli.view import page_beside_run
 from replanning.engine.engine import run_workers
 from replanning.engine.registry import DECOMPOSER_PLUGIN, ProviderSpec
 from replanning.errors import PlanError, ReplanningError
@@ -132,14 +133,14 @@ def run(
         from replanning.cli import temporal  # other runs do not need it
 
         raise typer.Exit(temporal.start(document, run_id, options))
-    summary = _carry_out(
+    code = _carry_out(
         options,
         settings,
         document,
         lambda engine, with_tools: engine.open(with_tools, run_id=run_id),
         directory,
     )
-    raise typer.Exit(summary.report(json=options.json))
+    raise typer.Exit(code)
 
 
 def resume_plan(
@@ -189,8 +190,7 @@ def resume_plan(
         return engine.resume(resumed, given, parameters=parameters)
 
     settings = lookup.read_settings(options.settings, quiet=options.quiet, replan=options.replan)
-    summary = _carry_out(options, settings, plan, open_run, directory, begin=begin)
-    return summary.report(json=options.json)
+    return _carry_out(options, settings, plan, open_run, directory, begin=begin)
 
 
 def _replans(opened: RunOpened) -> bool:
@@ -262,7 +262,7 @@ def _with_found_tools(given: Plan, opened: Plan) -> Plan:
 
 @commands.command(
     epilog=epilog("replanning demo --folder /tmp/demo", codes=RUN_EXIT_CODES_HELP),
-    without=all_except("trace", "json", "quiet"),
+    without=all_except("trace", "view", "open_page", "json", "quiet"),
 )
 def demo(
     *,
@@ -325,16 +325,19 @@ def demo(
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     options.store = str(place / ".replanning" / "history.db")
     options.providers = ["repair"]
-    summary = _carry_out(
+    notes = [f"report   {place / 'report.md'}", f"files    {place}{os.sep}"]
+    if not lookup.can_show_pages():
+        notes.append(f'browser  {program_name()} demo --open, after pip install "replanning[view]"')
+    code = _carry_out(
         options,
         Settings(),
         Plan.load(place / "plan.yaml"),
         lambda engine, with_tools: engine.open(with_tools),
         place.absolute(),
         environ={**os.environ, "PATH": path},
+        notes=notes,
     )
-    summary.notes = (f"report   {place / 'report.md'}", f"files    {place}{os.sep}")
-    raise typer.Exit(summary.report(json=options.json))
+    raise typer.Exit(code)
 
 
 def _can_hold_demo(place: Path) -> bool:
@@ -353,8 +356,9 @@ def _carry_out(
     *,
     environ: dict[str, str] | None = None,
     begin: Callable[[PlanRun], object] | None = None,
-) -> RunSummary:
-    """Carry out a run until it ends or is paused.
+    notes: Sequence[str] = (),
+) -> int:
+    """Carry out a run until it ends or is paused, and print its summary.
 
     Args:
         options: of the command line.
@@ -364,6 +368,10 @@ def _carry_out(
         directory: where its tools work.
         environ: the environment of the tools; by default that of the program.
         begin: called as soon as the run is open, before any task is handed out.
+        notes: further lines of the summary.
+
+    Returns:
+        The exit code.
     """
     environment = Environment(directory=str(directory))
     display = None
@@ -395,18 +403,29 @@ def _carry_out(
                 executor.watch(run.change_resource)
             if display is not None:
                 lookup.tell_models(display, engine, judge_model)
+            if page is not None:
+                page.show(run.id, display)
             if begin is not None:
                 begin(run)
             await run_workers(run, use_tool, options.concurrency)
             if plan.mcp:
                 executor.watch(None)
 
-    with closing(lookup.open_store(options.store)) as store:
+    with (
+        closing(lookup.open_store(options.store)) as store,
+        page_beside_run(options, store) as page,
+    ):
         engine = ReplanningEngine(
             providers,
             settings=settings,
             mode="observe" if options.observe else "act",
-            gate=lookup.create_gate(options.ask, store, display, json=options.json),
+            gate=lookup.create_gate(
+                options.ask,
+                store,
+                display,
+                json=options.json,
+                remote_answers=page is not None and options.ask != "never",
+            ),
             store=store,
             exporters=exporters,
             environment=environment,
@@ -415,7 +434,7 @@ def _carry_out(
             interrupted = anyio.run(run_until_stopped, work, engine, lambda: run, options)
         assert run is not None
         elapsed = environment.clock.now() - started
-        return RunSummary(
+        summary = RunSummary(
             run.result,
             run.live,
             store,
@@ -427,6 +446,11 @@ def _carry_out(
             redact=run.redact_value,
             interrupted=interrupted,
         )
+        summary.notes = notes
+        code = summary.report(json=options.json)
+        if page is not None:
+            page.stay(summary.result.status)
+        return code
 
 
 def create_judge_model(settings: Settings, names: Sequence[str]) -> LLMProvider | None:

@@ -32,8 +32,9 @@ from replanning.cli.gate import ConsoleGate
 from replanning.cli.plans import discover_tools, read_tools
 from replanning.cli.run import create_judge_model, run_until_stopped
 from replanning.cli.summary import RunSummary
+from replanning.cli.view import RunPage, page_beside_run
 from replanning.errors import NotRunning, SettingsError, StoreError
-from replanning.journal import NoteAdded, RunOpened
+from replanning.journal import NoteAdded, RunOpened, RunStore
 from replanning.journal.records import Record
 from replanning.journal.store import FINISHED_STATUSES
 from replanning.judging import JudgedWork, LLMJudge
@@ -511,7 +512,9 @@ def _make_plan(job: _Job, options: RunOptions, *, save: Path | None = None) -> i
     settings = settings.model_copy(
         update={"judge": settings.judge.model_copy(update={"enabled": False})}
     )
-    summary, _ = _run_planning(job, options, settings, start, lookup.find_directory(options))
+    directory = lookup.find_directory(options)
+    with closing(lookup.open_store(options.store)) as store:
+        summary, _ = _run_planning(job, options, settings, start, directory, store=store)
     if made is None:
         result = summary.result
         reason = result.reason
@@ -572,13 +575,22 @@ def _solve_and_report(
     job: _Job, options: RunOptions, settings: Settings, start: PlanningStarter, directory: Path
 ) -> int:
     """Carry out a run of planning mode, print its summary, and return the exit code."""
-    summary, completion = _run_planning(job, options, settings, start, directory)
-    if options.json:
-        print_json({**_summary_json(summary), "completion": completion})
-        return summary.exit_code
-    if completion is not None:
-        _print_conclusion(completion, summary.result.reason)
-    return summary.report(json=False)
+    with (
+        closing(lookup.open_store(options.store)) as store,
+        page_beside_run(options, store) as page,
+    ):
+        summary, completion = _run_planning(
+            job, options, settings, start, directory, store=store, page=page
+        )
+        if options.json:
+            print_json({**_summary_json(summary), "completion": completion})
+        else:
+            if completion is not None:
+                _print_conclusion(completion, summary.result.reason)
+            summary.report(json=False)
+        if page is not None:
+            page.stay(summary.result.status)
+    return summary.exit_code
 
 
 def _summary_json(summary: RunSummary) -> JsonObject:
@@ -632,7 +644,14 @@ def _is_whole_action(live: LivePlan, task_id: TaskId) -> bool:
 
 
 def _run_planning(
-    job: _Job, options: RunOptions, settings: Settings, start: PlanningStarter, directory: Path
+    job: _Job,
+    options: RunOptions,
+    settings: Settings,
+    start: PlanningStarter,
+    directory: Path,
+    *,
+    store: RunStore,
+    page: RunPage | None = None,
 ) -> tuple[RunSummary, JsonObject | None]:
     """Carry out a run of planning mode; return its summary and the model's conclusion."""
     context = parse_context_options(options.context)
@@ -646,6 +665,7 @@ def _run_planning(
         judge_model = create_judge_model(settings, settings.judge.provider)
     on_issue = any(target.partition("=")[0] in lookup.FORGES for target in options.notify or ())
     reads_replies = on_issue and options.ask != "never"
+    can_be_answered = reads_replies or (page is not None and options.ask != "never")
 
     async def execute() -> tuple[PlanningCoordinator, bool]:
         async with AsyncExitStack() as stack:
@@ -660,7 +680,7 @@ def _run_planning(
                 problem = "there are no tools: none is described, and no server has any"
                 raise SettingsError.at("--tools", problem)
             gate = lookup.create_gate(
-                options.ask, store, display, json=options.json, remote_answers=reads_replies
+                options.ask, store, display, json=options.json, remote_answers=can_be_answered
             )
             shown = None if options.quiet else display
             exporters = lookup.open_exporters(options.trace, options.notify, shown)
@@ -676,13 +696,15 @@ def _run_planning(
                 exporters=[*exporters, PlanningHistoryExporter(past)],
                 environment=environment,
                 max_concurrency=options.concurrency,
-                wait_for_answers=reads_replies,
+                wait_for_answers=can_be_answered,
             )
 
             if isinstance(gate, ConsoleGate):
                 gate.takes_words = lambda question: planning.state.accepts_free_text(question.id)
 
             def watch(run: PlanRun) -> None:
+                if page is not None:
+                    page.show(run.id, shown)
                 executor.watch(run.change_resource)
                 lookup.tell_models(display, planning.engine, judge_model)
                 if context:
@@ -709,38 +731,40 @@ def _run_planning(
                 executor.watch(None)
             return planning, interrupted
 
-    with closing(lookup.open_store(options.store)) as store:
-        display = lookup.create_display()
-        started = environment.clock.now()
-        if not options.quiet:
-            loops = not settings.planning.enabled
-            if job.tools.tasks:
-                loops = is_tool_loop(job.tools)  # a run that is resumed keeps its mode
-            how = "planned and judged"
-            if loops:
-                how = "nothing is planned; tools are chosen one by one"
-            print_message(f"{how} by {model.name} ({model.model})")
-        planning, interrupted = anyio.run(execute)
-        run = planning.run
-        assert run is not None
-        elapsed = environment.clock.now() - started
-        exporters = planning.engine.exporters
-        summary = RunSummary(
-            run.result,
-            run.live,
-            store,
-            elapsed,
-            place=options.store,
-            resume_options=options.resume_options(),
-            tracer=exporters[0] if options.trace else None,
-            exporters=exporters,
-            redact=run.redact_value,
-            interrupted=interrupted,
-        )
-        if not store.durable and run.result.status not in FINISHED_STATUSES:
-            # The run is over, as its store does not keep it.
-            _save_completion(run, history, environment)
-        return summary, planning.state.completion
+    display = lookup.create_display()
+    started = environment.clock.now()
+    if not options.quiet:
+        print_message(f"{_mode_words(job, settings)} by {model.name} ({model.model})")
+    planning, interrupted = anyio.run(execute)
+    run = planning.run
+    assert run is not None
+    elapsed = environment.clock.now() - started
+    exporters = planning.engine.exporters
+    summary = RunSummary(
+        run.result,
+        run.live,
+        store,
+        elapsed,
+        place=options.store,
+        resume_options=options.resume_options(),
+        tracer=exporters[0] if options.trace else None,
+        exporters=exporters,
+        redact=run.redact_value,
+        interrupted=interrupted,
+    )
+    if not store.durable and run.result.status not in FINISHED_STATUSES:
+        # The run is over, as its store does not keep it.
+        _save_completion(run, history, environment)
+    return summary, planning.state.completion
+
+
+def _mode_words(job: _Job, settings: Settings) -> str:
+    loops = not settings.planning.enabled
+    if job.tools.tasks:
+        loops = is_tool_loop(job.tools)  # a run that is resumed keeps its mode
+    if loops:
+        return "nothing is planned; tools are chosen one by one"
+    return "planned and judged"
 
 
 async def _listen_to_issues(planning: PlanningCoordinator, job: _Job, display: Any) -> None:

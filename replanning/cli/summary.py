@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from importlib.util import find_spec
 from typing import Final
 
 from rich.console import Console
@@ -21,6 +20,7 @@ from replanning.cli.app import (
 )
 from replanning.cli.lookup import (
     answering_command,
+    can_show_pages,
     command_line,
     is_on_temporal,
     secret_words,
@@ -339,7 +339,7 @@ class RunSummary:
             "tasks, attempts and replans in the order of time",
         )
         # A hint proposes what works here: the pages are an extra.
-        if self._repairs and find_spec("uvicorn") and find_spec("jinja2"):
+        if self._repairs and can_show_pages():
             yield self._command("view", run, "--open"), "the run in the browser"
         if self._has_missing_notices:
             yield (

@@ -52,7 +52,7 @@ POLL_INTERVAL: Final = 0.2
 _OF_WORKERS: Final = ("replan", "providers", "directory", "max_concurrency", "settings")
 """Options of a run that only the process which carries it out can have."""
 
-_NOT_THERE: Final = ("sequential", "observe", "trace", "notify")
+_NOT_THERE: Final = ("sequential", "observe", "trace", "notify", "view")
 """Options of a run that Temporal has no counterpart of."""
 
 

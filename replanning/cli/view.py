@@ -1,24 +1,43 @@
-"""The command `view`: runs in the browser."""
+"""The command `view`, and the page beside a run that a command carries out."""
 
 from __future__ import annotations
 
 import secrets
+import signal
 import socket
+import sys
+import threading
 import webbrowser
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from ipaddress import ip_address
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 from urllib.parse import quote
 
 import typer
 
 from replanning.cli import lookup
-from replanning.cli.app import DEFAULT_STORE, Program, StoreOption, console, epilog, fail
+from replanning.cli.app import (
+    DEFAULT_STORE,
+    Program,
+    RunDisplay,
+    RunOptions,
+    StoreOption,
+    console,
+    epilog,
+    fail,
+    stop_signals,
+)
 from replanning.errors import PluginError
+
+if TYPE_CHECKING:
+    from replanning.journal import RunStore
 
 commands = Program()
 
 DEFAULT_HOST: Final = "127.0.0.1"
+
+DEFAULT_PORT: Final = 8321
 
 
 @commands.command(
@@ -49,7 +68,7 @@ def view(
         typer.Option(
             "--port", metavar="N", min=0, max=65535, help="The port; 0 takes one that is free."
         ),
-    ] = 8321,
+    ] = DEFAULT_PORT,
     token: Annotated[
         str | None,
         typer.Option(
@@ -85,14 +104,9 @@ def view(
             f"--host: {host} can be reached by others; give a --token that you tell to those who "
             "may come in, or the --auth-header of a proxy that knows them"
         )
-    try:
-        import uvicorn
+    create_server = _load_server()
+    from replanning.view import create_app
 
-        from replanning.view import create_app
-    except ModuleNotFoundError as error:
-        raise PluginError(
-            f'the pages need a web server: pip install "replanning[view]" ({error})'
-        ) from error
     path = "/"
     with lookup.existing_store(store) as opened:
         if run is not None:
@@ -112,8 +126,143 @@ def view(
         console().print("Ctrl-C ends the pages; the runs go on.")
         if open_page:
             webbrowser.open(address)
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
-        uvicorn.Server(config).run(sockets=[listener])
+        create_server(app).run(sockets=[listener])
+
+
+class RunPage:
+    """The page of a run that this process carries out, served by a thread of its own.
+
+    Its state is the address of the page, once the run is open and its server has started.
+
+    Args:
+        listener: the socket that the server takes.
+        server: of uvicorn, with the pages of the store.
+        token: lets people in.
+        open_page: whether the page is opened in a browser.
+    """
+
+    def __init__(
+        self, listener: socket.socket, server: Any, token: str, *, open_page: bool
+    ) -> None:
+        self.address = ""
+        self._listener = listener
+        self._server = server
+        self._token = token
+        self._open_page = open_page
+        self._thread = threading.Thread(target=self._serve, name="replanning-view", daemon=True)
+        # After a `join` that was interrupted, Python 3.11 takes the thread for one that has ended.
+        self._ended = threading.Event()
+
+    def show(self, run: str, display: RunDisplay | None) -> None:
+        """Start the server and say where the page of the run is, unless that was done.
+
+        Args:
+            run: the id of the run.
+            display: of the run, which says it; None says it on standard error.
+        """
+        if self.address:
+            return
+        port = self._listener.getsockname()[1]
+        self.address = page_address(DEFAULT_HOST, port, f"/runs/{quote(run)}", self._token)
+        self._thread.start()
+        text = f"the run is at {self.address}"
+        if display is None:
+            _say(text)
+        else:
+            display.show_note("▸", text)
+        if self._open_page:
+            # It may take seconds, in which the run goes on.
+            threading.Thread(target=webbrowser.open, args=[self.address], daemon=True).start()
+
+    def stay(self, status: str) -> None:
+        """Keep the page after the end of the run, until somebody at the terminal closes it.
+
+        Without a terminal nobody could, and whoever has paused the run is done with it.
+
+        Args:
+            status: of the run.
+        """
+        if status == "paused" or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            return
+        for number in stop_signals():
+            signal.signal(number, _interrupt)
+        _say(f"\nThe run has ended. Ctrl-C closes its page: {self.address}")
+        with suppress(KeyboardInterrupt):
+            self._ended.wait()
+
+    def close(self) -> None:
+        """End the server, once open pages have shown what was recorded last."""
+        if self.address:
+            self._server.should_exit = True
+            # Somebody who presses Ctrl-C twice does not mean the run, which has ended.
+            with suppress(KeyboardInterrupt):
+                self._ended.wait()
+        self._listener.close()
+
+    def _serve(self) -> None:
+        try:
+            self._server.run(sockets=[self._listener])
+        finally:
+            self._ended.set()
+
+
+@contextmanager
+def page_beside_run(options: RunOptions, store: RunStore) -> Iterator[RunPage | None]:
+    """Have a page for a run of the store, if the options ask for it, until the body ends.
+
+    Raises:
+        PluginError: the web server is not installed.
+        StoreError: the store cannot be opened once more.
+    """
+    if not options.view:
+        yield None
+        return
+    create_server = _load_server()
+    from replanning.view import create_app
+
+    # With a connection of its own, the page never holds up what the run records.
+    own = store
+    if store.durable:
+        own = lookup.open_store(options.store)
+    token = secrets.token_urlsafe(24)
+    server = create_server(create_app(own, token=token))
+    # Another run may have the usual port.
+    try:
+        listener = _bind(DEFAULT_HOST, DEFAULT_PORT)
+    except OSError:
+        listener = _bind(DEFAULT_HOST, 0)
+    page = RunPage(listener, server, token, open_page=options.open_page)
+    try:
+        yield page
+    finally:
+        page.close()
+        if store.durable:
+            own.close()
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _say(text: str) -> None:
+    # The token of the address is for whoever reads it here, so nothing is masked.
+    with suppress(OSError):
+        console(error=True).print(text, soft_wrap=True)
+
+
+def _load_server() -> Callable[[Any], Any]:
+    """Return a function that makes a server of an application.
+
+    Raises:
+        PluginError: the web server is not installed.
+    """
+    try:
+        from replanning.view.server import create_server
+    except ModuleNotFoundError as error:
+        raise PluginError(
+            f'the pages need a web server: pip install "replanning[view]" ({error})'
+        ) from error
+    return create_server
 
 
 def is_loopback(host: str) -> bool:
@@ -128,6 +277,15 @@ def is_loopback(host: str) -> bool:
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens at an address; end the command if it cannot."""
+    try:
+        return _bind(host, port)
+    except OSError as error:
+        fail(
+            f"--port: {host}:{port} cannot be listened at: {error.strerror}; --port 0 takes another"
+        )
+
+
+def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET
     if ":" in host:
         family = socket.AF_INET6
@@ -137,11 +295,9 @@ def listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
         # A browser that comes before the server is up waits for it.
         listener.listen()
-    except OSError as error:
+    except OSError:
         listener.close()
-        fail(
-            f"--port: {host}:{port} cannot be listened at: {error.strerror}; --port 0 takes another"
-        )
+        raise
     return listener
 
 

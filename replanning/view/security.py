@@ -12,6 +12,10 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE: Final = "replanning-view"
+"""Beginning of the name of the cookie with the token; the port follows.
+
+Browsers do not tell the ports of an address apart, and each server has a token of its own.
+"""
 
 _HEADERS: Final = {
     # No script and no style but our own files, no frame around the pages, no other address.
@@ -66,7 +70,7 @@ class TokenGate:
 
     def _is_known(self, scope: Scope) -> bool:
         headers = Headers(scope=scope)
-        kept = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        kept = SimpleCookie(headers.get("cookie", "")).get(_cookie_name(scope))
         if kept is not None and self._is_token(kept.value):
             return True
         scheme, _, given = headers.get("authorization", "").partition(" ")
@@ -85,10 +89,15 @@ class TokenGate:
                 if rest:
                     address = f"{address}?{urlencode(rest)}"
                 response = RedirectResponse(address, 303)
-                response.set_cookie(COOKIE, value, httponly=True, samesite="strict")
+                response.set_cookie(_cookie_name(scope), value, httponly=True, samesite="strict")
                 return response
-        text = "Open the address that `replanning view` has printed: it carries a token.\n"
+        text = "Open the address that the command has printed: it carries a token.\n"
         return PlainTextResponse(text, 401)
+
+
+def _cookie_name(scope: Scope) -> str:
+    _, port = scope.get("server") or ("", None)
+    return f"{COOKIE}-{port or 0}"
 
 
 class NameGate:

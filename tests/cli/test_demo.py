@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
+import sys
 import zipfile
 from pathlib import Path
 
+import httpx
 import pytest
 
 from replanning import Plan
-from tests.support.cli import answer, cli, process
+from tests.support.cli import Started, answer, cli, process
 
 pytestmark = pytest.mark.deep
 
@@ -70,6 +73,28 @@ def test_demo_is_told_to_people(tmp_path):
         "replanning why",
     ):
         assert text in done.stdout
+
+
+def test_demo_in_the_browser(tmp_path):
+    """The command with which the demo proposes to see its run in a browser works where the demo was started."""
+    pytest.importorskip("uvicorn", reason="the extra `view` is not installed")
+    (line,) = (
+        line for line in cli(tmp_path, "demo", "--quiet").stdout.splitlines() if "--open" in line
+    )
+    _, *words = shlex.split(line)
+    words.remove("--open")
+    with Started(tmp_path, *words, "--port", 0, PYTHONUNBUFFERED="1") as command:
+        address = str(command.process.stdout.readline()).split()[-1]
+        with httpx.Client(follow_redirects=True, timeout=30) as browser:
+            assert "duplicates~2" in browser.get(address).text
+
+
+def test_demo_without_pages(tmp_path, monkeypatch):
+    """Where the packages of the pages are missing, the demo says how to get them."""
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    told = cli(tmp_path, "demo", "--quiet").stdout
+    assert 'demo --open, after pip install "replanning[view]"' in told
+    assert "replanning view" not in told
 
 
 def test_demo_where_nothing_can_be_written(tmp_path):

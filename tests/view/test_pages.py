@@ -179,6 +179,21 @@ async def test_token(store: MemoryStore) -> None:
         assert (await client.get("/")).status_code == 200
 
 
+async def test_tokens_of_two_servers(store: MemoryStore) -> None:
+    """Who has come in at one port of an address and then at another still has both."""
+    jar = httpx.Cookies()
+    for name in ("first", "second", "first", "second"):
+        app = create_app(store, token=name)
+        port = {"first": 8001, "second": 8002}[name]
+        transport = httpx.ASGITransport(app=app)
+        address = f"http://127.0.0.1:{port}"
+        async with httpx.AsyncClient(transport=transport, base_url=address, cookies=jar) as client:
+            if len(jar) < 2:
+                await client.get("/", params={"token": name})
+            assert (await client.get("/")).status_code == 200
+            jar = client.cookies
+
+
 async def test_proxy_names_people(store: MemoryStore) -> None:
     """Behind a proxy, nobody comes in without a name, and answers have the name that it gives."""
     app = create_app(store, auth_header="X-Forwarded-User", secret=SECRET)
