@@ -520,7 +520,11 @@ def fields_of(cls: type) -> str:
     }
     own = getattr(cls, "model_fields", None) or getattr(cls, "__dataclass_fields__", None) or hints
     types = {name: str(getattr(hint, "__forward_arg__", hint)) for name, hint in hints.items()}
-    rows = [f"| `{name}` | `{types.get(name, 'object')}` |" for name in own if name != "kind"]
+    rows = [
+        f"| `{name}` | `{types.get(name, 'object')}` |"
+        for name in own
+        if name != "kind" and not types.get(name, "").startswith("ClassVar")
+    ]
     return "\n".join(["| field | type |", "|---|---|", *rows]) if rows else ""
 
 
@@ -545,8 +549,8 @@ def telemetry() -> str:
             "OpenTelemetry. Arguments, outputs, reasons and questions are on spans only with `capture_content: true`."
         ),
     ]
-    for part in re.split(r"^# ", source, flags=re.MULTILINE)[1:]:
-        title, _, lines = part.partition("\n")
+    for comment, lines in re.findall(r"((?:^# .*\n)+)((?:.*\n)*?)(?=^# |\Z)", source, re.MULTILINE):
+        title = " ".join(line.removeprefix("# ") for line in comment.splitlines())
         head, _, rest = title.partition(". ")
         text += [f"## {head}", rest]
         found = [

@@ -1,6 +1,7 @@
 """Looks at the built documentation in a browser: what is cut off or broken, and a picture of every page.
 
-`python scripts/look_at_docs.py` opens each page of `build/site` on three widths and fails if code is wider than its box, if a name
+`python scripts/look_at_docs.py` opens each page of `build/site` on three widths and fails if code is wider than its box (output of a terminal
+may be, on a phone), if a name
 in a table is broken, if a page scrolls sideways, or if the search does not lead to the page that explains a word. `--pictures` also
 writes each page, light and dark, below `build/pictures/site`; `--only PART` takes the pages whose address has PART in it.
 It needs Debian's `chromium` and the package `playwright`, and says so where one of them is missing.
@@ -40,7 +41,8 @@ FAULTS: Final = """() => {
   const root = document.scrollingElement;
   if (root.scrollWidth > root.clientWidth) faults.push("the page scrolls sideways");
   for (const code of document.querySelectorAll("pre > code"))
-    if (code.scrollWidth > code.clientWidth + 1)
+    if (code.scrollWidth > code.clientWidth + 1 &&
+        !(innerWidth < 600 && code.closest(".language-text")))
       faults.push("code is wider than its box: " + code.textContent.slice(0, 60));
   for (const code of document.querySelectorAll("td code, th code"))
     if (!/\\s/.test(code.textContent) && code.getClientRects().length > 1)
