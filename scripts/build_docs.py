@@ -157,11 +157,12 @@ def site_settings() -> dict[str, Any]:
     settings["site_name"] = f"{project['name']} {project['version']}"
     settings["site_description"] = project["description"]
     settings["copyright"] = f"{project['name']} {project['version']}, {project['license']} licence"
+    # A fork, or a copy on another host, has addresses of its own.
     urls = project.get("urls", {})
-    if "Source" in urls:
-        settings["repo_url"] = urls["Source"]
-    if "Documentation" in urls:
-        settings["site_url"] = urls["Documentation"]
+    if source := os.environ.get("SOURCE_URL") or urls.get("Source"):
+        settings["repo_url"] = source
+    if site := os.environ.get("SITE_URL") or urls.get("Documentation"):
+        settings["site_url"] = site
     return settings
 
 

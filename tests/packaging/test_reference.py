@@ -2,7 +2,9 @@
 
 import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -18,13 +20,19 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def written() -> dict[str, str]:
-    """Return what `make reference` writes: the path of each file below `docs/`, and its text."""
+def build_docs() -> Iterator[dict[str, Any]]:
+    """Return the names of the script that builds the site."""
     sys.path.insert(0, str(SCRIPTS))
     try:
-        return runpy.run_path(str(SCRIPTS / "build_docs.py"))["reference"]()
+        yield runpy.run_path(str(SCRIPTS / "build_docs.py"))
     finally:
         sys.path.remove(str(SCRIPTS))
+
+
+@pytest.fixture(scope="module")
+def written(build_docs) -> dict[str, str]:
+    """Return what `make reference` writes: the path of each file below `docs/`, and its text."""
+    return build_docs["reference"]()
 
 
 def test_current(written):
@@ -55,3 +63,12 @@ def test_every_transition_is_drawn(written):
         sources, _, target = title.removeprefix(f"{event}: ").partition(" → ")
         assert state in sources.split(", ")
         assert target == follows
+
+
+def test_addresses_of_the_site(build_docs, monkeypatch):
+    """A build that knows its addresses links to the repository and lists its pages in a sitemap."""
+    monkeypatch.setenv("SOURCE_URL", "https://forge.example/replanning")
+    monkeypatch.setenv("SITE_URL", "https://docs.example/replanning/")
+    settings = build_docs["site_settings"]()
+    assert settings["repo_url"] == "https://forge.example/replanning"
+    assert settings["site_url"] == "https://docs.example/replanning/"
