@@ -425,6 +425,18 @@ def how_to_resume(store: RunStore, place: str, run: RunId) -> tuple[str | None, 
     return command, f"Resume it with:\n  {command}"
 
 
+def how_to_retry(store: RunStore, place: str, run: RunId) -> str:
+    """Return advice on a run of which tasks have failed; empty if they cannot be tried again."""
+    if is_on_temporal(place):
+        return ""
+    opened = next(iter(store.read(run))).body
+    assert isinstance(opened, RunOpened)
+    if opened.open_ended or any(map(is_phase_task, opened.plan.tasks)):
+        return ""
+    command = command_line(place, "resume", run, "--retry", *secret_words(opened.plan))
+    return f"Once the cause is removed, try the failed tasks again:\n  {command}"
+
+
 def user_name(name: str | None) -> str:
     """Return the name of the person who decides, without secrets; by default the current user."""
     if name is not None:

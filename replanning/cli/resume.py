@@ -48,7 +48,7 @@ from replanning.live import Correction, Rerun
 from replanning.plan.included_files import locate_problems
 from replanning.plan.messages import join_names
 from replanning.plan.types import JsonObject, JsonValue, RunId, TaskId
-from replanning.run.opening import adoption_place, undo_place
+from replanning.run.opening import adoption_place, edit_place
 from replanning.run.undo import UndoPlan
 from replanning.tools import check_tools
 
@@ -70,6 +70,8 @@ YesOption = Annotated[
         "replanning resume latest",
         "replanning resume 20250131-120000-1a2b3c4d5e6f --set context.region=us",
         "replanning resume latest --set token=…    a secret parameter, which no journal keeps",
+        "replanning resume latest --retry    try the failed tasks again, once the service is back",
+        "replanning resume latest --retry --not-done pay --done mail    what you know of calls in doubt",
         "replanning resume latest --plan plan.yaml    continue with the corrected plan in this file",
         "replanning resume latest --plan plan.yaml --rerun none -y    keep what is finished, and ask nothing",
         "replanning resume 20250131-120000-1a2b3c4d5e6f --from 2    a new run of the tasks that revision 2 had left",
@@ -109,29 +111,57 @@ def resume(
         ),
     ] = None,
     yes: YesOption = False,
+    retry: Annotated[
+        bool,
+        typer.Option(
+            "--retry",
+            help="Try all failed tasks again, once their cause was removed outside of the plan."
+            " You are asked about those of which nobody knows whether they took effect.",
+        ),
+    ] = False,
+    not_done: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--not-done",
+            metavar="TASK",
+            help="You have looked: this task did not take effect, so --retry tries it again. May be"
+            " repeated.",
+        ),
+    ] = None,
+    done: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--done",
+            metavar="TASK",
+            help="This task took effect, or you have done it by hand: --retry goes on without it."
+            " May be repeated.",
+        ),
+    ] = None,
     options: RunOptions,
 ) -> None:
     """Resume a run that was paused or stopped, that waits for a person, or whose process died.
 
     Tasks that have finished are not run again. Of a run that has succeeded, the result is shown
-    again. With --plan, the run goes on with a corrected plan where it stands, also one that has
-    failed: what is finished and unchanged is kept, and what has failed is tried again. A run that
-    another process carries out takes the corrected plan there. Was the cause of a failure not in
-    the plan? Then `rerun` runs the task again in a new run.
+    again. A run that has failed goes on under its own id: with --retry if the cause was outside of
+    the plan, such as a service that was down, and with --plan if it was in the plan. What is
+    finished and unchanged is kept, and what has failed is tried again. A run that another process
+    carries out takes this there.
     """
+    missed = list(not_done or ())
+    effected = list(done or ())
+    named = [*missed, *effected]
+    _check_options(plan_file, revision, rerun, yes=yes, retry=retry, named=named)
     with closing(lookup.open_store(options.store, must_exist=True)) as opened_store:
         info = lookup.find_run(opened_store, run)
         remote = lookup.is_on_temporal(options.store)  # its workers know how to go on
         records: list[Record] = []
         if not remote:
             records = list(opened_store.read(info.run))
-    if plan_file is None:
-        if rerun is not None or yes:
-            fail("--rerun and --yes are about a corrected plan; name its file with --plan")
-        if revision is None:
-            _check_not_aborted(info)
+    if plan_file is None and revision is None:
+        _check_not_aborted(info)
     shows_result = revision is None and info.status == "succeeded"
     if shows_result:
+        retry = False
         # A supervisor that resumes whatever it finds takes another code for a failure.
         print_message(
             f"run {info.run!r} has succeeded; there is nothing to resume, but `replanning rerun`"
@@ -140,15 +170,20 @@ def resume(
         if not records or _is_of_program(records[0]):
             raise typer.Exit(ExitCode.OK)
     if remote:
-        if plan_file is not None:
-            fail("--plan: on Temporal, the worker has the plan")
+        _refuse_options(plan_file, "it is on Temporal, whose worker has its plan", retry=retry)
         from replanning.cli import temporal  # other runs do not need it
 
         raise typer.Exit(temporal.resume(info, options, revision))
+    try_again: Callable[[], ExitCode] | None = None
+    if retry:
+        opened = _read_opening(records, info.run)
+        try_again = partial(_try_again, info, opened, options, missed, effected)
+        if lookup.belongs_to_program(opened):
+            raise typer.Exit(try_again())
     opened = _check_opening(records, info.run)
     if _is_of_planning_mode(opened):
-        if plan_file is not None:
-            fail(f"--plan: run {info.run!r} is one of planning mode, which has no plan file")
+        why = "it is one of planning mode, which has no plan file"
+        _refuse_options(plan_file, why, retry=retry)
         from replanning.cli.solve import resume_planning  # other runs need no planning mode
 
         raise typer.Exit(resume_planning(info.run, opened.plan, options, revision))
@@ -156,16 +191,16 @@ def resume(
         records = []  # no tool works any more, so the folder may be gone
     directory = lookup.find_directory(options, records)
     if plan_file is None:
+        if try_again is not None:
+            try_again()
         raise typer.Exit(resume_plan(info.run, opened, options, revision, directory))
     given = _read_correction(plan_file, options)
     agreed = _agree_on_correction(info, given, options, revision, rerun, yes=yes)
     if revision is None and is_owner_alive(info):
-        if agreed is None:
-            what = f"{plan_file} makes no difference to run {info.run}"
-            print_message(f"{what}, which another process carries out")
-        else:
-            _send_correction(info, given, agreed, options)
+        _send_correction(info, given, agreed, options, retry=retry)
         return
+    if try_again is not None:
+        try_again()
     adopt = _how_to_adopt(info, given, agreed, options, revision)
     code = resume_plan(info.run, opened, options, revision, directory, given=given, adopt=adopt)
     raise typer.Exit(code)
@@ -310,7 +345,7 @@ def undo(
                 _require_all_secrets(opened, options)
             engine.undo(info.run, to=to, only=part, leave=left, by_hand=done, by=by)
             if is_owner_alive(info):
-                _report_undo(store, info, by, options)
+                _report_edit(store, info, options, "undo", by)
                 return
     if is_of_program:
         print_message(
@@ -324,6 +359,42 @@ def undo(
         if status == "aborted" and not _is_under_way(ReplanningEngine([], store=store), info.run):
             code = ExitCode.OK  # which is how a run ends that was taken back
     raise typer.Exit(code)
+
+
+def _check_options(
+    plan_file: Path | None,
+    revision: int | None,
+    rerun: Rerun | None,
+    *,
+    yes: bool,
+    retry: bool,
+    named: Sequence[str],
+) -> None:
+    """End the command if an option is stated without the one that it belongs to.
+
+    Args:
+        plan_file: the corrected plan.
+        revision: from which a new run starts.
+        rerun: what becomes of finished tasks that the corrected plan changes.
+        yes: whether to agree to what would be asked about it.
+        retry: whether failed tasks are tried again.
+        named: the tasks of which the person knows whether they took effect.
+    """
+    if plan_file is None and (rerun is not None or yes):
+        fail("--rerun and --yes are about a corrected plan; name its file with --plan")
+    if retry:
+        if revision is not None:
+            fail("--retry is about the run itself; resume the new one that --from makes with it")
+    elif named:
+        fail("--not-done and --done are about tasks that are tried again: state --retry")
+
+
+def _refuse_options(plan_file: Path | None, why: str, *, retry: bool) -> None:
+    """End the command if it is to go on with a run in a way that this kind of run does not know."""
+    if plan_file is not None:
+        fail(f"--plan does not apply to this run: {why}")
+    if retry:
+        fail(f"--retry does not apply to this run: {why}")
 
 
 def _check_not_aborted(info: RunInfo) -> None:
@@ -439,8 +510,29 @@ def _how_to_adopt(
     return None
 
 
-def _send_correction(info: RunInfo, given: Plan, rerun: Rerun, options: RunOptions) -> None:
-    """Leave a corrected plan for the process that carries out a run, and say what became of it."""
+def _send_correction(
+    info: RunInfo,
+    given: Plan,
+    rerun: Rerun | None,
+    options: RunOptions,
+    *,
+    retry: bool,
+) -> None:
+    """Leave a corrected plan for the process that carries out a run, and say what became of it.
+
+    Args:
+        info: the run.
+        given: the plan.
+        rerun: what becomes of finished tasks that it changes; None if it makes no difference.
+        options: of the command line.
+        retry: whether failed tasks are tried again as well, for which another message is needed.
+    """
+    if retry:
+        fail("--retry: another process carries out this run; state it without --plan")
+    if rerun is None:
+        what = f"the corrected plan makes no difference to run {info.run}"
+        print_message(f"{what}, which another process carries out")
+        return
     from replanning.cli.status import MessageOptions, report_outcome  # other runs need no messages
 
     if options.directory is not None:
@@ -518,6 +610,82 @@ def _require_terminal(options: RunOptions, instead: str) -> None:
         fail(f"nothing was changed, because nobody can be asked here; {instead}")
 
 
+# Failed tasks that are tried again
+
+
+def _try_again(
+    info: RunInfo,
+    opened: RunOpened,
+    options: RunOptions,
+    not_done: list[str],
+    done: list[str],
+) -> ExitCode:
+    """Have failed tasks tried again, by this process once it goes on with the run, or by another.
+
+    End the command if another process carries out the run, or if somebody has to look first.
+
+    Args:
+        info: the run.
+        opened: how it was opened.
+        options: of the command line.
+        not_done: tasks in doubt of which the person knows that they did not take effect; gets
+            those about which the person decides now.
+        done: tasks that took effect, or that the person has done; likewise.
+
+    Returns:
+        The exit code if only a program can go on with the run.
+    """
+    by = lookup.user_name(None)
+    with closing(lookup.open_store(options.store)) as store:
+        engine = ReplanningEngine([], store=store)
+        correction = engine.compare_retry(info.run, not_done=not_done, done=done)
+        _decide_doubts(correction, not_done, done, options)
+        correction = engine.retry(info.run, not_done=not_done, done=done, by=by)
+        if not correction:
+            print_message(f"no task of run {info.run!r} has failed, so none is tried again")
+        elif not options.quiet:
+            _print_correction(correction)
+        if is_owner_alive(info):
+            if correction:
+                _report_edit(store, info, options, "retry", by)
+            raise typer.Exit
+    if lookup.belongs_to_program(opened):
+        print_message(
+            f"run {info.run!r} executes functions of a program; they are tried again once that"
+            f" program goes on with it{lookup.how_a_program_resumes(opened)}"
+        )
+    return ExitCode.PAUSED
+
+
+def _decide_doubts(
+    correction: Correction, not_done: list[str], done: list[str], options: RunOptions
+) -> None:
+    """Ask about failed tasks that may have taken effect; end the command if it is to stop.
+
+    Args:
+        correction: how failed tasks are tried again.
+        not_done: gets the tasks that are tried again.
+        done: gets those that are skipped.
+        options: of the command line.
+    """
+    if not correction.again:
+        return
+    _print_again(correction)
+    _require_terminal(options, "look first; then --not-done TASK or --done TASK says what you saw")
+    for task_id in correction.again:
+        question = f"{task_id}: [n]ot done, try it again; [d]one, go on without it; or [s]top"
+        answer = ""
+        while answer not in ("n", "d", "s"):
+            answer = typer.prompt(question, err=True).strip().lower()[:1]
+        if answer == "s":
+            print_message("nothing was changed")
+            raise typer.Exit
+        if answer == "n":
+            not_done.append(task_id)
+        else:
+            done.append(task_id)
+
+
 # Effects that are taken back
 
 
@@ -576,8 +744,16 @@ def _decide_effects(plan: UndoPlan, left: list[str], done: list[str], options: R
             done.append(effect.attempt)
 
 
-def _report_undo(store: RunStore, info: RunInfo, by: str, options: RunOptions) -> None:
-    """Say what became of an undo that another process carries out."""
+def _report_edit(store: RunStore, info: RunInfo, options: RunOptions, kind: str, by: str) -> None:
+    """Say what became of an edit that another process carries out.
+
+    Args:
+        store: holds the run.
+        info: the run before the edit.
+        options: of the command line.
+        kind: the kind of the message that asks for the edit.
+        by: its author.
+    """
     from replanning.cli.status import MessageOptions, report_outcome  # other runs need no messages
 
     def outcome(bodies: list[RecordBody]) -> str:
@@ -586,9 +762,9 @@ def _report_undo(store: RunStore, info: RunInfo, by: str, options: RunOptions) -
                 if body.by == by:
                     return f"revision {body.number}"
             elif isinstance(body, ErrorContained):
-                if body.where == undo_place(by):
+                if body.where == edit_place(kind, by):
                     refuse(f"run {info.run} did not take it: {body.error}")
         return ""
 
     messages = MessageOptions(store=options.store, json=options.json)
-    report_outcome(store, info, outcome, messages, {"asked": "undo"})
+    report_outcome(store, info, outcome, messages, {"asked": kind})

@@ -67,6 +67,7 @@ from replanning.history.wording import (
 from replanning.journal.records import QuestionVerdict, normalised_cause
 from replanning.journal.store import FINISHED_STATUSES, CurrentRunStatus
 from replanning.live import TaskState
+from replanning.live.states import STUCK
 from replanning.plan.json_values import as_object
 from replanning.plan.messages import did_you_mean, format_duration, join_names, spoken_id
 from replanning.plan.reading import MAX_PLAN_SIZE, format_of, read_document
@@ -172,7 +173,10 @@ def status(
         with lookup.existing_store(store) as opened:
             report = run_status(opened, lookup.find_run(opened, run), now)
             waiting = _pending_questions(opened, report.questions)
-            _, advice = lookup.how_to_resume(opened, store, report.run)
+            if report.status == "failed":
+                advice = lookup.how_to_retry(opened, store, report.run)
+            else:
+                _, advice = lookup.how_to_resume(opened, store, report.run)
         if as_json:
             print_json(status_json(report, now))
             return
@@ -366,8 +370,10 @@ def _status_lines(
     for task_id, why in list(report.tasks.unstored.items())[:_MAX_FAILURES]:
         yield f"  unstored  the output of {printable_line(task_id)}: {printable_line(why)}"
     yield from _question_lines(report, waiting, place)
-    resumable = report.is_abandoned or report.status in ("paused", "needs_human")
-    if resumable and all(answer is not None for _, answer in waiting):
+    has_advice = report.is_abandoned or report.status in ("paused", "needs_human")
+    if report.status == "failed":
+        has_advice = any(report.tasks.counts.get(state) for state in STUCK)
+    if advice and has_advice and all(answer is not None for _, answer in waiting):
         yield advice
 
 

@@ -44,7 +44,6 @@ from replanning.history.status import replay_records
 from replanning.history.wording import format_usage, pluralise, problem_lines, stale_line
 from replanning.journal import RunStore
 from replanning.live.plan import LivePlan
-from replanning.live.states import TaskState
 from replanning.plan.elements import FORESEEN
 from replanning.plan.json_form import shown_form
 from replanning.plan.messages import format_duration
@@ -54,9 +53,6 @@ from replanning.telemetry import Exporter
 
 MAX_TASKS_SHOWN: Final = 40
 """Lines of tasks that the summary shows; in a larger plan, tasks that are alike are folded."""
-
-_MAX_RERUN: Final = 8
-"""Elements of a list that a suggested command names."""
 
 MAX_REVISIONS_SHOWN: Final = 10
 """Revisions that the summary shows."""
@@ -358,15 +354,11 @@ class RunSummary:
                 again,
                 "continues with a corrected plan; finished, unchanged tasks are kept",
             )
-            first_failed = self._first_failed()
-            if first_failed:
-                again = self._command("rerun", run, *first_failed, *self._resume_options)
-                what = "this task"
-                if len(first_failed) > 1:
-                    what = "these elements"
+            if self.live.stuck:
+                again = self._command("resume", run, "--retry", *self._resume_options)
                 yield (
                     again,
-                    f"once the cause is fixed: reruns {what} and all that depends on it",
+                    "once the cause is removed: tries what failed again; what is finished is kept",
                 )
         if failed:
             again = self._command("resume", run, *self._resume_options, "--from", "REVISION")
@@ -386,25 +378,6 @@ class RunSummary:
             if not event.candidates:
                 found.add(event.question.id)
         return found
-
-    def _first_failed(self) -> list[str]:
-        """Return the first task that has failed, or the first elements of its list that have.
-
-        A task is named by its id in the plan file.
-        """
-        failed = []
-        for task_id in self.live.stuck:
-            entry = self.live.entry(task_id)
-            if entry.state is TaskState.FAILED:
-                failed.append(entry)
-        if not failed:
-            return []
-        template = failed[0].template
-        if template is None:
-            return [failed[0].root]
-        of_list = [entry for entry in failed if entry.template is template]
-        of_list.sort(key=lambda entry: self.live.entry(entry.root).order)
-        return [entry.root for entry in of_list[:_MAX_RERUN]]
 
     def _command(self, *words: str) -> str:
         return command_line(self._store, *words)

@@ -10,23 +10,19 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
 from replanning.changes import RemoveTask, ReplaceTask, SkipTask
-from replanning.decision.ledger import Ledger
+from replanning.decision.ledger import AUTOMATIC, Ledger
 from replanning.journal.records import RunEnded, RunQuiescent, normalised_cause
 from replanning.live.elements import TaskGroup, group_elements
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import SATISFIED, WAITING, TaskState
 from replanning.llm.quoting import truncate_text
-from replanning.plan.elements import FORESEEN
 from replanning.plan.messages import join_names
 from replanning.plan.types import TaskId
 
 _MAX_NAMED_TASKS: Final = 5
 _MAX_UNSATISFIED: Final = 100
 _MAX_MESSAGE_CHARS: Final = 200
-
-_AUTOMATIC: Final = ("policy", "resume", *FORESEEN)
-"""Who is named in `by` of a revision that no person and no program has decided."""
 
 
 class GoalReached(NamedTuple):
@@ -197,7 +193,7 @@ def with_unknown_effects(
         return reason
     settled = set(told)
     for _, revised in ledger.revisions:
-        if revised.by in _AUTOMATIC:
+        if revised.by in AUTOMATIC:
             continue
         for change in revised.changes:
             if isinstance(change, SkipTask | ReplaceTask | RemoveTask):

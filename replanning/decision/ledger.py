@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple
 
-from replanning.changes import changes_hash, new_task_ids, target_task_ids
+from replanning.changes import PlanChange, changes_hash, new_task_ids, target_task_ids
 from replanning.errors import BudgetExceeded
 from replanning.journal.records import (
     AlternativesConsidered,
@@ -45,12 +45,16 @@ from replanning.journal.records import (
     UsageCharged,
 )
 from replanning.live.graph import MAX_OUTCOMES_PER_TOOL
+from replanning.plan.elements import FORESEEN
 from replanning.plan.tasks import Budget
 from replanning.plan.types import QuestionId, ReplanId, TaskId, TriggerId
 
 Fingerprint = tuple[str, str, str]
 """Kind, lineage root and normalised cause of a trigger."""
 
+
+AUTOMATIC: Final = ("policy", "resume", *FORESEEN)
+"""Who is named in `by` of a revision that no person and no program has decided."""
 
 _NO_LIMITS: Final = (None, None, None)
 """Calls, tokens and money of a budget that limits none of them."""
@@ -268,8 +272,8 @@ class LineageLedger:
         roots: the root of the lineage of each task that replaced another; any other is its own.
         originals: the first task in place of which each task stands alone, so that changes to it
             and to what replaced it have one hash.
-        replans: number of applied replans per lineage.
-        applied: the revisions of the replans that were applied per lineage.
+        replans: number of applied replans per lineage, since a person has last tried it again.
+        applied: the revisions of these replans per lineage.
         pending: the applied alternatives with an open outcome, by the roots of their lineages.
         source_by_replan: the provider of the alternative that a replan applied.
         by_source: the last outcomes of the alternatives of each provider.
@@ -309,6 +313,8 @@ class LineageLedger:
             if counts and len(change.tasks) == 1:
                 self.originals[change.tasks[0].id] = self.originals.get(replaced, replaced)
         if revised.replan is None:
+            if revised.by not in AUTOMATIC:
+                self._count_anew(changes)
             return
         if considered is not None and revised.chosen is not None:
             # A number beyond the candidates means that a person wrote the changes.
@@ -329,6 +335,17 @@ class LineageLedger:
             self.replans[root] = count + 1
             self.applied.setdefault(root, []).append(revised)
             self.pending[root] = pending
+
+    def _count_anew(self, changes: Sequence[PlanChange]) -> None:
+        """Forget the replans of lineages that a person has tried again.
+
+        They were made under circumstances that the person has changed.
+        """
+        for change in changes:
+            if change.kind == "retry":
+                root = self.roots.get(change.task_id, change.task_id)
+                self.replans.pop(root, None)
+                self.applied.pop(root, None)
 
     def tried(self, roots: Iterable[TaskId]) -> set[str]:
         """Return the hashes of the changes that were applied for lineages.

@@ -60,7 +60,7 @@ from replanning.history.status import open_questions, replay_records
 from replanning.journal.memory import MemoryStore
 from replanning.journal.records import QuestionVerdict, TriggerEvent
 from replanning.journal.store import InboxMessage, RunStore, open_store
-from replanning.live.correction import Correction, Rerun, unstated_reruns
+from replanning.live.correction import Correction, Rerun, unstated_reruns, unstated_retries
 from replanning.plan.checks import secret_name_problems
 from replanning.plan.document import Plan
 from replanning.plan.messages import join_names
@@ -93,6 +93,9 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("replanning")
+
+_Edit = Literal["adopt", "retry", "undo"]
+"""Kinds of messages that ask for an edit of a run."""
 
 Mode = Literal["act", "observe"]
 
@@ -342,8 +345,84 @@ class ReplanningEngine:
                 "rerun": rerun,
                 "reason": redactor.text(reason),
             }
-            now = factory.environment.clock.now()
-            self.store.post(RunId(run_id), InboxMessage("adopt", now, redactor.text(by), payload))
+            self._post(run_id, "adopt", by, payload)
+
+    def compare_retry(
+        self, run_id: str, *, not_done: Sequence[str] = (), done: Sequence[str] = ()
+    ) -> Correction:
+        """Return what `retry` would change; `again` has the tasks about which it would refuse.
+
+        Raises:
+            ChangeRejected, NotRunning, StoreError, UnknownRun, UnknownTask: as for `retry`.
+        """
+        return self._run_factory.compare_retry(run_id, not_done=not_done, done=done)
+
+    def retry(
+        self,
+        run_id: str,
+        *,
+        not_done: Sequence[str] = (),
+        done: Sequence[str] = (),
+        reason: str = "",
+        by: str = "edit",
+    ) -> Correction:
+        """Try all failed tasks of a run again, under its own id; see `PlanRun.retry`.
+
+        For failures whose cause was removed outside of the plan. A run that is open here tries them
+        before this returns. Any other one does so in the process that carries it out, or when it is
+        resumed, also if it has failed.
+
+        Args:
+            run_id: the run.
+            not_done: failed tasks of which it was unknown whether they took effect. Somebody has
+                looked: they did not, and are tried again as well.
+            done: failed tasks that took effect, or that somebody has done: they are skipped, and
+                what depends on them runs without their outputs.
+            reason: why, for the history.
+            by: the author, for the history.
+
+        Returns:
+            What changes; without changes if no task has failed.
+
+        Raises:
+            ChangeRejected: of a failed task, it is unknown whether it took effect, a second effect
+                could do harm, and neither `not_done` nor `done` names it; or one that is named has
+                not failed, or waits for an answer. Names every one; nothing has changed.
+            NotRunning: the run has succeeded or was aborted, or is the session of a program.
+            StoreError: the store fails.
+            UnknownRun: the store has no such run.
+            UnknownTask: there never was a task that is named.
+        """
+        with _store_errors():
+            correction = self.compare_retry(run_id, not_done=not_done, done=done)
+        if correction.again:
+            raise ChangeRejected(unstated_retries(correction))
+        if not correction:
+            return correction
+        run, _ = self._open_runs.get(RunId(run_id), (None, None))
+        if run is not None:
+            with suppress(NotRunning):
+                run.retry(not_done=not_done, done=done, reason=reason, by=by)
+                return correction
+        payload: JsonObject = {
+            "not_done": list(not_done),
+            "done": list(done),
+            "reason": self._run_factory.redactor.text(reason),
+        }
+        self._post(run_id, "retry", by, payload)
+        return correction
+
+    def _post(self, run_id: str, kind: _Edit, by: str, payload: JsonObject) -> None:
+        """Leave a message for the owner of a run, or for the process that resumes it.
+
+        Raises:
+            StoreError: the store fails.
+        """
+        factory = self._run_factory
+        now = factory.environment.clock.now()
+        message = InboxMessage(kind, now, factory.redactor.text(by), payload)
+        with _store_errors():
+            self.store.post(RunId(run_id), message)
 
     def compare_rerun(self, run_id: str, *tasks: str, only: bool = False) -> Correction:
         """Return what `rerun` would run again, and which effects that would repeat.
@@ -461,9 +540,7 @@ class ReplanningEngine:
             "by_hand": list(by_hand),
             "reason": redactor.text(reason),
         }
-        now = factory.environment.clock.now()
-        with _store_errors():
-            self.store.post(RunId(run_id), InboxMessage("undo", now, redactor.text(by), payload))
+        self._post(run_id, "undo", by, payload)
         return plan
 
     @asynccontextmanager

@@ -67,9 +67,9 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class InboxMessage:
-    """Message to the owner of a run: an answer, a corrected plan, or a request such as to pause."""
+    """Message to the owner of a run: an answer, an edit, or a request such as to pause."""
 
-    kind: Literal["answer", "request", "pause", "adopt", "undo"]
+    kind: Literal["answer", "request", "pause", "adopt", "retry", "undo"]
     at: float
     by: str
     payload: JsonObject

@@ -1,4 +1,4 @@
-"""Corrected plans, and tasks that are run again: what a person changes in a plan that has begun.
+"""Corrected plans, and tasks that are run or tried again: what a person changes in a running plan.
 
 A plan file is compared with the plan that the run was given last, so that a difference is what the
 person has changed. What replans and edits have changed since stays, unless the person changed the
@@ -86,6 +86,7 @@ _UNFINISHED: Final = WAITING | STUCK
 """States of tasks that are neither running nor finished."""
 
 _MAX_KEYS_IN_REASON: Final = 5
+_MAX_NAMED_TASKS: Final = 5
 
 _OTHER_PLAN: Final = ("id", "name")
 """Parts that tell one plan from another."""
@@ -93,7 +94,7 @@ _OTHER_PLAN: Final = ("id", "name")
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """The changes that a corrected plan, or a request to run tasks again, makes in a run.
+    """The changes that a corrected plan, or a request to run or try tasks again, makes in a run.
 
     Attributes:
         plan: the plan as the run takes it: with the tools that the run has found by itself.
@@ -101,7 +102,8 @@ class Correction:
         parts: what else of the plan changes: `tool NAME`, `context.KEY`, `parameters.NAME`,
             `resource NAME`, `goal`.
         again: the tasks that would be run again, each with the reason. They have finished or are
-            running, or a condition left them out and others have gone on without them.
+            running, or a condition left them out and others have gone on without them. Of failed
+            tasks that are tried again: those of which nobody knows whether they took effect.
         effects: those of them that had been done, or may have taken effect, and whose repetition is
             a second effect. Each has what is stated of it: `reversible`, `partly`, `irreversible`,
             or nothing.
@@ -195,6 +197,102 @@ def rerun_tasks(live: LivePlan, tasks: Collection[str], *, only: bool = False) -
             requested[leaf.id] = "it was asked for"
     edit.run_again(requested, {}, only=only)
     return edit.correction([])
+
+
+def retry_failed(
+    live: LivePlan,
+    *,
+    undecided: Collection[TaskId] = (),
+    not_done: Collection[str] = (),
+    done: Collection[str] = (),
+) -> Correction:
+    """Return how all failed tasks are tried again, once a person has removed the cause.
+
+    `again` of the result has those about which the person must still decide: it is unknown whether
+    they took effect, and a second effect could do harm.
+
+    Args:
+        live: the plan.
+        undecided: tasks that a replan or a question is about, which are left to it.
+        not_done: failed tasks of which the person knows that they did not take effect.
+        done: failed tasks that are skipped instead: they took effect, or the person has done them.
+
+    Raises:
+        ChangeRejected: a task that is named has not failed, or a question about it is open; names
+            every one.
+        UnknownTask: there never was a task that is named.
+    """
+    edit = _Edit(live, live.plan)
+    looked_at = {entry.id for entry in _named_failures(live, not_done, undecided, edit)}
+    for entry in _named_failures(live, done, undecided, edit):
+        edit.give_up(SkipTask(task_id=entry.id, reason="it is done, as a person says"))
+    for entry in list(map(live.entry, live.stuck)):
+        if entry.id in undecided or entry.id in edit.settled:
+            continue
+        if entry.id not in looked_at and not _is_safe_to_retry(entry, live):
+            edit.again[entry.id] = live.unknown_effects(entry)
+        edit.revive(entry)
+    return edit.correction([])
+
+
+def _named_failures(
+    live: LivePlan, names: Collection[str], undecided: Collection[TaskId], edit: _Edit
+) -> list[TaskEntry]:
+    """Return the failed tasks that stand in the place of named ones; a name without any is noted.
+
+    Raises:
+        UnknownTask: there never was such a task.
+    """
+    found: list[TaskEntry] = []
+    for name in dict.fromkeys(names):
+        if name not in live:
+            raise UnknownTask(name, did_you_mean(name, [entry.id for entry in live]))
+        failed = [part for part in live.leaves(live.entry(TaskId(name))) if part.state in STUCK]
+        if not failed:
+            edit.reject(f"task {name!r} has not failed")
+        for entry in failed:
+            if entry.id in undecided:
+                edit.reject(f"task {entry.id!r} is still being decided: answer the question first")
+        found += failed
+    return found
+
+
+def _is_safe_to_retry(entry: TaskEntry, live: LivePlan) -> bool:
+    """Return whether trying a task again does no harm, whatever its lineage has done before."""
+    for part in live.in_doubt(entry):
+        # What stands in for another call has an effect of its own.
+        if part is not entry or not is_repeatable(part.task, live.tool_of(part.task)):
+            return False
+    return True
+
+
+def retry_reason(correction: Correction) -> str:
+    """Return why a revision tries failed tasks again, as the history tells it."""
+    again: list[str] = []
+    done: list[str] = []
+    for change in correction.changes:
+        if isinstance(change, RetryTask):
+            again.append(repr(change.task_id))
+        elif isinstance(change, SkipTask):
+            done.append(repr(change.task_id))
+    parts: list[str] = []
+    if again:
+        parts.append(f"try {join_names(again, _MAX_NAMED_TASKS)} again")
+    if done:
+        parts.append(f"go on as if {join_names(done, _MAX_NAMED_TASKS)} had succeeded")
+    return "; ".join(parts)
+
+
+def unstated_retries(correction: Correction) -> list[Problem]:
+    """Return a problem for each failed task that is only tried again if the caller says so."""
+    problems: list[Problem] = []
+    for task_id, unknown in correction.again.items():
+        message = (
+            f"task {task_id!r}: {unknown}; look first, and name it under `not_done` to have it"
+            " tried again, or under `done` to go on without it"
+        )
+        problems.append(Problem("", message))
+    return problems
 
 
 def restore_plan(masked: Plan, true: Plan, redactor: Redactor, clean: Plan | None = None) -> Plan:

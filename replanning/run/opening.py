@@ -86,6 +86,7 @@ from replanning.live.correction import (
     rerun_tasks,
     restore_changes,
     restore_plan,
+    retry_failed,
 )
 from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
@@ -547,6 +548,36 @@ class RunFactory:
         if undo.undecided:
             raise ChangeRejected(undecided_replacements(undo.undecided))
         return live, correction
+
+    def compare_retry(
+        self, run_id: str, *, not_done: Sequence[str], done: Sequence[str]
+    ) -> Correction:
+        """Return how failed tasks of a run are tried again, as the store has it.
+
+        See `live.correction.retry_failed`.
+
+        Raises:
+            ChangeRejected: a task that is named has not failed, or waits for an answer.
+            NotRunning: the run has succeeded or was aborted, or is the session of a program.
+            UnknownRun: there is no such run.
+            UnknownTask: there never was a task that is named.
+            StoreError: the store fails.
+        """
+        records: list[Record] = []
+        for _ in _read_journal(self.store, RunId(run_id), records):
+            pass
+        opened = records[0].body
+        assert isinstance(opened, RunOpened)
+        if opened.open_ended:
+            raise NotRunning(
+                f"run {run_id!r} is the session of a program, which makes its calls again itself"
+            )
+        replayed = self._replay(records)
+        ended = replayed.ledger.run_end
+        if ended is not None and _is_for_good(ended, replayed.live):
+            raise NotRunning(f"run {run_id!r} is {ended.status}; none of its tasks is tried again")
+        undecided = replayed.ledger.undecided_tasks
+        return retry_failed(replayed.live, undecided=undecided, not_done=not_done, done=done)
 
     def compare_undo(
         self,
@@ -1296,32 +1327,48 @@ def _adopt_message(run: PlanRun, message: InboxMessage) -> None:
         run._lifecycle.record_error(adoption_place(message.by), error)
 
 
+def _retry_message(run: PlanRun, message: InboxMessage) -> None:
+    """Try again what a message asks for; what cannot be tried again is recorded."""
+    payload = message.payload
+    try:
+        run.retry(
+            not_done=_names_in(payload, "not_done"),
+            done=_names_in(payload, "done"),
+            reason=str(payload.get("reason") or ""),
+            by=message.by or "edit",
+        )
+    except (ChangeRejected, NotRunning, UnknownTask) as error:
+        run._lifecycle.record_error(edit_place("retry", message.by), error)
+
+
+def _names_in(payload: JsonObject, field_name: str) -> list[str]:
+    """Return the names in a field of a message; none where it has no list."""
+    stated = payload.get(field_name)
+    if not isinstance(stated, list):
+        return []
+    return list(map(str, stated))
+
+
 def _undo_message(run: PlanRun, message: InboxMessage) -> None:
     """Take back what a message asks for; what cannot be taken back is recorded."""
     payload = message.payload
-    names: dict[str, list[str]] = {}
-    for field_name in ("only", "leave", "by_hand"):
-        stated = payload.get(field_name)
-        names[field_name] = []
-        if isinstance(stated, list):
-            names[field_name] = list(map(str, stated))
     to = payload.get("to")
     try:
         run.undo(
             to=None if to is None else str(to),
-            only=names["only"],
-            leave=names["leave"],
-            by_hand=names["by_hand"],
+            only=_names_in(payload, "only"),
+            leave=_names_in(payload, "leave"),
+            by_hand=_names_in(payload, "by_hand"),
             reason=str(payload.get("reason") or ""),
             by=message.by or "edit",
         )
     except (ChangeRejected, UnknownTask) as error:
-        run._lifecycle.record_error(undo_place(message.by), error)
+        run._lifecycle.record_error(edit_place("undo", message.by), error)
 
 
-def undo_place(by: str) -> str:
-    """Return the place of an error that says why nothing was taken back for a person."""
-    return f"the undo of {by or 'somebody'}"
+def edit_place(kind: str, by: str) -> str:
+    """Return the place of an error that says why an edit of a person, of this kind, was refused."""
+    return f"the {kind} of {by or 'somebody'}"
 
 
 def adoption_place(by: str) -> str:
@@ -1336,6 +1383,9 @@ def _handle_message(run: PlanRun, message: InboxMessage, on_message: MessageHand
         return
     if message.kind == "adopt":
         _adopt_message(run, message)
+        return
+    if message.kind == "retry":
+        _retry_message(run, message)
         return
     if message.kind == "undo":
         _undo_message(run, message)

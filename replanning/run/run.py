@@ -51,8 +51,11 @@ from replanning.live.correction import (
     Correction,
     Rerun,
     correct_plan,
+    retry_failed,
+    retry_reason,
     take_secrets,
     unstated_reruns,
+    unstated_retries,
 )
 from replanning.live.stale import stale_results
 from replanning.live.states import FINISHED
@@ -600,6 +603,51 @@ class PlanRun(ObservedRun):
         # The budget may have another limit now.
         life.enforce_wall_clock()
         return number
+
+    @in_loop_thread
+    def retry(
+        self,
+        *,
+        not_done: Sequence[str] = (),
+        done: Sequence[str] = (),
+        reason: str = "",
+        by: str = "edit",
+    ) -> int:
+        """Try all failed tasks again, once the cause of their failure was removed: as one revision.
+
+        What is finished stays finished. Tasks about which a question is open are left to its
+        answer. The replans of what is tried again count anew.
+
+        Args:
+            not_done: failed tasks of which it was unknown whether they took effect. Somebody has
+                looked: they did not, and are tried again as well.
+            done: failed tasks that took effect, or that somebody has done: they are skipped, and
+                what depends on them runs without their outputs.
+            reason: why, for the history.
+            by: the author, for the history.
+
+        Returns:
+            The number of the revision; the present one if no task has failed.
+
+        Raises:
+            ChangeRejected: of a failed task, it is unknown whether it took effect, a second effect
+                could do harm, and neither `not_done` nor `done` names it; or one that is named has
+                not failed, or waits for an answer. Names every one; nothing has changed.
+            NotRunning: the run has ended, or is the session of a program.
+            StoreError: the journal does not take it; nothing has changed.
+            UnknownTask: there never was a task that is named.
+        """
+        life = self._lifecycle
+        self._require_running("nothing is tried again")
+        if life.opening.open_ended:
+            raise NotRunning("the program of a session makes its calls again itself")
+        undecided = life.ledger.undecided_tasks
+        correction = retry_failed(life.live, undecided=undecided, not_done=not_done, done=done)
+        if correction.again:
+            raise ChangeRejected(unstated_retries(correction))
+        if not correction:
+            return life.live.revision
+        return life.revise(correction.changes, reason or retry_reason(correction), by)
 
     @in_loop_thread
     def undo(

@@ -1,11 +1,14 @@
-"""`resume --plan` with a corrected plan, and `rerun`, with real commands."""
+"""`resume --plan` with a corrected plan, `resume --retry`, and `rerun`, with real commands."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+import anyio
 import pytest
 
+from replanning import Plan, ReplanningEngine, tool
 from tests.support.cli import Gate, Started, Terminal, answer, cli, lines, write_plan
 
 RUN = ("run", "plan.yaml", "--run-id", "r", "--no-replan")
@@ -29,7 +32,7 @@ def failed(tmp_path: Path) -> Path:
     write_plan(tmp_path, TOOLS, TASKS)
     done = cli(tmp_path, *RUN, code=1)
     assert "replanning resume r --plan FILE" in done.stdout, "the hint names it"
-    assert "replanning rerun r report" in done.stdout, "if the cause was not in the file"
+    assert "replanning resume r --retry" in done.stdout, "if the cause was not in the file"
     return tmp_path
 
 
@@ -246,7 +249,7 @@ def test_a_run_that_has_succeeded(failed: Path) -> None:
 
 
 def test_rerun_of_a_list(tmp_path: Path) -> None:
-    """Of a long list, one line tells which elements are run again and why, and the suggested command names those that failed."""
+    """Of a long list, one line tells which elements are run again and why."""
     (tmp_path / "plan.yaml").write_text(
         """
 goal: {objective: x}
@@ -256,7 +259,7 @@ tasks:
 """
     )
     failed = cli(tmp_path, *RUN, code=1)
-    assert "replanning rerun r 'each[0]' 'each[1]'" in failed.stdout
+    assert "replanning resume r --retry" in failed.stdout
     (tmp_path / "go").touch()
     done = cli(tmp_path, "rerun", "r", "each", "--yes")
     assert "  each of 10 tasks (each[2], each[3], " in done.stderr
@@ -278,3 +281,127 @@ def test_run_whose_tasks_are_all_included(tmp_path: Path) -> None:
     cli(tmp_path, *RUN, code=1)
     (tmp_path / "one.yaml").write_text(included.replace("WORD", "right"))
     cli(tmp_path, "resume", "r", *PLAN, "-y", "-q")
+
+
+# Failed tasks that are tried again
+
+
+def test_a_failed_run_goes_on(failed: Path) -> None:
+    """`resume --retry` tries again what failed, under the same id; status and summary name the command."""
+    assert "replanning resume r --retry" in cli(failed, "status", "r").stdout
+    (failed / "go").touch()
+    done = cli(failed, "resume", "r", "--retry")
+    assert "+ report:" in done.stderr
+    result = answer(failed, "resume", "r")
+    assert (result["run"], result["status"]) == ("r", "succeeded")
+    (revision,) = result["revisions"]
+    assert revision["reason"] == "try 'report' again"
+    assert (lines(failed / "paid"), lines(failed / "sent")) == (["paid"], ["sent"])
+    assert "try 'report' again" in cli(failed, "history", "r").stdout
+    assert "run report again" in cli(failed, "why", "r").stdout
+
+
+def test_it_may_fail_again(failed: Path) -> None:
+    """A task that fails again leaves the run as it was, and can be tried again as often as wanted."""
+    for _ in range(2):
+        result = answer(failed, "resume", "r", "--retry", code=1)
+        assert (result["status"], result["tasks"]["report"]) == ("failed", "FAILED")
+    (failed / "go").touch()
+    assert answer(failed, "resume", "r", "--retry")["status"] == "succeeded"
+    assert "nothing to resume" in cli(failed, "resume", "r", "--retry").stderr
+
+
+def test_with_an_unchanged_file(failed: Path) -> None:
+    """A file without a difference has what no journal keeps, and --retry tries the failed tasks again."""
+    (failed / "go").touch()
+    assert answer(failed, "resume", "r", *PLAN, "--retry")["status"] == "succeeded"
+
+
+@pytest.fixture
+def doubtful(tmp_path: Path) -> Path:
+    """The folder of a run with a call of which nobody knows whether it took effect."""
+    write_plan(
+        tmp_path,
+        {**TOOLS, "pay": "echo paid >> paid; test -e go || kill -9 $$"},
+        "id: charge, tool: pay\nid: report, tool: look, depends_on: [charge], arguments: {where: x}",
+    )
+    cli(tmp_path, *RUN, code=1)
+    (tmp_path / "go").touch()
+    return tmp_path
+
+
+def test_what_may_have_taken_effect(doubtful: Path) -> None:
+    """Without a terminal, a task in doubt is named and nothing is changed until the person has looked."""
+    told = cli(doubtful, "resume", "r", "--retry", code=2).stderr
+    assert "charge is run again: it is unknown whether it took effect" in told
+    assert "--not-done TASK or --done TASK" in told
+    assert answer(doubtful, "status", "r")["revision"] == 0
+    result = answer(doubtful, "resume", "r", "--retry", "--done", "charge")
+    assert (result["status"], result["tasks"]["charge"]) == ("succeeded", "SKIPPED")
+    assert lines(doubtful / "paid") == ["paid"]
+
+
+def test_what_was_not_done(doubtful: Path) -> None:
+    """On a terminal, each task in doubt is asked about: it is tried again, skipped, or nothing happens."""
+    with Terminal(doubtful, "resume", "r", "--retry", "-q") as terminal:
+        terminal.until("[n]ot done")
+        terminal.type("s")
+        assert "nothing was changed" in terminal.end(0)
+    with Terminal(doubtful, "resume", "r", "--retry", "-q") as terminal:
+        terminal.until("[n]ot done")
+        terminal.type("n")
+        assert "succeeded" in terminal.end(0)
+    assert lines(doubtful / "paid") == ["paid", "paid"]
+
+
+def test_retry_while_it_runs_elsewhere(tmp_path: Path) -> None:
+    """A run that another process carries out tries its failed tasks again there."""
+    gate = Gate(tmp_path / "gate")
+    tools = {"wait": gate.command, "send": TOOLS["send"]}
+    write_plan(tmp_path, tools, "id: a, tool: wait\nid: b, tool: send")
+    with Started(tmp_path, *RUN) as started:
+        started.until("b failed")
+        (tmp_path / "go").touch()
+        taken = answer(tmp_path, "resume", "r", "--retry")
+        assert (taken["asked"], taken["taken"]) == ("retry", True)
+        both = cli(tmp_path, "resume", "r", "--retry", *PLAN, "-y", code=2)
+        assert "state it without --plan" in both.stderr
+        gate.open()
+        started.end(0)
+    assert lines(tmp_path / "sent") == ["sent"]
+
+
+def test_retry_of_a_program(tmp_path: Path) -> None:
+    """Functions of a program are tried again once that program goes on with the run."""
+
+    @tool()
+    def send() -> None:
+        if not (tmp_path / "go").exists():
+            raise ValueError("the service is down")
+
+    task = {"id": "report", "tool": "send"}
+    plan = Plan.model_validate({"goal": {"objective": "Report"}, "tasks": [task]})
+
+    def execute() -> str:
+        engine = ReplanningEngine(store=tmp_path / "runs.db")
+        return anyio.run(partial(engine.execute, plan, tools=[send], run_id="r")).status
+
+    assert execute() == "failed"
+    told = cli(tmp_path, "resume", "r", "--retry", "--store", "runs.db", code=3).stderr
+    assert "tried again once that program goes on with it, with run_id='r'" in told
+    (tmp_path / "go").touch()
+    assert execute() == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--done", "report"), "state --retry"),
+        (("--retry", "--from", "0"), "--from"),
+        (("--retry", "--not-done", "fetch"), "'fetch' has not failed"),
+    ],
+)
+def test_wrong_retries(options: tuple[str, ...], says: str, failed: Path) -> None:
+    """Options that do not go together, and tasks that have not failed, are refused."""
+    assert says in cli(failed, "resume", "r", *options, code=2).stderr
+    assert answer(failed, "status", "r")["revision"] == 0

@@ -243,6 +243,7 @@ async def test_reject(store: MemoryStore, pages: httpx.AsyncClient) -> None:
     result = await asking_run(store)
     assert result.status == "failed"
     assert ReplanHistory.of(store, "asking").revision == 0
+    assert "replanning resume asking --retry" in text_of(await pages.get("/runs/asking"))
 
 
 async def test_modify(store: MemoryStore, pages: httpx.AsyncClient) -> None:
