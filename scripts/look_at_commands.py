@@ -45,7 +45,6 @@ LOOKS: Final = (
     "config show",
     "config check",
     "providers",
-    "plugins",
     "version",
 )
 """Commands on the run of the demo, in its folder."""

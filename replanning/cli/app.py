@@ -12,6 +12,7 @@ import inspect
 import json
 import platform
 import re
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -514,18 +515,41 @@ def epilog(*examples: str, title: str = "Examples", codes: str = "") -> str:
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
-class _HideFlagTypes:
-    """Mixin that shows no type in the help of options without a value."""
+class _PlainHelp:
+    """Mixin that shows no types of Python in the help, and indents what continues an example."""
+
+    epilog: str | None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # typer does not export the types
         """Write the help."""
         for param in ctx.command.get_params(ctx):
             if getattr(param, "is_flag", False):
                 param.metavar = ""
+            if param.param_type_name == "argument":
+                param.display_type_rich = _no_type
+        text = self.epilog
+        if text:
+            self.epilog = _wrap_examples(text)
         super().format_help(ctx, formatter)  # type: ignore[misc] # of the command that this is mixed into
+        self.epilog = text
 
 
-class Command(_HideFlagTypes, TyperCommand):
+def _wrap_examples(text: str) -> str:
+    """Return the text below the help of a command with its lines broken for the terminal."""
+    from replanning.history.wording import wrap_line  # Rich is slow to load
+
+    margins = 2
+    lines: list[str] = []
+    for line in text.splitlines():
+        lines += wrap_line(line, shutil.get_terminal_size().columns - margins)
+    return "\n".join(lines)
+
+
+def _no_type(ctx: Any) -> None:  # noqa: ARG001 # the name of an argument says what it is
+    """Return no type to be shown for an argument."""
+
+
+class Command(_PlainHelp, TyperCommand):
     """A command of the program."""
 
     def invoke(self, ctx: Any) -> Any:  # typer does not export the types
@@ -535,7 +559,7 @@ class Command(_HideFlagTypes, TyperCommand):
         return super().invoke(ctx)
 
 
-class CommandGroup(_HideFlagTypes, TyperGroup):
+class CommandGroup(_PlainHelp, TyperGroup):
     """Group of commands."""
 
 

@@ -118,8 +118,13 @@ def show(
         style = "bold"
         if kind == "default":
             style = ""
-        line = Text(f"{key}: {escape_control(_setting_text(value))}", style)
-        out.print(line.append(f"  # {escape_control(source)}", "dim"))
+        setting = f"{key}: {escape_control(_setting_text(value))}"
+        comment = f"# {escape_control(source)}"
+        if out.wraps and len(setting) + len(comment) + 2 > out.width:
+            out.print(Text(comment, "dim"))
+            out.print(Text(setting, style))
+        else:
+            out.print(Text(f"{setting}  ", style).append(comment, "dim"))
 
 
 def _file_name(loaded: LoadedSettings) -> str | None:
@@ -379,28 +384,35 @@ def _missing_providers(used: Sequence[str], loaded: Settings) -> list[PluginStat
 
 
 def _print_plugins(plugins: Sequence[PluginStatus]) -> None:
-    """Print a table with a row for each plugin."""
+    """Print the plugins of each group: a line with name, state and details for each."""
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("group", "name", "state", "package"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("")
-    for plugin in plugins:
-        state = plugin.state
-        if plugin.answers is False:
-            state = "no answer"
-        styled = Text(state, _STATE_STYLES.get(state, ""))
-        details = escape_control(_plugin_details(plugin))
-        table.add_row(plugin.group, plugin.name, styled, plugin.package, details)
-    console().print(table)
+    names = max(len(plugin.name) for plugin in plugins)
+    for group in PLUGIN_GROUPS:
+        console().print(Text(group, "bold"))
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column(no_wrap=True, min_width=names + 2)
+        table.add_column(no_wrap=True, min_width=len("unavailable"))
+        table.add_column(overflow="fold")
+        for plugin in plugins:
+            if plugin.group != group:
+                continue
+            state = plugin.state
+            if plugin.answers is False:
+                state = "no answer"
+            styled = Text(state, _STATE_STYLES.get(state, ""))
+            details = escape_control(_plugin_details(plugin))
+            table.add_row(f"  {plugin.name}", styled, details)
+        console().print(table)
 
 
 def _plugin_details(plugin: PluginStatus) -> str:
-    """Return the last column of a plugin: its problem or object, or details of a language model."""
+    """Return the last column of a plugin: its problem, details of a language model, or a package."""
     if plugin.kind != LANGUAGE_MODEL or plugin.state == "broken":
-        return plugin.problem or plugin.value
+        if not plugin.package or plugin.package.startswith("replanning "):
+            return plugin.problem
+        return f"{plugin.problem or plugin.value} ({plugin.package})"
     details = [plugin.model or "no model"]
     if plugin.address:
         details.append(f"at {plugin.address}")
