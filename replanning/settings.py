@@ -240,6 +240,15 @@ class Weights(Section):
         return self
 
 
+def _trace_address(url: str | None) -> str | None:
+    if url is None or (url.startswith(("http://", "https://")) and "{trace_id}" in url):
+        return url
+    raise ValueError(
+        "expected the address of a trace, as http://localhost:16686/trace/{trace_id}, got"
+        f" {url!r}"
+    )
+
+
 class AlternativeSettings(Section):
     """Number and confidence of alternatives, and when a person must approve one."""
 
@@ -454,6 +463,11 @@ class Settings(Section):
     )
     capture_content: bool = Field(
         default=False, description="Put arguments, outputs and reasons onto spans."
+    )
+    trace_url: Annotated[str | None, AfterValidator(_trace_address)] = Field(
+        default=None,
+        description="Where a trace is shown, for links in the pages of `replanning view`; with"
+        " `{trace_id}` in it.",
     )
     planning: PlanningSettings = Field(
         default=PlanningSettings(),

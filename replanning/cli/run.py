@@ -413,7 +413,7 @@ def _carry_out(
 
     with (
         closing(lookup.open_store(options.store)) as store,
-        page_beside_run(options, store) as page,
+        page_beside_run(options, store, settings) as page,
     ):
         engine = ReplanningEngine(
             providers,

@@ -577,7 +577,7 @@ def _solve_and_report(
     """Carry out a run of planning mode, print its summary, and return the exit code."""
     with (
         closing(lookup.open_store(options.store)) as store,
-        page_beside_run(options, store) as page,
+        page_beside_run(options, store, settings) as page,
     ):
         summary, completion = _run_planning(
             job, options, settings, start, directory, store=store, page=page

@@ -22,6 +22,7 @@ from replanning.cli.app import (
     Program,
     RunDisplay,
     RunOptions,
+    SettingsOption,
     StoreOption,
     console,
     epilog,
@@ -31,6 +32,7 @@ from replanning.cli.app import (
 from replanning.errors import PluginError
 
 if TYPE_CHECKING:
+    from replanning import Settings
     from replanning.journal import RunStore
 
 commands = Program()
@@ -94,6 +96,7 @@ def view(
     ] = False,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     store: StoreOption = DEFAULT_STORE,
+    settings: SettingsOption = None,
 ) -> None:
     """Show runs in the browser: their plans, why these changed, and the questions that wait.
 
@@ -107,6 +110,10 @@ def view(
     create_server = _load_server()
     from replanning.view import create_app
 
+    loaded = lookup.read_settings(settings)
+    place = store
+    if lookup.is_on_temporal(store):
+        place = ""  # rerun and undo need a store of their own
     path = "/"
     with lookup.existing_store(store) as opened:
         if run is not None:
@@ -118,6 +125,8 @@ def view(
         token=token,
         auth_header=auth_header,
         read_only=read_only,
+        settings=loaded,
+        place=place,
     )
     # Ctrl-C is how it ends.
     with suppress(KeyboardInterrupt), closing(listen(host, port)) as listener:
@@ -207,7 +216,9 @@ class RunPage:
 
 
 @contextmanager
-def page_beside_run(options: RunOptions, store: RunStore) -> Iterator[RunPage | None]:
+def page_beside_run(
+    options: RunOptions, store: RunStore, settings: Settings
+) -> Iterator[RunPage | None]:
     """Have a page for a run of the store, if the options ask for it, until the body ends.
 
     Raises:
@@ -225,7 +236,7 @@ def page_beside_run(options: RunOptions, store: RunStore) -> Iterator[RunPage | 
     if store.durable:
         own = lookup.open_store(options.store)
     token = secrets.token_urlsafe(24)
-    server = create_server(create_app(own, token=token))
+    server = create_server(create_app(own, token=token, settings=settings, place=options.store))
     # Another run may have the usual port.
     try:
         listener = _bind(DEFAULT_HOST, DEFAULT_PORT)

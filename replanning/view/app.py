@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import secrets
+import shlex
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs, quote
@@ -43,8 +44,10 @@ from replanning.errors import (
     UnknownTask,
 )
 from replanning.journal.records import QuestionVerdict
-from replanning.journal.store import InboxMessage, RunInfo, RunStore, open_store
+from replanning.journal.store import InboxMessage, RunInfo, RunStore, open_store, parse_place
 from replanning.plan.types import JsonObject, RunId, TaskId
+from replanning.run.opening import redactor_for
+from replanning.settings import Settings
 from replanning.version import __version__
 from replanning.view import pages
 from replanning.view.reader import RunReader
@@ -93,6 +96,8 @@ class _Views:
         identify: returns who a request comes from, where the host application knows.
         read_only: whether nobody may answer from the pages.
         secret: what forms carry.
+        settings: say what is masked, and where traces are.
+        place: of the store, for commands to copy; empty where no command could open it.
     """
 
     def __init__(
@@ -102,13 +107,17 @@ class _Views:
         *,
         read_only: bool,
         secret: str,
+        settings: Settings,
+        place: str,
     ) -> None:
         self.store = store
         self.clock = SystemClock()
         self.read_only = read_only
         self.secret = secret
         self._identify = identify
-        self._engine = ReplanningEngine([], store=store)
+        self._engine = ReplanningEngine([], settings=settings, store=store)
+        self._redactor = redactor_for(settings)
+        self._place = self._redactor.text(place)
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="replanning-view")
         self._readers: OrderedDict[RunId, Future[RunReader]] = OrderedDict()
         self._rendered: dict[RunId, _Rendered] = {}
@@ -120,7 +129,12 @@ class _Views:
             lstrip_blocks=True,
             undefined=StrictUndefined,
         )
-        self._templates.globals["version"] = __version__
+        self._templates.globals.update(
+            version=__version__,
+            trace_url=settings.trace_url,
+            has_commands=place != "",
+            command_line=self._command_line,
+        )
 
     # Reading
 
@@ -221,6 +235,9 @@ class _Views:
         """Whether whoever answers has to give a name."""
         return self._identify is None
 
+    def _command_line(self, words: Sequence[str]) -> str:
+        return shlex.join(["replanning", *words, "--store", self._place])
+
     # Acting
 
     def answer(self, question: str, form: Mapping[str, str], by: str) -> None:
@@ -252,8 +269,8 @@ class _Views:
             comment=comment,
         )
 
-    def pause(self, run: str, by: str) -> None:
-        """Ask the process that carries out a run to pause it.
+    def pause(self, run: str, reason: str, by: str) -> None:
+        """Ask the process that carries out a run to pause it, for a reason that a person gives.
 
         Raises:
             NotRunning: nobody carries it out.
@@ -261,7 +278,11 @@ class _Views:
         info = self.info(run)
         if info.status != "running":
             raise NotRunning(f"run {run!r} is {info.status}; there is nothing to pause")
-        payload: JsonObject = {"reason": f"{by or 'somebody'} asked for it in the browser"}
+        # As from any command, a secret must not reach the store.
+        reason = self._redactor.text(reason.strip())
+        if not reason:
+            reason = f"{by or 'somebody'} asked for it in the browser"
+        payload: JsonObject = {"reason": reason}
         self.store.post(info.run, InboxMessage("pause", self.clock.now(), by, payload))
 
 
@@ -273,6 +294,8 @@ def create_app(
     read_only: bool = False,
     identify: Callable[[Request], str] | None = None,
     secret: str | None = None,
+    settings: Settings | None = None,
+    place: str | None = None,
 ) -> ASGIApp:
     """Return an ASGI application with the pages, to be served or mounted into another one.
 
@@ -289,6 +312,9 @@ def create_app(
             give their names when they answer.
         secret: what forms carry so that pages of others cannot send them; the same for all
             processes that serve one address. Made up by default.
+        settings: say what is masked in texts that people write, and where traces are shown.
+        place: the place of the store for commands that are shown to be copied; by default that of
+            `store`, and no commands for a store that is given as an object.
 
     Raises:
         StoreError: the store cannot be opened.
@@ -299,11 +325,16 @@ def create_app(
         def identify(request: Request) -> str:
             return request.headers[header]
 
+    opened = open_store(store)
+    if place is None and not isinstance(store, RunStore):
+        place = fspath(store)
     views = _Views(
-        open_store(store),
+        opened,
         identify,
         read_only=read_only,
         secret=secret or secrets.token_urlsafe(),
+        settings=settings or Settings(),
+        place=_place_for_commands(place, opened),
     )
     handlers = _Handlers(views)
     routes = [
@@ -334,6 +365,16 @@ def create_app(
     if auth_header is not None:
         app = NameGate(app, auth_header)
     return SecurityHeaders(app)
+
+
+def _place_for_commands(place: str | None, store: RunStore) -> str:
+    """Return the place of a store such that commands find it from any folder, if they can."""
+    if not place or not store.durable:
+        return ""
+    name, path = parse_place(place)
+    if name == "sqlite":
+        return str(Path(path).absolute())
+    return place
 
 
 class _Handlers:
@@ -493,7 +534,7 @@ class _Handlers:
         form = await self._form(request)
         run = request.path_params["run"]
         by = self._author(request, form)
-        await _in_thread(self._views.pause, run, by)
+        await _in_thread(self._views.pause, run, form.get("reason", ""), by)
         return self._back_to(request, run, by)
 
     async def _form(self, request: Request) -> Mapping[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
@@ -14,7 +15,7 @@ from replanning.history.events import PlanEdit, ReplanEvent
 from replanning.history.graph import draw_graph_in_page
 from replanning.history.overview import Repair, fold_rows
 from replanning.history.reports import revision_diffs
-from replanning.history.status import is_owner_alive
+from replanning.history.status import ReplayedRun, RunStatusReport, is_owner_alive
 from replanning.history.wording import (
     change_line,
     edit_author,
@@ -25,13 +26,14 @@ from replanning.history.wording import (
     trigger_line,
     usage_words,
 )
-from replanning.journal.records import Candidate, Record, Score, dump_body
+from replanning.journal.records import Candidate, Record, RunOpened, Score, dump_body
 from replanning.journal.store import FINISHED_STATUSES, RunInfo, RunStore
 from replanning.live.plan import LivePlan
 from replanning.plan.elements import FORESEEN
 from replanning.plan.messages import format_duration, spoken_id
 from replanning.plan.tasks import effect_of
 from replanning.plan.types import JsonObject, JsonValue, TaskId
+from replanning.tools.check import TOOL_KINDS
 from replanning.view.reader import AttemptSpan, RunReader
 from replanning.view.timeline import draw_timeline
 
@@ -58,6 +60,16 @@ _SCORE_PARTS: Final = {
     "availability": "availability",
     "simplicity": "simplicity",
 }
+
+
+_TRACE_ID: Final = re.compile("[0-9a-f]{32}")
+
+
+class Offer(NamedTuple):
+    """A command to copy: its words after the name of the program, and what it does."""
+
+    words: tuple[str, ...]
+    what: str
 
 
 class DiffLine(NamedTuple):
@@ -154,7 +166,36 @@ def run_content(reader: RunReader, info: RunInfo, now: float, base: str) -> Mapp
         "last": report.revision,
         "diff": (),
         "revision_title": "",
+        "trace_id": _trace_id(reader),
+        "offers": list(_run_offers(report, overview.replayed)),
+        "is_of_program": _is_of_program(overview.replayed.opened),
     }
+
+
+def _run_offers(report: RunStatusReport, replayed: ReplayedRun) -> Iterator[Offer]:
+    """Yield the commands that a person may want for a run; a page executes no tools itself."""
+    run = report.run
+    is_resumable = report.is_abandoned or report.status in ("paused", "needs_human")
+    if is_resumable and not _is_of_program(replayed.opened):
+        yield Offer(("resume", run), "Go on with the run where it stands.")
+    if report.status == "failed" and not _is_of_program(replayed.opened):
+        what = "Once the cause is removed: try the failed tasks again."
+        yield Offer(("resume", run, "--retry"), what)
+    if any(tool.effect not in (None, "none") for tool in replayed.live.tools.values()):
+        yield Offer(("undo", run), "Take back what the run has changed; it asks before it does.")
+
+
+def _is_of_program(opened: RunOpened) -> bool:
+    """Return whether only the program that began a run can go on with it, and no command."""
+    return opened.open_ended or all(tool.kind not in TOOL_KINDS for tool in opened.plan.tools)
+
+
+def _trace_id(reader: RunReader) -> str:
+    """Return the id of the trace of a run; empty if it was not traced."""
+    parts = (reader.opened.trace or "").split("-")
+    if len(parts) == 4 and _TRACE_ID.fullmatch(parts[1]):
+        return parts[1]
+    return ""
 
 
 def plan_at(
@@ -262,6 +303,7 @@ def decision_content(
         "at": _moment(entry.at),
         "diff": diff,
         "changes": list(map(change_line, entry.changes)),
+        "trace_id": _trace_id(reader),
     }
     if isinstance(entry, PlanEdit):
         return {**common, "is_edit": True, "by": edit_author(entry.by), "title": "edit"}
@@ -333,6 +375,7 @@ def task_content(reader: RunReader, task: TaskId, info: RunInfo, now: float) -> 
     """
     overview = reader.overview(info, now)
     entry = overview.replayed.live.entry(task)
+    replayed = overview.replayed
     row = next((one for one in overview.tasks if one.id == task), None)
     document = entry.task.model_dump(mode="json", exclude_defaults=True)
     effects: list[str] = []
@@ -340,6 +383,14 @@ def task_content(reader: RunReader, task: TaskId, info: RunInfo, now: float) -> 
     if effect_of(entry.task, overview.replayed.live.tool_of(entry.task)):
         effects = [effect_line(each) for each in reader.history.effects() if each.task == task]
     attempts = [_attempt(span, now) for span in reader.attempts_of(task)]
+    offers: list[Offer] = []
+    is_over = overview.status.status in FINISHED_STATUSES
+    if is_over and attempts and not _is_of_program(replayed.opened):
+        what = "Run it again, and what depends on it, in a new run."
+        offers.append(Offer(("rerun", info.run, entry.root), what))
+    if effects:
+        what = "Take back only what it has changed; it asks before it does."
+        offers.append(Offer(("undo", info.run, "--only", task), what))
     return {
         "info": info,
         "task": task,
@@ -352,6 +403,7 @@ def task_content(reader: RunReader, task: TaskId, info: RunInfo, now: float) -> 
         "lineage": [one.id for one in entry.lineage()],
         "replaced_by": list(entry.replacement.tasks),
         "unstored": entry.output.unstored,
+        "offers": offers,
     }
 
 

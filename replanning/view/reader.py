@@ -19,6 +19,7 @@ from replanning.journal.records import (
     AttemptTimedOut,
     PlanRevised,
     Record,
+    RunOpened,
 )
 from replanning.journal.store import RunInfo, RunStore
 from replanning.plan.messages import spoken_id
@@ -83,6 +84,11 @@ class RunReader:
         self.history.records = lambda after: store.read(run, after)
         for record in records:
             self._follow(record)
+
+    @property
+    def opened(self) -> RunOpened:
+        """The record with which the run was opened."""
+        return self._replayed.opened
 
     @property
     def seq(self) -> int:

@@ -269,6 +269,13 @@ def test_wrong_address(key, address, message, shown):
     assert str(problem) == f"Settings.{key}: {message}, got {shown!r}"
 
 
+@pytest.mark.parametrize("address", ["http://host/trace", "javascript:alert('{trace_id}')"])
+def test_wrong_address_of_traces(address):
+    """Traces are linked by an address of the web that has their id."""
+    (told,) = problems(arguments={"trace_url": address})
+    assert "expected the address of a trace, as http://localhost:16686/trace/{trace_id}" in told
+
+
 @pytest.mark.parametrize(
     "address", ["http://localhost:11434", "https://host.example/v1/", "http://[::1]:8000/v1", None]
 )
@@ -388,6 +395,7 @@ OF_ITS_OWN = {
     "provider": ("a, b", ["a", "b"]),
     "override.url": ("http://localhost:1/settings", "http://localhost:1/settings"),
     "llm.base_url": ("http://localhost:1/v1", "http://localhost:1/v1"),
+    "trace_url": ("http://localhost:1/{trace_id}", "http://localhost:1/{trace_id}"),
     "llm.prices": ('{"o3.X": {"input": 1, "output": 2.5}}', {"o3.X": {"input": 1, "output": 2.5}}),
     "budget.money": ("null", None),
     "redaction.patterns": (r"card-\d{2,4}", [r"card-\d{2,4}"]),

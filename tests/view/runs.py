@@ -1,6 +1,7 @@
 """Runs that the tests of the pages look at."""
 
 from pathlib import Path
+from typing import Any
 
 from replanning import Plan, ReplanningEngine, RunResult, Settings, Task
 from replanning.journal import RunStore
@@ -29,9 +30,11 @@ async def work(task: Task, context: object) -> object:
     return {"text": HOSTILE}
 
 
-async def repaired_run(store: RunStore | str | Path, run_id: str = "repaired") -> RunResult:
-    """Carry out a plan whose scanner fails, and which is repaired."""
-    engine = ReplanningEngine(["repair"], store=store)
+async def repaired_run(
+    store: RunStore | str | Path, run_id: str = "repaired", **options: Any
+) -> RunResult:
+    """Carry out a plan whose scanner fails, and which is repaired; options are those of the engine."""
+    engine = ReplanningEngine(["repair"], store=store, **options)
     return await engine.execute(PLAN, work, run_id=run_id)
 
 

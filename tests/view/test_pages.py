@@ -8,9 +8,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from replanning import Plan, ReplanningEngine, Settings
 from replanning.history import ReplanHistory
 from replanning.journal import MemoryStore
-from tests.view.runs import HOSTILE, asking_run, repaired_run
+from replanning.tools import ToolExecutor
+from tests.support.tracing import Spans
+from tests.view.runs import HOSTILE, PLAN, asking_run, repaired_run
 
 pytest.importorskip("starlette", reason="the extra `view` is not installed")
 
@@ -243,7 +246,6 @@ async def test_reject(store: MemoryStore, pages: httpx.AsyncClient) -> None:
     result = await asking_run(store)
     assert result.status == "failed"
     assert ReplanHistory.of(store, "asking").revision == 0
-    assert "replanning resume asking --retry" in text_of(await pages.get("/runs/asking"))
 
 
 async def test_modify(store: MemoryStore, pages: httpx.AsyncClient) -> None:
@@ -293,6 +295,79 @@ async def test_pause_of_a_run_that_is_over(pages: httpx.AsyncClient) -> None:
     sent = await pages.post("/runs/repaired/pause", data=answer(""))
     assert sent.status_code == 409
     assert "nothing to pause" in sent.text
+
+
+async def test_pause(tmp_path: Path) -> None:
+    """A run is paused for the reason that somebody types, without the secrets in it."""
+    store = MemoryStore()
+    engine = ReplanningEngine(store=store)
+    settings = Settings.model_validate({"redaction": {"patterns": ["card-[0-9]+"]}})
+    async with (
+        engine.open(PLAN, run_id="running") as run,
+        browser(create_app(store, secret=SECRET, settings=settings)) as client,
+    ):
+        assert 'name="reason"' in (await client.get("/runs/running")).text
+        for reason in ("card-42 and sk-abcdefghijklmnopqrstuvwx are blocked", " "):
+            form = {"csrf": SECRET, "by": "Ada", "reason": reason}
+            assert (await client.post("/runs/running/pause", data=form)).status_code == 303
+        first, second = store.inbox(run.id)
+    assert first.kind == "pause"
+    assert first.by == "Ada"
+    assert first.payload["reason"] == "[redacted] and [redacted] are blocked"
+    assert second.payload["reason"] == "Ada asked for it in the browser"
+
+
+def commands(page: httpx.Response) -> list[str]:
+    """The commands that a page has to be copied."""
+    return [unescape(found) for found in re.findall(r'data-copy="([^"]+)"', page.text)]
+
+
+async def test_commands(tmp_path: Path) -> None:
+    """What needs the tools is a command to copy, beside what it is about, that finds the store from any folder."""
+    plan = Plan.parse("""
+    goal: {objective: try it}
+    tools:
+      - {name: fail, kind: shell, command: "exit 1", effect: reversible}
+      - {name: good, kind: shell, command: "echo fine"}
+    tasks:
+      - {id: first, tool: good}
+      - {id: it breaks, tool: fail, depends_on: [first]}
+    """)
+    place = tmp_path / "runs.db"
+    engine = ReplanningEngine([], store=place)
+    async with ToolExecutor(plan) as execute:
+        await engine.execute(plan, execute, run_id="failed")
+    on_store = f"--store {place}"
+    async with browser(create_app(place)) as client:
+        of_run = commands(await client.get("/runs/failed"))
+        of_task = commands(await client.get("/runs/failed/tasks/it%20breaks"))
+    assert of_run == [
+        f"replanning resume failed --retry {on_store}",
+        f"replanning undo failed {on_store}",
+    ]
+    assert of_task[0] == f"replanning rerun failed 'it breaks' {on_store}"
+
+
+async def test_no_commands(pages: httpx.AsyncClient) -> None:
+    """Only its program can go on with a run of functions, and no command opens a store in memory."""
+    for path in ("/runs/asking", "/runs/repaired", "/runs/repaired/tasks/read"):
+        assert commands(await pages.get(path)) == []
+    text = text_of(await pages.get("/runs/asking"))
+    assert "The program that began this run goes on with it, with run_id=asking" in text
+
+
+async def test_trace(store: MemoryStore) -> None:
+    """A run that was traced, and its decisions, link to the trace where the settings say where it is shown."""
+    spans = Spans()
+    await repaired_run(store, "traced", tracer_provider=spans.provider)
+    (trace,) = spans.traces
+    settings = Settings(trace_url="http://traces.test/{trace_id}?view")
+    async with browser(create_app(store, settings=settings)) as client:
+        for path in ("/runs/traced", "/runs/traced/decisions/1"):
+            assert f'href="http://traces.test/{trace:032x}?view"' in (await client.get(path)).text
+        assert "traces.test" not in (await client.get("/runs/repaired")).text
+    async with browser(create_app(store)) as client:
+        assert f"{trace:032x}" not in (await client.get("/runs/traced")).text
 
 
 async def test_within_another_application(store: MemoryStore) -> None:

@@ -7,12 +7,18 @@ document.documentElement.classList.add("js");
 const events = document.body.dataset.events;
 const connection = document.getElementById("connection");
 
+const waiting = {};
+
 function place(name, html) {
   const part = document.querySelector(`[data-part="${name}"]`);
-  // What somebody is writing, or an older revision that is being looked at, stays.
-  if (!part || part.dataset.pinned !== undefined || isBusy(part)) {
+  // An older revision that is being looked at stays.
+  if (!part || part.dataset.pinned !== undefined) return;
+  // What somebody is writing stays as well, until it is left.
+  if (isBusy(part)) {
+    waiting[name] = html;
     return;
   }
+  delete waiting[name];
   const opened = [...part.querySelectorAll("details")].map((one) => one.open);
   const scrolled = [...part.querySelectorAll(".wide")].map((one) => one.scrollLeft);
   part.innerHTML = html;
@@ -45,6 +51,28 @@ document.addEventListener("input", (event) => {
   const input = event.target;
   input.dataset.edited = "yes";
   if (input.id === "revision") showRevision(input);
+});
+
+document.addEventListener("focusout", () => {
+  // The next element has the focus only after this.
+  setTimeout(() => {
+    for (const [name, html] of Object.entries(waiting)) place(name, html);
+  });
+});
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-copy]");
+  if (!button) return;
+  const told = document.getElementById("told");
+  try {
+    await navigator.clipboard.writeText(button.dataset.copy);
+    button.textContent = "Copied";
+    told.textContent = "Copied";
+  } catch {
+    // Browsers let only pages of this machine or with TLS write to the clipboard.
+    getSelection().selectAllChildren(button.parentElement.querySelector("code"));
+    told.textContent = "Selected: copy it with your keyboard";
+  }
 });
 
 let asked = 0;
