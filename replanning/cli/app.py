@@ -545,7 +545,7 @@ def _wrap_examples(text: str) -> str:
     return "\n".join(lines)
 
 
-def _no_type(ctx: Any) -> None:  # noqa: ARG001 # the name of an argument says what it is
+def _no_type(ctx: Any) -> None:  # the name of an argument says what it is
     """Return no type to be shown for an argument."""
 
 
