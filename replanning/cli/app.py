@@ -67,6 +67,8 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "diff": "history",
         "decisions": "history",
         "effects": "history",
+        "what-if": "again",
+        "replay": "again",
         "pending": "status",
         "notify": "history",
         "history prune": "history",

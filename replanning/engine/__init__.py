@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from replanning.engine.again import ComparedDecision, ComparedRun, LeftOut, MadeDecision
 from replanning.engine.generator import (
     AlternativeVetter,
     AskingRun,
@@ -15,6 +16,10 @@ from replanning.engine.situation import Situation
 __all__ = [
     "AlternativeVetter",
     "AskingRun",
+    "ComparedDecision",
+    "ComparedRun",
+    "LeftOut",
+    "MadeDecision",
     "MonitorNotice",
     "ProviderReply",
     "RankedCandidates",

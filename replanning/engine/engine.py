@@ -36,6 +36,7 @@ from replanning.decision.answers import answer_changes, closed_error, validate_a
 from replanning.decision.evaluation import PlanEvaluator
 from replanning.decision.policy import ReplanPolicy
 from replanning.decision.request import Answer, HumanGate, Question
+from replanning.engine.again import ComparedRun, RecordedDecisions, cost_problem
 from replanning.engine.delivery import ExporterDelivery, close_exporters
 from replanning.engine.functions import FunctionTools, ToolFunction
 from replanning.engine.generator import AlternativeGenerator
@@ -46,6 +47,7 @@ from replanning.engine.replanner import Replanner
 from replanning.engine.session import Session
 from replanning.environment import Environment
 from replanning.errors import (
+    BudgetExceeded,
     ChangeRejected,
     NotRunning,
     RecordNotSerializable,
@@ -712,6 +714,65 @@ class ReplanningEngine:
             UnknownRun: the store has no such run.
         """
         return ReplanHistory.of(self.store, run_id)
+
+    async def what_if(
+        self, history: ReplanHistory, *, at: int | str | None = None, max_cost: float = 0.0
+    ) -> ComparedRun:
+        """Decide the replans of a recorded run again, as this engine would have done.
+
+        Its providers are asked about the plan as it was at each decision, one after another, and
+        its settings and its policy decide, each time on what had happened in the run by then.
+        Nothing is executed, and nothing is written to the journal.
+
+        Args:
+            history: of the run, from this store or another one.
+            at: the only decision to make again, by the revision that it made, or as `r2`.
+            max_cost: most money that language models may cost, in the currency of their prices. By
+                default only those are asked that cost nothing.
+
+        Returns:
+            Each decision on record, beside the one that was made again; and those that cannot be
+            made again, with the reason.
+
+        Raises:
+            BudgetExceeded: what providers may use is more; none was asked.
+            JournalCorrupt: the journal cannot be replayed.
+            StoreError: there is no such decision.
+        """
+        asking = self._recorded_decisions()
+        problem = cost_problem(await asking.estimate(history, at), max_cost)
+        if problem:
+            raise BudgetExceeded(problem)
+        return await asking.decide(history, at, max_cost=max_cost)
+
+    async def replay(self, history: ReplanHistory) -> ComparedRun:
+        """Make the decisions of a recorded run again from the alternatives and settings on record.
+
+        No provider is asked. What differs shows that this version of the library, or the policy of
+        this engine, decides otherwise than the one that wrote the journal.
+
+        Raises:
+            JournalCorrupt: the journal cannot be replayed.
+        """
+        asking = replace(
+            self._recorded_decisions(), settings=lambda settings: settings, replies_on_record=True
+        )
+        # The built-in policy has the settings of the run.
+        if type(self.policy) is ReplanPolicy:
+            asking.policy = None
+        return await asking.decide(history)
+
+    def _recorded_decisions(self) -> RecordedDecisions:
+        factory = self._run_factory
+        return RecordedDecisions(
+            self.generator,
+            lambda settings: self.settings,
+            factory.redactor,
+            self.store,
+            factory.environment.clock,
+            self.policy,
+            self.evaluator,
+        )
 
     def answer(
         self,

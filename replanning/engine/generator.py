@@ -295,7 +295,8 @@ class AlternativeVetter:
         if not given.source:
             proposed = given.model_copy(update={"source": source})
         question = situation.question_about_replaced(proposed.changes)
-        if question:
+        # One that is read from a journal has this question already.
+        if question and question not in proposed.ask:
             asks = [reason for reason in (proposed.ask, question) if reason]
             proposed = proposed.model_copy(update={"ask": "; ".join(asks)})
         proposal = analyse(proposed, situation.live, situation.redactor, asked_at=self._asked_at)
@@ -956,7 +957,7 @@ class DetachedRun:
 
     def wall_clock_left(self, now: float) -> float | None:
         """Return the seconds left of the budget's wall clock, if it has a limit."""
-        limit = self.ledger.budget_tracker.budget.wall_clock
+        limit = self._situation.ledger.budget_tracker.budget.wall_clock
         if limit is None:
             return None
         return limit - self._situation.elapsed

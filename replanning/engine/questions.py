@@ -178,7 +178,7 @@ class Questions:
             answer = validate_answer(answer)
             stated = accept_changes(answer.changes, life.live, life.redactor)
             answer = replace(answer, changes=stated)
-            life.undo_of(answer_changes(answer, asked, life.live))
+            life.undo.of_abort(answer_changes(answer, asked, life.live))
         except (ChangeRejected, StaleAnswer) as error:
             # An answer that is not valid need not have a name.
             by = str(getattr(answer, "by", ""))

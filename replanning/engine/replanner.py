@@ -18,6 +18,7 @@ from replanning.decision.grouping import group_triggers
 from replanning.decision.ledger import Fingerprint
 from replanning.decision.policy import (
     PERSISTENT_KINDS,
+    RULES,
     Decision,
     ReplanPolicy,
     relevant_triggers,
@@ -48,6 +49,7 @@ from replanning.journal.records import (
     TriggerFired,
 )
 from replanning.live.entries import TaskEntry
+from replanning.live.plan import LivePlan
 from replanning.live.states import SATISFIED
 from replanning.live.view import PlanView
 from replanning.plan.types import QuestionId, ReplanId, TriggerId
@@ -63,7 +65,10 @@ MAX_TRIGGERS_PER_ROUND: Final = 20
 MAX_STALE_VIEWS: Final = 2
 """How often providers are asked again because the plan was edited while they were asked."""
 
-_AUTOMATIC_DECIDERS: Final = ("policy", "observe")
+NOBODY_CAN_BE_ASKED: Final = "; nobody can be asked"
+"""End of the reason for which an alternative is not taken that a person would have to approve."""
+
+AUTOMATIC_DECIDERS: Final = ("policy", "observe")
 """Values of `by` in decisions that the engine made by itself."""
 
 _HOLD_KINDS: Final = ("context-changed", "resource-changed")
@@ -144,7 +149,7 @@ class Replanner:
                         del self._deferred[fingerprint]
             case QuestionAnswered():
                 self.reload()
-            case DecisionMade(by=decider) if decider not in _AUTOMATIC_DECIDERS:
+            case DecisionMade(by=decider) if decider not in AUTOMATIC_DECIDERS:
                 # The answer may have left triggers out.
                 self.reload()
             case PlanRevised(changes=changes) if self._lifecycle.ledger.questions.open:
@@ -363,7 +368,14 @@ class Replanner:
                 triggers = self._resolved_triggers(triggers, revised.changes)
             ids = tuple(trigger.id for trigger in triggers)
             made = DecisionMade(
-                replan, ids, kind, "confident", revised.reason, revised.chosen, revised.by
+                replan,
+                ids,
+                kind,
+                "confident",
+                revised.reason,
+                revised.chosen,
+                revised.by,
+                rules=RULES,
             )
             self._lifecycle.journal.append(made)
 
@@ -538,44 +550,14 @@ class Replanner:
                 self._queue(trigger)
 
     def _make_decision(self, triggers: Sequence[Trigger], ranked: RankedCandidates) -> Decision:
-        """Return the decision of the policy about candidates, in the words for whoever reads it."""
-        life = self._lifecycle
-        gate = self._questions.gate is not None
-        declined = life.ledger.questions.declined_at
-        if declined:
-            for candidate in ranked.candidates:
-                # Whoever declined it is not asked about it again.
-                if changes_hash(candidate.alternative.changes) in declined:
-                    gate = False
-        best: Proposal | None = None
-        if ranked.usable and ranked.version == life.live.version:
-            best = ranked.proposals[0]
-        decision = self._policy.decide(
-            triggers, ranked.candidates, ranked.view, gate=gate, best=best
+        return make_decision(
+            self._policy,
+            triggers,
+            ranked,
+            self._situation,
+            gate=self._questions.gate is not None,
+            can_ask=self._lifecycle.people.can_ask,
         )
-        if decision.blocks and ranked.notes:
-            # A person who has to act must know what was tried in vain.
-            notes = "; ".join(ranked.notes)
-            decision = decision._replace(reason=f"{decision.reason} ({notes})"[:4_000])
-        if decision.kind == "ask" and not life.people.can_ask and self._concern_calls(triggers):
-            reason = f"{decision.reason}; nobody can be asked"
-            decision = Decision("keep", decision.rule, reason)
-        return decision
-
-    def _concern_calls(self, triggers: Sequence[Trigger]) -> bool:
-        """Return whether triggers are about an agent's calls alone.
-
-        A planned task can wait for a person's answer; the caller of an agent's call cannot.
-        """
-        live = self._lifecycle.live
-        tasks = 0
-        for trigger in triggers:
-            for task_id in trigger.tasks:
-                tasks += 1
-                root = live.entry(live.entry(task_id).root)
-                if CALL_KEY not in root.task.metadata:
-                    return False
-        return tasks > 0
 
     def _record_decision(
         self, replan: ReplanId, triggers: Sequence[Trigger], decision: Decision, began: float
@@ -597,6 +579,7 @@ class Replanner:
             by,
             decision.blocks,
             duration=life.clock.now() - began,
+            rules=RULES,
         )
         life.journal.append(made)
 
@@ -620,6 +603,60 @@ class Replanner:
         if resolved or partly:
             return resolved
         return triggers
+
+
+def make_decision(
+    policy: ReplanPolicy,
+    triggers: Sequence[Trigger],
+    ranked: RankedCandidates,
+    situation: Situation,
+    *,
+    gate: bool,
+    can_ask: bool,
+) -> Decision:
+    """Return the decision of a policy about candidates, in the words for whoever reads it.
+
+    Args:
+        policy: decides.
+        triggers: why replanning was considered.
+        ranked: the candidates.
+        situation: the plan, with what was decided before.
+        gate: whether a gate asks a person.
+        can_ask: whether a person can be asked about the call of an agent.
+    """
+    declined = situation.ledger.questions.declined_at
+    if declined:
+        for candidate in ranked.candidates:
+            # Whoever declined it is not asked about it again.
+            if changes_hash(candidate.alternative.changes) in declined:
+                gate = False
+    best: Proposal | None = None
+    if ranked.usable and ranked.version == situation.live.version:
+        best = ranked.proposals[0]
+    decision = policy.decide(triggers, ranked.candidates, ranked.view, gate=gate, best=best)
+    if decision.blocks and ranked.notes:
+        # A person who has to act must know what was tried in vain.
+        notes = "; ".join(ranked.notes)
+        decision = decision._replace(reason=f"{decision.reason} ({notes})"[:4_000])
+    if decision.kind == "ask" and not can_ask and _concern_calls(triggers, situation.live):
+        reason = f"{decision.reason}{NOBODY_CAN_BE_ASKED}"
+        decision = Decision("keep", decision.rule, reason)
+    return decision
+
+
+def _concern_calls(triggers: Sequence[Trigger], live: LivePlan) -> bool:
+    """Return whether triggers are about an agent's calls alone.
+
+    A planned task can wait for a person's answer; the caller of an agent's call cannot.
+    """
+    tasks = 0
+    for trigger in triggers:
+        for task_id in trigger.tasks:
+            tasks += 1
+            root = live.entry(live.entry(task_id).root)
+            if CALL_KEY not in root.task.metadata:
+                return False
+    return tasks > 0
 
 
 def _is_outage_or_end(error: Exception) -> bool:

@@ -91,8 +91,8 @@ class Situation:
             life.settings,
             life.redactor,
             life.evaluation,
-            undo_problem=life.undo_problem,
-            question_about_replaced=life.question_about_replaced,
+            undo_problem=life.undo.problem,
+            question_about_replaced=life.undo.question_about_replaced,
         )
 
     @classmethod

@@ -890,7 +890,11 @@ class AlternativesConsidered(_Body):
 
 @_record_body
 class DecisionMade(_Body):
-    """Decision about a replan, the rule behind it, and the index of the chosen candidate."""
+    """Decision about a replan, the rule behind it, and the index of the chosen candidate.
+
+    `rules` is the version of the rules of decisions, which says whether a later version of the
+    library decides otherwise on purpose.
+    """
 
     kind: ClassVar = "decided"
     texts: ClassVar = ("reason", "by")
@@ -903,6 +907,7 @@ class DecisionMade(_Body):
     by: str = "policy"
     blocks: tuple[TaskId, ...] = ()
     duration: float = 0.0
+    rules: int = 1
 
 
 @_record_body
@@ -1045,7 +1050,7 @@ class RunResumed(_Body):
     """A process resumed the run after it had been without an owner for `waited` seconds.
 
     `directory` is the folder in which the tools work from here on, if it is another one than
-    before.
+    before. `settings` are those from here on, if they are others.
     """
 
     kind: ClassVar = "run-resumed"
@@ -1055,6 +1060,7 @@ class RunResumed(_Body):
     trace: str | None = None
     version: str = ""
     directory: str = ""
+    settings: JsonObject | None = None
 
 
 @_record_body

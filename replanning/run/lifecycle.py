@@ -9,8 +9,6 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from replanning.changes import (
-    AbortRun,
-    AddTask,
     Alternative,
     CancelTask,
     ExpandTask,
@@ -27,7 +25,6 @@ from replanning.decision.ending import (
     with_unknown_effects,
 )
 from replanning.decision.ledger import Ledger
-from replanning.decision.masks import accept_changes
 from replanning.decision.policy import stale_reason
 from replanning.environment import Environment
 from replanning.errors import (
@@ -88,17 +85,7 @@ from replanning.run.outputs import Codec, OutputKeeper
 from replanning.run.retries import FailureKeeper, IsTransient, warn_of_error
 from replanning.run.running import RunningAttempts
 from replanning.run.triggers import RunTriggers
-from replanning.run.undo import (
-    UNDO_REASON,
-    ReplacementUndo,
-    plan_undo,
-    plan_undo_of_replaced,
-    replaced_tasks,
-    undecided_problems,
-    undecided_replacements,
-    undo_obstacle,
-    with_dependencies,
-)
+from replanning.run.undo import RunUndo
 from replanning.secrets import Redactor
 from replanning.settings import Settings
 from replanning.telemetry.tracer import RunTracer
@@ -120,6 +107,7 @@ class ResumeState(NamedTuple):
         stopped_at: the time of the last record.
         interruption_reason: why the attempts that were running then do not run any more.
         directory: the folder in which its tools worked; empty if it is not known.
+        settings: those of the old process, as its journal has them.
     """
 
     last_cause: Record
@@ -128,6 +116,7 @@ class ResumeState(NamedTuple):
     stopped_at: float
     interruption_reason: str
     directory: str
+    settings: JsonObject
 
 
 @dataclass(slots=True, eq=False)
@@ -383,6 +372,18 @@ class Lifecycle:
         """The id of the run."""
         return self.journal.lease.run
 
+    @property
+    def undo(self) -> RunUndo:
+        """Takes back effects of tasks that changes of the plan concern."""
+        return RunUndo(
+            self.live,
+            self.run_id,
+            self.settings,
+            self.redactor,
+            lambda: ReplanHistory.of(self.journal.store, self.run_id).effects(),
+            lambda: self.opening.open_ended,
+        )
+
     # Records
 
     def record_error(self, where: str, error: BaseException | str) -> None:
@@ -439,13 +440,13 @@ class Lifecycle:
         live = self.live
         if self.end is not None:
             raise NotRunning(f"the run is {self.end.status}; its plan cannot be changed")
-        undone = self.undo_of(changes)
+        undone = self.undo.of_abort(changes)
         if undone is not None:
             changes, reason = undone
             shown = None
             draft = None
             takes_back = True
-        compensated = self._with_compensations(changes, leaves_effects=leaves_effects)
+        compensated = self.undo.with_compensations(changes, leaves_effects=leaves_effects)
         if compensated is not changes:
             changes = compensated
             shown = None
@@ -495,103 +496,6 @@ class Lifecycle:
         if delays:
             self.timer.notify_deadline(self.clock.now() + min(delays))
         return parent + 1
-
-    def undo_of(self, changes: Sequence[PlanChange]) -> tuple[tuple[PlanChange, ...], str] | None:
-        """Return the changes that take the run back, and why, if an abort with `undo` asks for it.
-
-        None if nothing does, or if there is nothing to take back, so that the run just ends.
-
-        Raises:
-            ChangeRejected: of an effect no task can take back, or the calls of the run are those of
-                a program.
-            StoreError: the journal cannot be read.
-        """
-        abort = next((each for each in changes if isinstance(each, AbortRun) and each.undo), None)
-        if abort is None:
-            return None
-        problem = undo_obstacle(self.live, open_ended=self.opening.open_ended)
-        if problem:
-            text = f"nothing that the run has changed can be taken back by tasks: {problem}"
-            raise ChangeRejected([Problem("undo", text)])
-        effects = ReplanHistory.of(self.journal.store, self.run_id).effects()
-        plan = plan_undo(self.live, effects, self.run_id)
-        if plan.undecided:
-            raise ChangeRejected(undecided_problems(plan))
-        if not plan.changes:
-            if any(effect.is_being_undone for effect in effects):
-                # To end the run now would stop that half-way.
-                text = "what the run has changed is being taken back already"
-                raise ChangeRejected([Problem("undo", text)])
-            return None
-        stated = accept_changes(plan.changes, self.live, self.redactor)
-        return stated, abort.reason or UNDO_REASON
-
-    def _with_compensations(
-        self, changes: tuple[PlanChange, ...], *, leaves_effects: bool
-    ) -> tuple[PlanChange, ...]:
-        """Return changes that first take back stated effects of what they replace.
-
-        Raises:
-            ChangeRejected: no task can take such an effect back, and nobody has agreed to leave it.
-            StoreError: the journal cannot be read.
-        """
-        undo = self._undo_of_replaced(changes)
-        if undo is None:
-            return changes
-        if undo.undecided and not leaves_effects:
-            raise ChangeRejected(undecided_replacements(undo.undecided))
-        if not undo.needed:
-            return changes
-        added = accept_changes(undo.changes, self.live, self.redactor)
-        return (*added, *with_dependencies(changes, undo.needed, self.live))
-
-    def _undo_of_replaced(self, changes: Sequence[PlanChange]) -> ReplacementUndo | None:
-        """Return how effects of replaced tasks are taken back; None if none have to be."""
-        replaced = replaced_tasks(self.live, changes)
-        if not replaced:
-            return None
-        effects = ReplanHistory.of(self.journal.store, self.run_id).effects()
-        obstacle = undo_obstacle(self.live, open_ended=self.opening.open_ended)
-        return plan_undo_of_replaced(self.live, effects, self.run_id, replaced, obstacle)
-
-    def question_about_replaced(self, changes: Sequence[PlanChange]) -> str:
-        """Return why a person must agree to replace tasks with effects; empty if nobody must.
-
-        Raises:
-            StoreError: the journal cannot be read.
-        """
-        for change in changes:
-            # Otherwise a first proposal could lift what holds the second one back.
-            if isinstance(change, ModifyTask) and "undo_on_replace" in change.fields:
-                return f"{change.task_id!r} states anew whether its effect is taken back"
-        undo = self._undo_of_replaced(changes)
-        if undo is None:
-            return ""
-        for effect, why in undo.undecided:
-            return f"the effect of {effect.task!r} stays although the task is replaced: {why}"
-        for change in undo.changes:
-            if not isinstance(change, AddTask):
-                continue
-            tool = self.live.tool_of(change.task)
-            if tool is None:
-                continue
-            if tool.dangerous or tool.effect in self.settings.effects.ask_before:
-                return (
-                    f"the tool {tool.name!r}, which takes effects back, needs a person's agreement"
-                )
-        return ""
-
-    def undo_problem(self, changes: Sequence[PlanChange]) -> str:
-        """Return why an abort with `undo` cannot be carried out; empty if it can, or none is there.
-
-        Raises:
-            StoreError: the journal cannot be read.
-        """
-        try:
-            self.undo_of(changes)
-        except ChangeRejected as error:
-            return "; ".join(map(str, error.problems))
-        return ""
 
     def retry_unstored(self) -> None:
         """Run tasks of a resumed run again whose outputs it lacks.

@@ -239,9 +239,7 @@ class RunFactory:
         if problems:
             raise PlanError(problems)
         clean = await self._masked_plan(plan)
-        settings: JsonObject = self.settings.model_dump(
-            mode="json", exclude_defaults=True, exclude={"redaction"}
-        )
+        settings = _recorded_settings(self.settings)
         spans = self.telemetry.run_tracer(
             run,
             self.environment.clock,
@@ -1000,6 +998,9 @@ def _resume_state(records: Sequence[Record]) -> ResumeState:
         if isinstance(record.body, TriggerFired):
             fired.append(record.body.trigger)
 
+    opened = records[0].body
+    assert isinstance(opened, RunOpened)
+    settings = opened.settings or {}
     resources: set[str] = set()
     resumed = False
     for record in records:
@@ -1007,9 +1008,9 @@ def _resume_state(records: Sequence[Record]) -> ResumeState:
             resources.add(record.body.name)
         elif isinstance(record.body, RunResumed):
             resumed = True
+            if record.body.settings is not None:
+                settings = record.body.settings
 
-    opened = records[0].body
-    assert isinstance(opened, RunOpened)
     reason = "its process ended"
     # A fork ends with the revision it was made at, until it is resumed for the first time.
     if opened.forked_from is not None and not resumed and isinstance(records[-1].body, PlanRevised):
@@ -1021,7 +1022,13 @@ def _resume_state(records: Sequence[Record]) -> ResumeState:
         stopped_at=records[-1].at,
         interruption_reason=reason,
         directory=directory_on_record(records),
+        settings=settings,
     )
+
+
+def _recorded_settings(settings: Settings) -> JsonObject:
+    """Return settings as journals keep them: what is not the default, and says nothing of secrets."""
+    return settings.model_dump(mode="json", exclude_defaults=True, exclude={"redaction"})
 
 
 def _stated_directory(environment: Environment) -> str:
@@ -1168,6 +1175,9 @@ def _finish_past(
     resumed = RunResumed(life.journal.lease.owner, waited, life.spans.traceparent, __version__)
     if life.opening.directory != past.directory:
         resumed = replace(resumed, directory=life.opening.directory)
+    settings = _recorded_settings(life.settings)
+    if settings != past.settings:
+        resumed = replace(resumed, settings=settings)
     life.journal.append_soon(resumed)
     on_resume(past)
     if life.live.staleness.redoes:

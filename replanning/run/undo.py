@@ -7,11 +7,12 @@ effect it takes back. So an effect is taken back once, however often that is ask
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from replanning.changes import (
+    AbortRun,
     AddTask,
     CancelTask,
     ModifyTask,
@@ -20,6 +21,7 @@ from replanning.changes import (
     RetryTask,
     SkipTask,
 )
+from replanning.decision.masks import accept_changes
 from replanning.errors import ChangeRejected, ExpressionError, Problem, UnknownTask
 from replanning.history.effects import RunEffect
 from replanning.live.entries import TaskEntry
@@ -36,6 +38,8 @@ from replanning.plan.references import (
 )
 from replanning.plan.tasks import Task, is_undone_on_replace, program_note, tool_name
 from replanning.plan.types import JsonObject, JsonValue, RunId, TaskId
+from replanning.secrets import Redactor
+from replanning.settings import Settings
 
 UNDO_REASON: Final = "what the run had changed is taken back"
 """Reason of the revision that takes effects back, where nobody states another."""
@@ -288,6 +292,123 @@ def undecided_replacements(undecided: Iterable[Undecided]) -> list[Problem]:
         )
         problems.append(Problem("", text))
     return problems
+
+
+@dataclass(slots=True, eq=False)
+class RunUndo:
+    """Takes back effects of tasks that changes of the plan of a run concern. It keeps no state.
+
+    Args:
+        live: the plan.
+        run: the run.
+        settings: say which effects need a person's consent.
+        redactor: recognises secrets in compensations.
+        effects: returns the effects of the run so far, from its journal.
+        is_open_ended: returns whether it is the session of a program.
+    """
+
+    _live: LivePlan
+    _run: RunId
+    _settings: Settings
+    _redactor: Redactor
+    _effects: Callable[[], Sequence[RunEffect]]
+    _is_open_ended: Callable[[], bool]
+
+    def of_abort(self, changes: Sequence[PlanChange]) -> tuple[tuple[PlanChange, ...], str] | None:
+        """Return the changes that take the run back, and why, if an abort with `undo` asks for it.
+
+        None if nothing does, or if there is nothing to take back, so that the run just ends.
+
+        Raises:
+            ChangeRejected: of an effect no task can take back, or the calls of the run are those of
+                a program.
+            StoreError: the journal cannot be read.
+        """
+        abort = next((each for each in changes if isinstance(each, AbortRun) and each.undo), None)
+        if abort is None:
+            return None
+        problem = undo_obstacle(self._live, open_ended=self._is_open_ended())
+        if problem:
+            text = f"nothing that the run has changed can be taken back by tasks: {problem}"
+            raise ChangeRejected([Problem("undo", text)])
+        effects = self._effects()
+        plan = plan_undo(self._live, effects, self._run)
+        if plan.undecided:
+            raise ChangeRejected(undecided_problems(plan))
+        if not plan.changes:
+            if any(effect.is_being_undone for effect in effects):
+                # To end the run now would stop that half-way.
+                text = "what the run has changed is being taken back already"
+                raise ChangeRejected([Problem("undo", text)])
+            return None
+        stated = accept_changes(plan.changes, self._live, self._redactor)
+        return stated, abort.reason or UNDO_REASON
+
+    def with_compensations(
+        self, changes: tuple[PlanChange, ...], *, leaves_effects: bool
+    ) -> tuple[PlanChange, ...]:
+        """Return changes that first take back stated effects of what they replace.
+
+        Raises:
+            ChangeRejected: no task can take such an effect back, and nobody has agreed to leave it.
+            StoreError: the journal cannot be read.
+        """
+        undo = self._of_replaced(changes)
+        if undo is None:
+            return changes
+        if undo.undecided and not leaves_effects:
+            raise ChangeRejected(undecided_replacements(undo.undecided))
+        if not undo.needed:
+            return changes
+        added = accept_changes(undo.changes, self._live, self._redactor)
+        return (*added, *with_dependencies(changes, undo.needed, self._live))
+
+    def _of_replaced(self, changes: Sequence[PlanChange]) -> ReplacementUndo | None:
+        """Return how effects of replaced tasks are taken back; None if none have to be."""
+        replaced = replaced_tasks(self._live, changes)
+        if not replaced:
+            return None
+        obstacle = undo_obstacle(self._live, open_ended=self._is_open_ended())
+        return plan_undo_of_replaced(self._live, self._effects(), self._run, replaced, obstacle)
+
+    def question_about_replaced(self, changes: Sequence[PlanChange]) -> str:
+        """Return why a person must agree to replace tasks with effects; empty if nobody must.
+
+        Raises:
+            StoreError: the journal cannot be read.
+        """
+        for change in changes:
+            # Otherwise a first proposal could lift what holds the second one back.
+            if isinstance(change, ModifyTask) and "undo_on_replace" in change.fields:
+                return f"{change.task_id!r} states anew whether its effect is taken back"
+        undo = self._of_replaced(changes)
+        if undo is None:
+            return ""
+        for effect, why in undo.undecided:
+            return f"the effect of {effect.task!r} stays although the task is replaced: {why}"
+        for change in undo.changes:
+            if not isinstance(change, AddTask):
+                continue
+            tool = self._live.tool_of(change.task)
+            if tool is None:
+                continue
+            if tool.dangerous or tool.effect in self._settings.effects.ask_before:
+                return (
+                    f"the tool {tool.name!r}, which takes effects back, needs a person's agreement"
+                )
+        return ""
+
+    def problem(self, changes: Sequence[PlanChange]) -> str:
+        """Return why an abort with `undo` cannot be carried out; empty if it can, or none is there.
+
+        Raises:
+            StoreError: the journal cannot be read.
+        """
+        try:
+            self.of_abort(changes)
+        except ChangeRejected as error:
+            return "; ".join(map(str, error.problems))
+        return ""
 
 
 def _is_attempt(live: LivePlan, name: str) -> bool:

@@ -14,6 +14,7 @@ import pytest
 from replanning import (
     Answer,
     CallbackGate,
+    ReplanningEngine,
     RunResult,
     tool,
 )
@@ -147,6 +148,24 @@ def test_every_reader(store, run_id, tmp_path):
 
     read_again = import_history(export_history(history))
     assert read_again.events == history.events
+
+
+async def test_decisions_are_made_alike(store):
+    """This version decides every run of an older version alike; what it cannot decide again is named."""
+    engine = ReplanningEngine([], store=store)
+    decisions = 0
+    left_out: set[str] = set()
+    for run_id in STATUSES:
+        found = await engine.replay(engine.history(run_id))
+        assert [decision.differences for decision in found.decisions] == [()] * len(found.decisions)
+        decisions += len(found.decisions)
+        left_out.update(f"{run_id}: {name}" for name, _ in found.left_out)
+    assert decisions == 11
+    assert {name for name in left_out if name.startswith("planning")} == {
+        "planning-finished: 8 decisions",
+        "planning-finished: revision 1",
+        "planning-killed: 4 decisions",
+    }
 
 
 @pytest.mark.parametrize("run_id", ["replans", "planning-finished", "stale", "failed"])

@@ -1,0 +1,466 @@
+"""The commands `what-if` and `replay`: decisions of recorded runs are made again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Annotated, Final
+
+import anyio
+import typer
+
+from replanning import AlternativeGenerator, Environment, Settings
+from replanning.cli.app import (
+    DEFAULT_STORE,
+    DIFF_STYLES,
+    ExitCode,
+    JsonOption,
+    Program,
+    StoreOption,
+    command_redactor,
+    console,
+    epilog,
+    fail,
+    print_json,
+    print_message,
+    redactor,
+    refuse,
+)
+from replanning.cli.lookup import existing_store, find_run
+from replanning.config import load_settings
+from replanning.engine import ComparedDecision, ComparedRun, MadeDecision
+from replanning.engine.again import RecordedDecisions, cost_problem
+from replanning.errors import ReplanningError, SettingsError, StoreError
+from replanning.history import ReplanHistory
+from replanning.history.wording import (
+    change_line,
+    format_usage,
+    pluralise,
+    printable_line,
+    trigger_cause,
+)
+from replanning.journal import RunStore, Usage
+from replanning.plan.messages import spoken_id
+from replanning.plan.types import JsonObject, JsonValue
+from replanning.run.opening import redactor_for
+from replanning.version import __version__
+
+commands = Program()
+
+_MAX_CHANGES: Final = 4
+"""Most changes of an alternative that a line names."""
+
+_epilog = partial(
+    epilog, codes="0 done · 1 there is no such run or decision · 2 wrong usage, settings or store"
+)
+
+_RunsArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN",
+        show_default=False,
+        help="The id of a run, or the beginning of it; latest is the newest run. By default all"
+        " runs of the store.",
+    ),
+]
+
+
+@commands.command(
+    epilog=_epilog(
+        "replanning what-if latest --set alternatives.human_approval_threshold=0.9",
+        "replanning what-if fix-12 --provider openai:gpt-4.1-mini --max-cost 0.05",
+        "replanning what-if fix-12 --at 2 --provider repair",
+        "replanning what-if --settings strict.yaml    every run of the store, as a table",
+    )
+)
+def what_if(
+    run: _RunsArgument = None,
+    *,
+    providers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--provider",
+            "--replan-provider",
+            metavar="NAME",
+            help="Ask it instead of taking the alternatives on record: repair, auto, or a model such"
+            " as openai or ollama:MODEL; repeatable.",
+        ),
+    ] = None,
+    changed: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A setting, such as alternatives.min_confidence=0.6; repeatable.",
+        ),
+    ] = None,
+    settings: Annotated[
+        str | None,
+        typer.Option(
+            "--settings",
+            metavar="FILE",
+            help="The settings to decide with, instead of those that each run had.",
+        ),
+    ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at",
+            metavar="REVISION",
+            help="Only the decision that made this revision, such as 2, or that of a replan, such as"
+            " r2.",
+        ),
+    ] = None,
+    max_cost: Annotated[
+        float,
+        typer.Option(
+            "--max-cost",
+            metavar="AMOUNT",
+            min=0,
+            show_default=False,
+            help="The most money that models may cost, in the currency of their prices. By default"
+            " only models are asked that cost nothing.",
+        ),
+    ] = 0.0,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Decide recorded runs again with other providers or settings, and compare; nothing is executed.
+
+    Each decision is made again on what had happened by then. Without --provider the alternatives on
+    record are scored and decided about again, which costs nothing. Without --settings each run keeps
+    the settings that it had, apart from --set. A model is asked only if what it may cost is allowed.
+    """
+    overrides = _overrides(changed or ())
+    if not (providers or overrides or settings):
+        fail("name what is to be different: --provider NAME, --set KEY=VALUE or --settings FILE")
+    if "provider" in overrides:
+        fail("--set: the setting 'provider' is named by --provider here")
+    if at is not None and run is None:
+        fail("--at: name the run as well")
+    loaded = load_settings(settings, arguments=overrides).settings
+    command_redactor.set(redactor_for(loaded))
+
+    def settings_of(recorded: Settings) -> Settings:
+        if settings is not None:
+            return loaded
+        return _with_overrides(recorded, overrides)
+
+    environment = Environment()
+    generator = AlternativeGenerator(providers or [], settings=loaded, environment=environment)
+    generator.use_redactor(redactor())
+    with existing_store(store) as opened:
+        asking = RecordedDecisions(
+            generator,
+            settings_of,
+            redactor(),
+            opened,
+            environment.clock,
+            replies_on_record=not providers,
+        )
+        found = anyio.run(_ask, asking, opened, run, _parse_at(at), max_cost)
+    if as_json:
+        print_json(_report_json(found))
+    elif run is None:
+        _print_table(found)
+    else:
+        _print_run(found[0], "what if")
+
+
+@commands.command(
+    epilog=epilog(
+        "replanning replay latest    what this version decides, beside what is on record",
+        "replanning replay --check --store runs.db    before an upgrade, in CI",
+        codes="0 done; with --check, everything is decided alike · 1 with --check, something is not;"
+        " there is no such run · 2 wrong usage or store",
+    )
+)
+def replay(
+    run: _RunsArgument = None,
+    *,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Print the first difference of each run only, and end with code 1 if there is one.",
+        ),
+    ] = False,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Decide recorded runs again with this version: the same alternatives, settings and times.
+
+    No provider is asked, and nothing is executed. What differs says by which version of the rules
+    each side was decided: rules that were changed on purpose have another one.
+    """
+    environment = Environment()
+    with existing_store(store) as opened:
+        replaying = RecordedDecisions(
+            AlternativeGenerator([], environment=environment),
+            lambda recorded: recorded,
+            redactor(),
+            opened,
+            environment.clock,
+            replies_on_record=True,
+        )
+        found = anyio.run(_ask, replaying, opened, run, None, 0.0)
+    differing = [each for each in found if any(d.differences for d in each.decisions)]
+    if as_json:
+        print_json({"version": __version__, **_report_json(found)})
+    elif check:
+        _print_check(found)
+    else:
+        for each in found:
+            _print_run(each, "replay")
+    if check and differing:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _overrides(changed: Sequence[str]) -> dict[str, JsonValue]:
+    """Return the settings that `--set` options name; values are JSON, or else texts.
+
+    Raises:
+        SettingsError: one of them is no setting with a value.
+    """
+    overrides: dict[str, JsonValue] = {}
+    for text in changed:
+        key, separator, value = text.partition("=")
+        if not separator or not key:
+            raise SettingsError.at("--set", f"expected KEY=VALUE, got {text!r}")
+        try:
+            overrides[key.strip()] = json.loads(value)
+        except ValueError:
+            overrides[key.strip()] = value
+    return overrides
+
+
+def _with_overrides(recorded: Settings, overrides: dict[str, JsonValue]) -> Settings:
+    """Return the settings of a run with some that are different.
+
+    Raises:
+        SettingsError: together they are not valid.
+    """
+    document: JsonObject = recorded.model_dump(mode="json", exclude_defaults=True)
+    for key, value in overrides.items():
+        *sections, name = key.split(".")
+        section = document
+        for each in sections:
+            inner = section.setdefault(each, {})
+            assert isinstance(inner, dict)
+            section = inner
+        section[name] = value
+    return Settings.model_validate(document)
+
+
+def _parse_at(at: str | None) -> int | str | None:
+    if at is not None and at.isdecimal():
+        return int(at)
+    return at
+
+
+async def _ask(
+    asking: RecordedDecisions,
+    store: RunStore,
+    run: str | None,
+    at: int | str | None,
+    max_cost: float,
+) -> list[ComparedRun]:
+    """Decide a run again, or all of a store; say beforehand what that may cost."""
+    try:
+        histories = list(_histories(store, run))
+        estimate = Usage()
+        for history in histories:
+            with _plain_errors():
+                estimate += await asking.estimate(history, at)
+        if estimate.calls:
+            print_message(f"language models are asked: up to {format_usage(estimate)}")
+        problem = cost_problem(estimate, max_cost)
+        if problem:
+            advice = ""
+            if not estimate.unpriced:
+                advice = f"; allow it with --max-cost {estimate.money:.4g}"
+            fail(f"{problem}{advice}")
+        found: list[ComparedRun] = []
+        left = max_cost
+        for history in histories:
+            compared = await asking.decide(history, at, max_cost=left)
+            left = max(0.0, left - compared.spent.money)
+            found.append(compared)
+        return found
+    finally:
+        await asking.generator.aclose()
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """End the command with code 1 if a run has no such decision."""
+    try:
+        yield
+    except StoreError as error:
+        if type(error) is not StoreError:
+            raise
+        refuse(str(error))
+
+
+def _histories(store: RunStore, run: str | None) -> Iterator[ReplanHistory]:
+    """Yield the history of a run, or of every run that can be read."""
+    if run is not None:
+        yield ReplanHistory.of(store, find_run(store, run).run)
+        return
+    for info in store.runs():
+        try:
+            yield ReplanHistory.of(store, info.run)
+        except ReplanningError as error:
+            print_message(f"run {info.run!r} is left out: {error}")
+
+
+def _report_json(found: Sequence[ComparedRun]) -> JsonObject:
+    spent = sum((each.spent for each in found), Usage())
+    return {
+        "runs": [each.to_json() for each in found],
+        "spent": {"calls": spent.calls, "tokens": spent.tokens, "money": spent.money},
+    }
+
+
+# Printing
+
+
+def _print_table(found: Sequence[ComparedRun]) -> None:
+    """Print a line for each run, and one for all of them."""
+    rows = [("run", "decisions", "different", "asks a person", "gives up", "left out", "cost")]
+    without = 0
+    for each in found:
+        if each.decisions or each.left_out:
+            rows.append(_table_row(each.run, [each]))
+        else:
+            without += 1
+    rows.append(_table_row("all", found))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    out = console()
+    for row in rows:
+        cells = [row[0].ljust(widths[0])]
+        for text, width in zip(row[1:], widths[1:], strict=True):
+            cells.append(text.rjust(width))
+        out.print("  ".join(cells), markup=False)
+    if without:
+        out.print(f"{pluralise(without, 'run')} without decisions", markup=False)
+
+
+def _table_row(name: str, runs: Sequence[ComparedRun]) -> tuple[str, str, str, str, str, str, str]:
+    asked = [sum(each.asked(recorded=recorded) for each in runs) for recorded in (True, False)]
+    gave_up = [sum(each.gave_up(recorded=recorded) for each in runs) for recorded in (True, False)]
+    return (
+        printable_line(name),
+        str(sum(len(each.decisions) for each in runs)),
+        str(sum(len(each.changed) for each in runs)),
+        f"{asked[0]} → {asked[1]}",
+        f"{gave_up[0]} → {gave_up[1]}",
+        str(sum(len(each.left_out) for each in runs)),
+        f"{sum(each.spent.money for each in runs):.4g}",
+    )
+
+
+def _print_run(found: ComparedRun, label: str) -> None:
+    """Print the decisions of a run, one after another, with what differs."""
+    lines = [f"run {printable_line(found.run)}"]
+    for decision in found.decisions:
+        lines += ["", *_decision_lines(decision, label)]
+    if not found.decisions:
+        lines += ["", "nothing of it can be decided again"]
+    lines.append("")
+    lines += _left_out_lines(found)
+    lines.append(_summary_line(found))
+    _print_lines(lines)
+
+
+def _decision_lines(decision: ComparedDecision, label: str) -> Iterator[str]:
+    made = "plan kept"
+    if decision.revision is not None:
+        made = f"revision {decision.revision}"
+    verdict = "same"
+    if decision.differences:
+        verdict = f"different: {', '.join(decision.differences)}"
+    yield f"{spoken_id(decision.replan)} · {made} · {verdict}"
+    for trigger in decision.triggers[:1]:
+        yield f"  cause     {trigger_cause(trigger)}"
+    yield from _made_lines("recorded", decision.recorded)
+    if decision.answer:
+        yield f"            answered: {printable_line(decision.answer)}"
+    yield from _made_lines(label, decision.again)
+    if "choice" in decision.differences:
+        for name, side in (("recorded", decision.recorded), (label, decision.again)):
+            if side.diff:
+                yield f"  plan      {name}:"
+                for line in side.diff.splitlines():
+                    yield f"    {line}"
+    for note in decision.notes:
+        yield f"  note      {printable_line(note)}"
+
+
+def _made_lines(label: str, made: MadeDecision) -> Iterator[str]:
+    yield f"  {label:<9} {made.kind}, rule {made.rule}: {printable_line(made.reason)}"
+    if made.chosen is not None:
+        changes = made.chosen.alternative.changes
+        text = "; ".join(map(change_line, changes[:_MAX_CHANGES]))
+        if len(changes) > _MAX_CHANGES:
+            text += f"; … and {len(changes) - _MAX_CHANGES} more"
+        score = ""
+        if made.score is not None:
+            score = f", confidence {made.score.total:.2f}"
+        source = printable_line(made.chosen.alternative.source)
+        yield f"            {text} · {source}{score}"
+
+
+def _left_out_lines(found: ComparedRun) -> Iterator[str]:
+    for name, reason in found.left_out:
+        yield f"not decided again: {printable_line(name)}: {printable_line(reason)}"
+
+
+def _summary_line(found: ComparedRun) -> str:
+    parts = [
+        pluralise(len(found.decisions), "decision"),
+        f"{len(found.changed)} different",
+        f"asks a person {found.asked(recorded=True)} → {found.asked()}",
+        f"gives up {found.gave_up(recorded=True)} → {found.gave_up()}",
+    ]
+    if found.spent.calls:
+        parts.append(f"spent {format_usage(found.spent)}")
+    return "; ".join(parts)
+
+
+def _print_check(found: Sequence[ComparedRun]) -> None:
+    """Print the first difference of each run, with the versions of the rules."""
+    lines: list[str] = []
+    alike = 0
+    for each in found:
+        differing = [decision for decision in each.decisions if decision.differences]
+        alike += len(each.decisions) - len(differing)
+        if not differing:
+            continue
+        first = differing[0]
+        old = first.recorded.rules
+        new = first.again.rules
+        lines += [f"run {printable_line(each.run)}", *_decision_lines(first, "replay")]
+        versions = f"version {old} of the rules on record, {new} here"
+        if old == new:
+            versions = f"both by version {new} of the rules, so that this is not on purpose"
+        lines += [f"  rules     {versions}", ""]
+    total = sum(len(each.decisions) for each in found)
+    left_out = sum(len(each.left_out) for each in found)
+    runs = pluralise(len(found), "run")
+    lines.append(
+        f"{runs}: {alike} of {pluralise(total, 'decision')} alike, {left_out} not decided again"
+    )
+    _print_lines(lines)
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    """Print lines; on a terminal, removed lines of a diff are red and new ones green."""
+    out = console()
+    for line in lines:
+        style = ""
+        if line.startswith("    "):
+            style = DIFF_STYLES.get(line.strip()[:1], "")
+        out.print(line, style=style, markup=False)
