@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Final
+from math import ceil
+from typing import Annotated, Final, NamedTuple
 
 import anyio
 import typer
@@ -43,9 +45,8 @@ from replanning.history.wording import (
 )
 from replanning.journal import RunStore, Usage
 from replanning.plan.messages import spoken_id
-from replanning.plan.types import JsonObject, JsonValue
+from replanning.plan.types import JsonObject, JsonValue, RunId
 from replanning.run.opening import redactor_for
-from replanning.version import __version__
 
 commands = Program()
 
@@ -160,21 +161,21 @@ def what_if(
             environment.clock,
             replies_on_record=not providers,
         )
-        found = anyio.run(_ask, asking, opened, run, _parse_at(at), max_cost)
+        answers = anyio.run(_ask, asking, opened, run, _parse_at(at), max_cost)
     if as_json:
-        print_json(_report_json(found))
+        print_json(answers.to_json())
     elif run is None:
-        _print_table(found)
+        _print_table(answers.runs)
     else:
-        _print_run(found[0], "what if")
+        _print_run(answers.runs[0], "what if")
 
 
 @commands.command(
     epilog=epilog(
         "replanning replay latest    what this version decides, beside what is on record",
         "replanning replay --check --store runs.db    before an upgrade, in CI",
-        codes="0 done; with --check, everything is decided alike · 1 with --check, something is not;"
-        " there is no such run · 2 wrong usage or store",
+        codes="0 done; with --check, everything is decided alike · 1 with --check, something is not, or"
+        " a run cannot be read; there is no such run · 2 wrong usage or store",
     )
 )
 def replay(
@@ -205,16 +206,16 @@ def replay(
             environment.clock,
             replies_on_record=True,
         )
-        found = anyio.run(_ask, replaying, opened, run, None, 0.0)
-    differing = [each for each in found if any(d.differences for d in each.decisions)]
+        answers = anyio.run(_ask, replaying, opened, run)
     if as_json:
-        print_json({"version": __version__, **_report_json(found)})
+        print_json(answers.to_json())
     elif check:
-        _print_check(found)
+        _print_check(answers.runs)
     else:
-        for each in found:
+        for each in answers.runs:
             _print_run(each, "replay")
-    if check and differing:
+    differs = any(_first_difference(each) for each in answers.runs)
+    if check and (differs or answers.unreadable):
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -260,68 +261,93 @@ def _parse_at(at: str | None) -> int | str | None:
     return at
 
 
+class _Answers(NamedTuple):
+    """Decisions of runs, made again.
+
+    Attributes:
+        runs: the runs that could be read.
+        unreadable: the others, each with the error.
+        estimate: what language models might have used.
+    """
+
+    runs: list[ComparedRun]
+    unreadable: dict[str, str]
+    estimate: Usage
+
+    def to_json(self) -> JsonObject:
+        """Return the decisions as JSON values."""
+        spent = sum((each.spent for each in self.runs), Usage())
+        return {
+            "runs": [each.to_json() for each in self.runs],
+            "unreadable": dict[str, JsonValue](self.unreadable),
+            "estimate": dict(asdict(self.estimate)),
+            "spent": dict(asdict(spent)),
+        }
+
+
 async def _ask(
     asking: RecordedDecisions,
     store: RunStore,
     run: str | None,
-    at: int | str | None,
-    max_cost: float,
-) -> list[ComparedRun]:
+    at: int | str | None = None,
+    max_cost: float = 0.0,
+) -> _Answers:
     """Decide a run again, or all of a store; say beforehand what that may cost."""
     try:
-        histories = list(_histories(store, run))
-        estimate = Usage()
-        for history in histories:
-            with _plain_errors():
-                estimate += await asking.estimate(history, at)
-        if estimate.calls:
-            print_message(f"language models are asked: up to {format_usage(estimate)}")
-        problem = cost_problem(estimate, max_cost)
-        if problem:
-            advice = ""
-            if not estimate.unpriced:
-                advice = f"; allow it with --max-cost {estimate.money:.4g}"
-            fail(f"{problem}{advice}")
-        found: list[ComparedRun] = []
+        answers = _Answers([], {}, Usage())
+        histories: list[ReplanHistory] = []
+        for run_id in _run_ids(store, run):
+            with _errors_of(run_id, answers, whole_store=run is None):
+                history = ReplanHistory.of(store, run_id)
+                estimate = answers.estimate + await asking.estimate(history, at)
+                answers = answers._replace(estimate=estimate)
+                histories.append(history)
+        _check_cost(answers.estimate, max_cost)
         left = max_cost
         for history in histories:
-            compared = await asking.decide(history, at, max_cost=left)
-            left = max(0.0, left - compared.spent.money)
-            found.append(compared)
-        return found
+            with _errors_of(history.run, answers, whole_store=run is None):
+                compared = await asking.decide(history, at, max_cost=left)
+                left = max(0.0, left - compared.spent.money)
+                answers.runs.append(compared)
+        return answers
     finally:
         await asking.generator.aclose()
 
 
+def _run_ids(store: RunStore, run: str | None) -> list[RunId]:
+    """Return the id of a run, or of every run that has a journal."""
+    if run is not None:
+        return [find_run(store, run).run]
+    return [info.run for info in store.runs() if info.records]
+
+
 @contextmanager
-def _plain_errors() -> Iterator[None]:
-    """End the command with code 1 if a run has no such decision."""
+def _errors_of(run: RunId, answers: _Answers, *, whole_store: bool) -> Iterator[None]:
+    """Leave a run of a whole store out if it cannot be read; end the command if it is the only one."""
     try:
         yield
-    except StoreError as error:
-        if type(error) is not StoreError:
+    except ReplanningError as error:
+        if whole_store:
+            answers.unreadable[run] = str(error)
+            print_message(f"run {run!r} is left out: {error}")
+        elif type(error) is StoreError:  # it has no such decision
+            refuse(str(error))
+        else:
             raise
-        refuse(str(error))
 
 
-def _histories(store: RunStore, run: str | None) -> Iterator[ReplanHistory]:
-    """Yield the history of a run, or of every run that can be read."""
-    if run is not None:
-        yield ReplanHistory.of(store, find_run(store, run).run)
+def _check_cost(estimate: Usage, max_cost: float) -> None:
+    """Say what language models may cost; end the command if that is more than is allowed."""
+    if estimate.calls:
+        print_message(f"language models are asked: up to {format_usage(estimate)}")
+    problem = cost_problem(estimate, max_cost)
+    if not problem:
         return
-    for info in store.runs():
-        try:
-            yield ReplanHistory.of(store, info.run)
-        except ReplanningError as error:
-            print_message(f"run {info.run!r} is left out: {error}")
-
-
-def _report_json(found: Sequence[ComparedRun]) -> JsonObject:
-    spent = sum((each.spent for each in found), Usage())
-    return {
-        "runs": [each.to_json() for each in found],
-        "spent": {"calls": spent.calls, "tokens": spent.tokens, "money": spent.money},
-    }
+    if not estimate.unpriced:
+        # Rounded up, so that what is proposed is enough.
+        enough = ceil(estimate.money * 10_000) / 10_000
+        problem = f"{problem}; allow it with --max-cost {enough:g}"
+    fail(problem)
 
 
 # Printing
@@ -430,29 +456,38 @@ def _summary_line(found: ComparedRun) -> str:
     return "; ".join(parts)
 
 
+def _first_difference(found: ComparedRun) -> ComparedDecision | None:
+    """Return the first decision of a run that is not alike; None if all are."""
+    for decision in found.decisions:
+        if decision.differences:
+            return decision
+    return None
+
+
 def _print_check(found: Sequence[ComparedRun]) -> None:
     """Print the first difference of each run, with the versions of the rules."""
     lines: list[str] = []
     alike = 0
+    total = 0
+    left_out = 0
     for each in found:
-        differing = [decision for decision in each.decisions if decision.differences]
-        alike += len(each.decisions) - len(differing)
-        if not differing:
+        total += len(each.decisions)
+        alike += sum(not decision.differences for decision in each.decisions)
+        left_out += len(each.left_out)
+        first = _first_difference(each)
+        if first is None:
             continue
-        first = differing[0]
-        old = first.recorded.rules
-        new = first.again.rules
+        old = first.recorded
+        new = first.again
+        versions = f"version {old.rules} on record (replanning {old.version or 'unknown'})"
+        versions += f", version {new.rules} here (replanning {new.version})"
+        if old.rules == new.rules:
+            versions += ": the same, so that this is not on purpose"
         lines += [f"run {printable_line(each.run)}", *_decision_lines(first, "replay")]
-        versions = f"version {old} of the rules on record, {new} here"
-        if old == new:
-            versions = f"both by version {new} of the rules, so that this is not on purpose"
         lines += [f"  rules     {versions}", ""]
-    total = sum(len(each.decisions) for each in found)
-    left_out = sum(len(each.left_out) for each in found)
     runs = pluralise(len(found), "run")
-    lines.append(
-        f"{runs}: {alike} of {pluralise(total, 'decision')} alike, {left_out} not decided again"
-    )
+    decisions = pluralise(total, "decision")
+    lines.append(f"{runs}: {alike} of {decisions} alike, {left_out} not decided again")
     _print_lines(lines)
 
 

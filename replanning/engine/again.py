@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from functools import partial
 from typing import Any, Final, NamedTuple, Never
 
 from replanning.changes import Alternative, changes_hash, target_task_ids
@@ -34,7 +34,7 @@ from replanning.engine.replanner import (
 from replanning.engine.situation import Situation
 from replanning.environment import Clock
 from replanning.errors import BudgetExceeded, LLMError, PluginError, StoreError
-from replanning.history.effects import run_effects
+from replanning.history.effects import RunEffect, run_effects
 from replanning.history.export import candidate_json
 from replanning.history.history import ReplanHistory
 from replanning.history.status import ReplayedRun, apply_record, replay_records
@@ -72,6 +72,7 @@ from replanning.run.retries import warn_of_error
 from replanning.run.undo import RunUndo
 from replanning.secrets import Redactor
 from replanning.settings import Settings
+from replanning.version import __version__
 
 _MAX_NAMED_TASKS: Final = 5
 
@@ -90,15 +91,17 @@ class MadeDecision:
         chosen: the alternative that it is about, if any.
         diff: what that changes in the plan, in lines for people.
         rules: the version of the rules by which it was made.
+        version: the version of this library that made it.
     """
 
     kind: DecisionKind
     rule: str
     reason: str
-    candidates: tuple[Candidate, ...] = ()
-    chosen: Candidate | None = None
-    diff: str = ""
-    rules: int = RULES
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate | None
+    diff: str
+    rules: int
+    version: str
 
     @property
     def score(self) -> Score | None:
@@ -120,6 +123,7 @@ class MadeDecision:
             "candidates": list(map(candidate_json, self.candidates)),
             "diff": list[JsonValue](self.diff.splitlines()),
             "rules": self.rules,
+            "version": self.version,
         }
 
 
@@ -326,6 +330,7 @@ class _Moment(NamedTuple):
 
     recorded: _RecordedReplan
     made: DecisionMade
+    version: str
     triggers: tuple[Trigger, ...]
     situation: Situation
     policy: ReplanPolicy
@@ -371,12 +376,12 @@ class RecordedDecisions:
         """
         total = Usage()
         records = list(history.records(0))
-        replans = _select(history, records, at)
+        replans, _ = _replans(history, records, at)
         if self.replies_on_record:
             return total
         for moment in self._moments(records, replans):
             asked, _ = _allowed(moment)
-            if not asked or _is_of_planning_mode(moment):
+            if not asked:
                 continue
             for provider in self.generator.path_generator.providers:
                 request = self.generator.analyzer.analyze(asked, moment.situation, self.clock.now())
@@ -397,25 +402,15 @@ class RecordedDecisions:
             StoreError: there is no such decision.
         """
         records = list(history.records(0))
-        replans = _select(history, records, at)
+        replans, left_out = _replans(history, records, at)
         spending = Ledger(Budget(money=max_cost), lambda: 0)
         people = _People.of(records)
         decisions: list[ComparedDecision] = []
-        left_out: list[LeftOut] = []
-        if at is None:
-            left_out += _decided_elsewhere(records)
-        for recorded in replans:
-            if recorded.made is None:
-                left_out.append(LeftOut(spoken_id(recorded.replan), _CUT_OFF))
         for moment in self._moments(records, replans):
-            name = spoken_id(moment.recorded.replan)
-            if _is_of_planning_mode(moment):
-                left_out.append(LeftOut(name, _OF_PLANNING_MODE))
-                continue
+            recorded = moment.recorded
             asked, refusal = _allowed(moment)
-            considered = moment.recorded.considered
-            if asked and self.replies_on_record and considered is None:
-                left_out.append(LeftOut(name, _NO_REPLIES))
+            if asked and self.replies_on_record and recorded.considered is None:
+                left_out[recorded.position] = LeftOut(spoken_id(recorded.replan), _NO_REPLIES)
                 continue
             again = refusal
             notes: tuple[str, ...] = ()
@@ -435,11 +430,11 @@ class RecordedDecisions:
                     gate=people.has_gate(moment.made),
                     can_ask=people.can_ask,
                 )
-            assert again is not None
-            decisions.append(_compare(moment, again, candidates, notes))
-        left_out.sort(key=lambda each: each.name)
+            if again is not None:
+                decisions.append(_compare(moment, again, candidates, notes))
+        named = [left_out[position] for position in sorted(left_out)]
         spent = spending.budget_tracker.spent
-        return ComparedRun(history.run, tuple(decisions), tuple(left_out), spent)
+        return ComparedRun(history.run, tuple(decisions), tuple(named), spent)
 
     def _moments(
         self, records: Sequence[Record], replans: Sequence[_RecordedReplan]
@@ -448,6 +443,7 @@ class RecordedDecisions:
         replayed = replay_records(records[:1])
         opened, live, ledger, began, _ = replayed
         settings = self.settings(Settings.model_validate(opened.settings or {}))
+        version = opened.version
         outputs = _UnstoredOutputs(live)
         position = 1
         for recorded in replans:
@@ -455,28 +451,38 @@ class RecordedDecisions:
                 continue
             for record in records[position : recorded.position]:
                 apply_record(outputs.in_process(record), live, ledger, opened.run)
-                if isinstance(record.body, RunResumed) and record.body.settings is not None:
-                    settings = self.settings(Settings.model_validate(record.body.settings))
-            position = max(position, recorded.position)
+                if isinstance(record.body, RunResumed):
+                    version = record.body.version
+                    if record.body.settings is not None:
+                        settings = self.settings(Settings.model_validate(record.body.settings))
+            position = recorded.position
             ids = recorded.made.triggers
             if recorded.considered is not None:
                 ids = recorded.considered.triggers
             triggers = tuple(ledger.triggers[each] for each in ids if each in ledger.triggers)
             elapsed = recorded.began - began - ledger.questions.waiting_seconds(recorded.began)
-            situation = self._situation(replayed, records[:position], settings, elapsed)
+            effects = partial(run_effects, records[:position])
+            situation = self._situation(replayed, effects, settings, elapsed)
             policy = self.policy or ReplanPolicy(settings)
             unstored = tuple(outputs.lacking)
-            yield _Moment(recorded, recorded.made, triggers, situation, policy, unstored)
+            yield _Moment(recorded, recorded.made, version, triggers, situation, policy, unstored)
 
     def _situation(
-        self, replayed: ReplayedRun, records: Sequence[Record], settings: Settings, elapsed: float
+        self,
+        replayed: ReplayedRun,
+        effects: Callable[[], Sequence[RunEffect]],
+        settings: Settings,
+        elapsed: float,
     ) -> Situation:
-        """Return what providers and policy saw after these records."""
-        opened, live, ledger, _, _ = replayed
+        """Return what providers and policy saw of a run.
 
-        @cache
-        def effects() -> Any:
-            return run_effects(records)
+        Args:
+            replayed: the run, as its records leave it.
+            effects: returns the effects that it has had.
+            settings: the settings to decide with.
+            elapsed: seconds of the budget's wall clock that were used up.
+        """
+        opened, live, ledger, began, _ = replayed
 
         def warn(where: str, error: BaseException) -> None:
             warn_of_error(where, error, self.redactor)
@@ -484,7 +490,7 @@ class RecordedDecisions:
         undo = RunUndo(
             live, opened.run, settings, self.redactor, effects, lambda: opened.open_ended
         )
-        earlier = _EarlierOutcomes(self.store, records[0].at)
+        earlier = _EarlierOutcomes(self.store, began)
         evaluation = Evaluation(live, ledger, earlier, self.clock, warn)
         evaluation.evaluator = self.evaluator
         return Situation(
@@ -563,30 +569,53 @@ def _recorded_replans(records: Sequence[Record]) -> list[_RecordedReplan]:
     return sorted(replans.values(), key=lambda found: found.position)
 
 
-def _select(
+def _replans(
     history: ReplanHistory, records: Sequence[Record], at: int | str | None
-) -> list[_RecordedReplan]:
-    """Return the replans of a run: all, or the one at a revision, or of a name such as `r2`.
+) -> tuple[list[_RecordedReplan], dict[int, LeftOut]]:
+    """Return the replans that can be decided again, and what cannot, by its place in the journal.
+
+    Raises:
+        StoreError: there is no replan at this revision, or of this name.
+    """
+    found = _recorded_replans(records)
+    left_out: dict[int, LeftOut] = {}
+    if at is None:
+        left_out |= _decided_elsewhere(records)
+    else:
+        found = [_find(history, found, at)]
+    of_planning_mode = any(program_note(task).get("phase") for task in history.plan.tasks)
+    replans: list[_RecordedReplan] = []
+    for replan in found:
+        name = spoken_id(replan.replan)
+        if of_planning_mode:
+            left_out[replan.position] = LeftOut(name, _OF_PLANNING_MODE)
+        elif replan.made is None:
+            left_out[replan.position] = LeftOut(name, _CUT_OFF)
+        else:
+            replans.append(replan)
+    return replans, left_out
+
+
+def _find(
+    history: ReplanHistory, replans: Sequence[_RecordedReplan], at: int | str
+) -> _RecordedReplan:
+    """Return the replan that made a revision, or has a name such as `r2`.
 
     Raises:
         StoreError: there is no such one; names those that are there.
     """
-    replans = _recorded_replans(records)
-    if at is None:
-        return replans
-    for found in replans:
-        if at in (found.revision, found.replan):
-            return [found]
-    run = history.run
-    if isinstance(at, int) and not 0 <= at <= history.revision:
-        known = f"it has revisions 0 to {history.revision}"
-        raise StoreError(f"run {run!r} has no revision {at}; {known}")
     names = []
     for found in replans:
+        if at in (found.revision, found.replan):
+            return found
         name = str(found.replan)
         if found.revision is not None:
             name = f"{name} (revision {found.revision})"
         names.append(name)
+    run = history.run
+    if isinstance(at, int) and not 0 <= at <= history.revision:
+        known = f"it has revisions 0 to {history.revision}"
+        raise StoreError(f"run {run!r} has no revision {at}; {known}")
     known = join_names(names, 8) or "none"
     what = f"revision {at} of run {run!r} was not made by a replan"
     if isinstance(at, str):
@@ -594,26 +623,20 @@ def _select(
     raise StoreError(f"{what}; its replans are: {known}")
 
 
-def _decided_elsewhere(records: Sequence[Record]) -> Iterator[LeftOut]:
-    """Yield what was decided without a replan: edits by hand, and decisions of planning mode."""
+def _decided_elsewhere(records: Sequence[Record]) -> dict[int, LeftOut]:
+    """Return what was decided without a replan: edits by hand, and decisions of planning mode."""
+    found: dict[int, LeftOut] = {}
     of_planning_mode = 0
-    for record in records:
+    for position, record in enumerate(records):
         body = record.body
         if isinstance(body, PlanRevised) and body.replan is None and body.by not in FORESEEN:
-            yield LeftOut(f"revision {body.number}", f"an edit by {edit_author(body.by)}")
+            author = edit_author(body.by)
+            found[position] = LeftOut(f"revision {body.number}", f"an edit by {author}")
         elif isinstance(body, NoteAdded) and body.type == _PLANNING_DECISION:
             of_planning_mode += 1
     if of_planning_mode:
-        yield LeftOut(pluralise(of_planning_mode, "decision"), _OF_PLANNING_MODE)
-
-
-def _is_of_planning_mode(moment: _Moment) -> bool:
-    """Return whether the tasks of a replan are those of planning mode."""
-    for trigger in moment.triggers:
-        for task_id in trigger.tasks:
-            if program_note(moment.situation.live.entry(task_id).task):
-                return True
-    return False
+        found[len(records)] = LeftOut(pluralise(of_planning_mode, "decision"), _OF_PLANNING_MODE)
+    return found
 
 
 def _allowed(moment: _Moment) -> tuple[list[Trigger], Decision | None]:
@@ -638,28 +661,30 @@ def _compare(
 ) -> ComparedDecision:
     recorded = moment.recorded
     made = moment.made
-    live = moment.situation.live
     on_record: tuple[Candidate, ...] = ()
     if recorded.considered is not None:
         on_record = recorded.considered.candidates
 
     def decision(
-        by: Decision | DecisionMade, kind: DecisionKind, among: tuple[Candidate, ...], rules: int
+        kind: DecisionKind, by: Decision | DecisionMade, among: tuple[Candidate, ...]
     ) -> MadeDecision:
         chosen = None
         diff = ""
         if by.chosen is not None and by.chosen < len(among):
             chosen = among[by.chosen]
-            diff = live.diff(chosen.alternative.changes)
-        return MadeDecision(kind, by.rule, by.reason, among, chosen, diff, rules)
+            diff = moment.situation.live.diff(chosen.alternative.changes)
+        return MadeDecision(
+            kind, by.rule, by.reason, among, chosen, diff, rules=RULES, version=__version__
+        )
 
+    before = decision(made.decision, made, on_record)
     return ComparedDecision(
         recorded.replan,
         recorded.revision,
         recorded.at,
         moment.triggers,
-        recorded=decision(made, made.decision, on_record, made.rules),
-        again=decision(again, again.kind, candidates, RULES),
+        recorded=replace(before, rules=made.rules, version=moment.version),
+        again=decision(again.kind, again, candidates),
         answer=recorded.answer,
         notes=(*notes, *_masked(moment, candidates)),
     )

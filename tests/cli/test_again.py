@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from replanning import __version__
 from replanning.history.export import history_json
 from replanning.history.history import ReplanHistory
 from replanning.journal import SqliteStore
@@ -153,18 +154,21 @@ def test_a_whole_store(folder):
     ]
     found = answer(folder, "what-if", *STRICT)
     assert [each["counts"]["changed"] for each in found["runs"]] == [0, 1]
-    assert found["spent"] == {"calls": 0, "tokens": 0, "money": 0.0}
+    assert found["spent"] == {"calls": 0, "tokens": 0, "money": 0.0, "unpriced": False}
+    assert found["estimate"] == found["spent"]
 
 
 def test_a_run_that_cannot_be_read(folder):
-    """Of a whole store, a run that cannot be read is named and left out."""
+    """Of a whole store, a run that cannot be read is named and left out, and fails the check."""
     cli(folder, "run", "plan.yaml", "--run-id", "s", "--quiet", "--replan-provider", "repair")
     with closing(sqlite3.connect(folder / HISTORY)) as database, database:
         damaged = "SELECT number FROM runs WHERE id = 's'"
         database.execute(f"UPDATE records SET data = '{{' WHERE seq = 2 AND run = ({damaged})")
-    done = cli(folder, "replay", "--check")
+    done = cli(folder, "replay", "--check", code=1)
     assert "run 's' is left out: " in done.stderr
     assert "1 run: 1 of 1 decision alike, 0 not decided again" in done.stdout
+    assert list(answer(folder, "what-if", *STRICT)["unreadable"]) == ["s"]
+    assert "record 2 " in cli(folder, "replay", "s", code=2).stderr
 
 
 def test_replay(folder):
@@ -178,11 +182,7 @@ def test_replay(folder):
 
 
 @pytest.mark.parametrize(
-    ("rules", "told"),
-    [
-        (1, "both by version 1 of the rules, so that this is not on purpose"),
-        (9, "version 9 of the rules on record, 1 here"),
-    ],
+    ("rules", "told"), [(1, ": the same, so that this is not on purpose"), (9, "")]
 )
 def test_a_difference(folder, rules, told):
     """A difference ends the check with code 1, and says whether the rules were changed on purpose."""
@@ -197,7 +197,9 @@ def test_a_difference(folder, rules, told):
     shown = cli(folder, "replay", "--check", code=1).stdout
     assert "replan 1 · revision 1 · different: rule\n" in shown
     assert "recorded  execute, rule bold: " in shown
-    assert f"  rules     {told}\n" in shown
+    ours = f"(replanning {__version__})"
+    versions = f"version {rules} on record {ours}, version 1 here {ours}{told}"
+    assert f"  rules     {versions}\n" in shown
     assert "1 run: 0 of 1 decision alike" in shown
     assert answer(folder, "replay", "--check", code=1)["runs"][0]["counts"]["changed"] == 1
     assert "different: rule" in cli(folder, "replay", "r").stdout
