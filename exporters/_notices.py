@@ -35,7 +35,8 @@ from replanning.plan.messages import format_duration
 from replanning.planning import Phase, ReplanType
 from replanning.planning.decisions import LEVEL_DESCRIPTIONS, DecisionRecord, ReplanDecision
 from replanning.planning.manager import Consideration, ReplanNote
-from replanning.planning.state import PlanningProgress, PlanProgress, PlanStep, TaskHold
+from replanning.planning.notes import TaskHold, read_note
+from replanning.planning.state import PlanningProgress, PlanProgress, PlanStep
 from replanning.secrets import Redactor
 
 _ZERO_WIDTH_SPACE: Final = "\u200b"
@@ -211,9 +212,10 @@ def record_notices(record: Record, progress: PlanningProgress) -> Iterator[Notic
         progress: progress of the run after it.
     """
     body = record.body
-    if isinstance(body, NoteAdded) and body.type == "replan":
-        note = ReplanNote.model_validate(body.data, strict=False)
-        yield from _replan_notices(note, record.at, progress)
+    if isinstance(body, NoteAdded):
+        note = read_note(body)
+        if isinstance(note, ReplanNote):
+            yield from _replan_notices(note, record.at, progress)
     elif isinstance(body, AttemptSucceeded):
         done = progress.finished_replan(body.task)
         # The notice of its question covers a replan that asks people.

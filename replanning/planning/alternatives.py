@@ -25,6 +25,7 @@ from replanning.live.view import PlanView, TaskView
 from replanning.plan.risk import command_risk
 from replanning.plan.tasks import Task, is_repeatable, tool_name
 from replanning.plan.types import JsonObject, TaskId
+from replanning.planning.actions import reflect
 from replanning.planning.decisions import (
     ExecutionDecision,
     Phase,
@@ -35,9 +36,10 @@ from replanning.planning.decisions import (
     replan_reason,
 )
 from replanning.planning.manager import MODEL_UNAVAILABLE_ERRORS, Consideration
-from replanning.planning.outputs import ActionPlan, Reflection, ReflectionReply
+from replanning.planning.notes import ReflectionNote, TaskHold
+from replanning.planning.outputs import ActionPlan, Reflection
 from replanning.planning.session import PlanningFailed, PlanningSession
-from replanning.planning.state import TaskHold, action_data
+from replanning.planning.state import action_data, remaining_actions
 from replanning.planning.tasks import (
     PLANNING_PHASES,
     PlanningTask,
@@ -46,7 +48,6 @@ from replanning.planning.tasks import (
     describe_actions,
     human_task,
     is_action,
-    is_action_done,
     list_fields,
     pending_reflection,
     phase_of,
@@ -54,7 +55,6 @@ from replanning.planning.tasks import (
     planned_arguments,
     repeat_phases,
 )
-from replanning.planning.work import reflect
 from replanning.settings import Settings
 
 _MAX_ATTEMPTS: Final = 10
@@ -67,13 +67,6 @@ def _alternative(changes: Sequence[PlanChange], reason: str, *, ask: str = "") -
 
 def _replace(task: Task | TaskView, *tasks: Task) -> list[PlanChange]:
     return [ReplaceTask(task_id=task.id, tasks=tasks)]
-
-
-def _is_replan(decision: ReplanDecision | None) -> bool:
-    """Return whether a decision changes the plan, unlike a retry."""
-    if decision is None:
-        return False
-    return decision.replan_type not in (ReplanType.RETRY, ReplanType.NONE)
 
 
 class _Recovery:
@@ -99,17 +92,21 @@ class _Recovery:
                 alternative = self._recover_phase(task)
             else:
                 alternative = await self._recover_action(task)
-            # If the goal is unreachable, another task may have an alternative.
-            if alternative is not None or not self._goal_unreachable:
+            if alternative is not None:
                 return alternative
+            if not self._goal_unreachable:  # else another task may have an alternative
+                return None
         for trigger in request.triggers:
             if isinstance(trigger, HumanRequest):
                 return await self._handle_feedback(trigger)
         tools = self._session.current_tools()
         for task in tasks:
-            tool = tools.get(task.task.tool or "")
-            is_down = tool is not None and not tool.available
-            if is_down and task.state in WAITING and is_action(task.task):
+            if task.task.tool is None or task.state not in WAITING:
+                continue
+            tool = tools.get(task.task.tool)
+            if tool is None or tool.available:
+                continue
+            if is_action(task.task):
                 return await self._recover_from_tool_outage(task)
         return None
 
@@ -122,15 +119,18 @@ class _Recovery:
         if failure is not None and self._is_retried_later(task, failure, held):
             # A person decides on the retry, which keeps the plan so far.
             question = f"once the model can be asked: try {task.id!r} again?"
-            if held is None or held.verdict:
+            is_asked = held is not None and not held.verdict
+            if not is_asked:
                 with suppress(TaskHeld):
                     session.hold(task.id, "intervention", f"{failure.message}; {question}")
             return _alternative([RetryTask(task_id=task.id)], question, ask=question)
         if held is None:
-            reason = failure.message if failure is not None else "it failed"
+            reason = "it failed"
+            if failure is not None:
+                reason = failure.message
             session.record_intervention(f"{task.id} failed: {reason}", once=True)
             return _alternative([AbortRun(reason=f"{task.id}: {reason}")], f"{task.id} failed")
-        if held.verdict not in ("", "withdrawn"):
+        if not held.is_pending:
             return self._declined_alternative(task.task, held)
         notes = PlanningTask.of(task.task)
         if self._goal_unreachable and notes.asks:
@@ -152,7 +152,9 @@ class _Recovery:
             return False
         if failure.type not in [error.__name__ for error in MODEL_UNAVAILABLE_ERRORS]:
             return False
-        return held is None or (held.why == "intervention" and held.verdict != "reject")
+        if held is None:
+            return True
+        return held.why == "intervention" and held.verdict != "reject"
 
     def _approved_changes(
         self, task: Task, held: TaskHold, *, assumed: str = ""
@@ -162,17 +164,19 @@ class _Recovery:
         notes = PlanningTask.of(task)
         considered = held.considered
         target = held.target
-        replan = considered.replan_id if considered is not None else ""
+        replan = ""
+        if considered is not None:
+            replan = considered.replan_id
         if assumed and held.is_replan_approval:  # a replan that needs approval is not assumed
             replan = ""
             target = None
             if considered is not None and not notes.asks:
                 target = considered.phase
-        if target is None and notes.asks:
+        if target is None:
+            if not notes.asks:
+                return _replace(task, accepting_task(live, task))
             reason = "it is assumed" if assumed else "it is answered"
             return [SkipTask(task_id=task.id, reason=reason)]
-        if target is None:
-            return _replace(task, accepting_task(live, task))
         update = {"reason": held.text, "after": task.id, "assumed": assumed, "replan": replan}
         if notes.phase is not Phase.REFLECTION:
             last = notes.phase or Phase.ACTION_SEQUENCE
@@ -199,10 +203,10 @@ class _Recovery:
             step = phase_task(Phase.EXECUTION, PlanView(live).unused_id(task.id), (), notes)
             reason = "the model learns that the tool may not be used"
             return _alternative(_replace(task, step), reason)
-        if held.why == "approval" and PlanningTask.of(task).asks:
-            reason = "the replan was declined: what is planned stays"
-            return _alternative([SkipTask(task_id=task.id, reason=reason)], reason)
         if held.why == "approval":
+            if PlanningTask.of(task).asks:
+                reason = "the replan was declined: what is planned stays"
+                return _alternative([SkipTask(task_id=task.id, reason=reason)], reason)
             reason = "the replan was declined: what there is counts"
             return _alternative(_replace(task, accepting_task(live, task)), reason)
         reason = f"{task.id} cannot go on: a person has declined ({held.text})"
@@ -212,7 +216,9 @@ class _Recovery:
     def _assume_answers(self, held: TaskHold) -> bool:
         """Journal assumptions in place of an answer; return whether settings allow that."""
         goal = self._session.settings.replanning.goal_understanding
-        if held.why != "clarification" or not goal.auto_assume_on_no_response:
+        if held.why != "clarification":
+            return False
+        if not goal.auto_assume_on_no_response:
             return False
         unanswered = [f"there is no answer: {question}" for question in held.questions]
         self._session.record_assumptions([*held.effective_assumptions, *unanswered], held.questions)
@@ -231,11 +237,12 @@ class _Recovery:
             reason = f"{task.id} failed; the model decides what is done next"
             return _alternative([SkipTask(task_id=task.id, reason=reason)], reason)
         held = session.state.held.get(task.id)
-        if held is not None and held.verdict and self._goal_unreachable:
-            return await self._recover_declined_action(task, held)
-        if held is not None and held.why == "dangerous" and not held.verdict:
-            question = f"{held.text}{self._describe_rest()}"
-            return _alternative([RetryTask(task_id=task.id)], held.text, ask=question)
+        if held is not None:
+            if held.verdict and self._goal_unreachable:
+                return await self._recover_declined_action(task, held)
+            if held.why == "dangerous" and not held.verdict:
+                question = f"{held.text}{self._describe_rest()}"
+                return _alternative([RetryTask(task_id=task.id)], held.text, ask=question)
         subject = TaskId(f"{task.id}#{task.attempts}")
         considered = session.state.judged.get(subject)
         if task.task.fallbacks:
@@ -245,10 +252,13 @@ class _Recovery:
             return _alternative(changes, f"the declared fallback of {task.id}")
         if task.task.on_item_failure == "skip":
             return None
-        is_judged = task.state is TaskState.BLOCKED or considered is not None
-        if self._goal_unreachable and is_judged:
-            return None
-        error = task.failure.message if task.failure is not None else "it failed"
+        if self._goal_unreachable:
+            is_judged = task.state is TaskState.BLOCKED or considered is not None
+            if is_judged:
+                return None
+        error = "it failed"
+        if task.failure is not None:
+            error = task.failure.message
         data, cause = self._prompt_data(task, error)
         considered = await session.consider_replan(subject, Phase.EXECUTION, data, cause)
         return await self._follow_decision(task, considered, data)
@@ -262,14 +272,22 @@ class _Recovery:
             return None
         if held.is_replan_approval:
             # The change that the question was about was not approved: the action is retried.
-            error = task.failure.message if task.failure is not None else ""
+            error = ""
+            if task.failure is not None:
+                error = task.failure.message
             _, cause = self._prompt_data(task, error)
             retry = self._decide_retry(task, cause, ())
-            if not retry.ruling.is_followed or (await session.execute_replan(retry)).problem:
+            is_done = retry.ruling.is_followed
+            if is_done:
+                outcome = await session.execute_replan(retry)
+                is_done = not outcome.problem
+            if not is_done:
                 reason = f"there is no answer to: {held.text}; {retry.ruling.reason}"
                 return self._escalate(task, reason)
         elif held.target is not None:
-            replan = held.considered.replan_id if held.considered is not None else ""
+            replan = ""
+            if held.considered is not None:
+                replan = held.considered.replan_id
             changes = self._replan_changes(task, held.target, held.text, replan=replan)
             return _alternative(changes, "there is no answer")
         notes = PlanningTask.of(task.task).model_copy(update={"assumed": held.text})
@@ -284,14 +302,9 @@ class _Recovery:
     def _describe_rest(self) -> str:
         """Describe the unfinished actions of the plan; empty without a plan."""
         plan = self._session.state.plan
-        live = self._session.run.live
         if plan is None:
             return ""
-        done: list[str] = []
-        for name, task_id in plan.tasks.items():
-            if task_id in live and is_action_done(live, live.entry(TaskId(task_id))):
-                done.append(name)
-        left = plan.action_plan.without(done)
+        left = remaining_actions(self._session.run.live, plan)
         return f"\nwhat is left of the plan:\n{describe_actions(left, self._session.tools)}"
 
     async def _recover_from_tool_outage(self, task: TaskView) -> Alternative | None:
@@ -300,7 +313,7 @@ class _Recovery:
         It is the fallback of the action, or else the decision of the model.
         """
         session = self._session
-        tool = task.task.tool or ""
+        tool = tool_name(task.task)
         error = f"{task.id} needs the tool {tool!r}, which is not available"
         reason = session.state.unavailable_tools.get(tool)
         if reason:
@@ -313,7 +326,7 @@ class _Recovery:
         data, cause = self._prompt_data(task, error)
         considered = await session.manager.consider(Phase.EXECUTION, data, cause)
         ruling = considered.ruling
-        is_followed = ruling.is_followed and _is_replan(considered.decision)
+        is_followed = ruling.is_followed and considered.changes_plan
         if ruling.questions or is_followed:
             return await self._follow_decision(task, considered, data)
         if ruling.is_followed:  # a retry is to wait
@@ -341,27 +354,25 @@ class _Recovery:
         Without a usable decision, the model reflects. Otherwise the action is retried, or planned
         anew, perhaps after an answer.
         """
-        session = self._session
         ruling = considered.ruling
         decision = considered.decision
-        on_no_alternative = session.config.escalation.on_no_alternative
-        may_wait = on_no_alternative in ("wait", None)
-        if considered.model_unavailable and may_wait and task.attempts < _MAX_ATTEMPTS:
+        if considered.model_unavailable and self._may_wait(task):
             return self._retry_later(task, considered)
-        has_person = session.interactive or on_no_alternative == "wait"
-        harmless = not has_person and considered.sees_no_harm(session.manager.limits)
+        reason = ruling.reason
+        if decision is not None:
+            reason = replan_reason(decision)
+        if self._is_harmless(considered):
+            self._note_reflection(task, considered)
+            return self._skip_harmless(task, reason)
         is_usable = decision is not None and ruling.is_followed
-        if not (harmless or ruling.questions or is_usable):
+        if not is_usable and not ruling.questions:
             return await self._reflect(task, considered, data)
 
         self._note_reflection(task, considered)
-        reason = ruling.reason if decision is None else replan_reason(decision)
-        if harmless:
-            return self._skip_harmless(task, reason)
         target: Phase | None = None
-        if decision is not None and is_usable and _is_replan(decision):
+        if decision is not None and is_usable and considered.changes_plan:
             target = decision.target_phase
-        asks = bool(ruling.questions) or ruling.kind == "ask"
+        asks = ruling.asks_person
         if asks and not ruling.is_followed and task.state in STUCK:
             # The answer leads to another try.
             considered = self._decide_retry(task, considered.cause, ruling.questions)
@@ -373,6 +384,21 @@ class _Recovery:
             return await self._ask_about_decision(task, considered, alternative)
         return await self._execute_replan(task, considered, alternative, data)
 
+    def _may_wait(self, task: TaskView) -> bool:
+        """Return whether an action may be retried later, where the model cannot be asked now."""
+        if self._session.config.escalation.on_no_alternative not in ("wait", None):
+            return False
+        return task.attempts < _MAX_ATTEMPTS
+
+    def _is_harmless(self, considered: Consideration) -> bool:
+        """Return whether a failure is skipped as harmless; a person is asked where there is one."""
+        session = self._session
+        if session.interactive:
+            return False
+        if session.config.escalation.on_no_alternative == "wait":
+            return False
+        return considered.sees_no_harm(session.manager.limits)
+
     async def _execute_replan(
         self, task: TaskView, considered: Consideration, alternative: Alternative, data: JsonObject
     ) -> Alternative | None:
@@ -381,8 +407,9 @@ class _Recovery:
         if not problem:
             return alternative
         other = await self._session.manager.escalate(considered, data, problem)
-        if other is not None and (other.ruling.is_followed or other.ruling.questions):
-            return await self._follow_decision(task, other, data)
+        if other is not None:
+            if other.ruling.is_followed or other.ruling.questions:
+                return await self._follow_decision(task, other, data)
         return self._escalate(task, f"the replan failed: {problem}")
 
     def _skip_harmless(self, task: TaskView, reason: str) -> Alternative:
@@ -405,12 +432,13 @@ class _Recovery:
     def _note_reflection(self, task: TaskView, considered: Consideration) -> None:
         """Journal a decision about a failure as its reflection, so that none is asked for."""
         session = self._session
-        settings = session.settings.reflection
         decision = considered.decision
-        if decision is None or not (settings.enabled and settings.trigger_on_error):
+        if decision is None:
+            return
+        if not session.reflects_on_errors:
             return
         subject = f"{task.id}#{task.attempts}"
-        if any(one.get("task") == subject for one in session.state.reflections):
+        if session.state.reflection_on(subject) is not None:
             return
         name = considered.cause.action or task.id
         reflection = Reflection(
@@ -419,11 +447,12 @@ class _Recovery:
             evaluation=decision.reasoning,
             alignment_with_plan=str(decision.replan_type),
             issues_identified=decision.issues_found,
-            plan_revision_needed=(decision.replan_level or 0) > 1,
+            plan_revision_needed=decision.replan_level is not None and decision.replan_level > 1,
         )
-        reply = ReflectionReply(reflection=reflection)
-        stated = reply.model_dump(mode="json", exclude_none=True)
-        session.note("reflection", {"task": subject, "action": name, **stated})
+        note = ReflectionNote(
+            task=subject, action=name, phase="reflection", comment="", reflection=reflection
+        )
+        session.note(note)
 
     async def _ask_about_decision(
         self, task: TaskView, considered: Consideration, alternative: Alternative
@@ -443,9 +472,11 @@ class _Recovery:
         if task.in_doubt and not is_repeatable(task.task, spec):
             doubt = f"it is unknown whether {task.id!r} took effect"
             return f"{doubt}: look first; running it again may do harm"
-        if retries and spec is not None and command_risk(spec, planned_arguments(task.task)):
-            return f"it uses {name!r} again, which may do harm"
-        return ""
+        if not retries or spec is None:
+            return ""
+        if not command_risk(spec, planned_arguments(task.task)):
+            return ""
+        return f"it uses {name!r} again, which may do harm"
 
     def _decide_retry(
         self, task: TaskView, cause: ReplanCause, questions: tuple[str, ...]
@@ -466,27 +497,32 @@ class _Recovery:
         self, task: TaskView, considered: Consideration, data: JsonObject
     ) -> Alternative | None:
         """Have the model reflect on a failure without a usable decision; it may revise the plan."""
-        session = self._session
-        settings = session.settings.reflection
-        reason = f"{task.id} failed, and no decision helps: {considered.ruling.reason}"
-        if considered.ruling.needs_escalation or considered.instead_of is not None:
-            # The model was asked for another way already.
-            return self._escalate(task, reason)
-        if not (settings.enabled and settings.trigger_on_error):
-            return self._escalate(task, reason)
-        if considered.phase is not Phase.EXECUTION:
-            return self._escalate(task, reason)
-        subject = f"{task.id}#{task.attempts}"
-        cause = considered.cause
-        reflection = await reflect(session, subject, cause.action or task.id, data)
-        if reflection is None or not reflection.plan_revision_needed:
-            return self._escalate(task, reason)
-        place = f"{subject}~{Phase.REFLECTION}"
-        revision = await session.decide_revision(place, reflection, data, cause)
-        alternative = await self._follow_decision(task, revision, data)
+        alternative: Alternative | None = None
+        if self._may_reflect(considered):
+            alternative = await self._revise_plan(task, considered.cause, data)
         if alternative is None:
+            reason = f"{task.id} failed, and no decision helps: {considered.ruling.reason}"
             return self._escalate(task, reason)
         return alternative
+
+    def _may_reflect(self, considered: Consideration) -> bool:
+        """Return whether the model reflects on a failure; not if it was asked for another way."""
+        if considered.instead_of is not None or considered.ruling.needs_escalation:
+            return False
+        return considered.phase is Phase.EXECUTION and self._session.reflects_on_errors
+
+    async def _revise_plan(
+        self, task: TaskView, cause: ReplanCause, data: JsonObject
+    ) -> Alternative | None:
+        """Return the revision of the plan that a reflection on a failure wants; None if it does not."""
+        session = self._session
+        subject = f"{task.id}#{task.attempts}"
+        reflection = await reflect(session, subject, cause.action or task.id, data)
+        if reflection is None or not reflection.plan_revision_needed:
+            return None
+        place = f"{subject}~{Phase.REFLECTION}"
+        revision = await session.decide_revision(place, reflection, data, cause)
+        return await self._follow_decision(task, revision, data)
 
     def _fallback_change(self, task: TaskView) -> PlanChange:
         """Replace an action by its first fallback, which inherits the others."""
@@ -536,11 +572,14 @@ class _Recovery:
         alike: list[TaskView] = []
         for part in live.parts_of(template):
             other = view.task(part.id).failure
-            if part.state is not task.state or other is None:
+            if other is None:
+                continue
+            if part.state is not task.state:
                 continue
             # Each has its own next fallback, or none.
-            is_alike = (other.type, normalised_cause(other.message)) == cause
-            if is_alike and len(part.task.fallbacks) == len(task.task.fallbacks):
+            if len(part.task.fallbacks) != len(task.task.fallbacks):
+                continue
+            if (other.type, normalised_cause(other.message)) == cause:
                 alike.append(view.task(part.id))
         return alike
 
@@ -559,10 +598,12 @@ class _Recovery:
         """Count a replan that the engine applies; return its problem, if it has one."""
 
         async def apply(_: ReplanDecision) -> None:
-            if problem := self._request.rejection_reason(alternative):
+            problem = self._request.rejection_reason(alternative)
+            if problem:
                 raise PlanningFailed(problem)
 
-        return (await self._session.execute_replan(considered, apply)).problem
+        outcome = await self._session.execute_replan(considered, apply)
+        return outcome.problem
 
     # Feedback of people
 
@@ -570,7 +611,7 @@ class _Recovery:
         """Return the alternative after feedback of a person, which counts as a reflection."""
         session = self._session
         live = session.run.live
-        session.note("reflection", {"by": trigger.by, "feedback": trigger.reason})
+        session.note(ReflectionNote(by=trigger.by, feedback=trigger.reason))
         if pending_reflection(live) is None:
             return None
         cause = ReplanCause(error=trigger.reason)
@@ -579,7 +620,7 @@ class _Recovery:
         ruling = considered.ruling
         reflection = pending_reflection(live)
         held = self._held_phase()
-        if reflection is not None and (ruling.questions or ruling.kind == "ask"):
+        if reflection is not None and ruling.asks_person:
             if held is not None:  # the feedback came while a person is being asked already
                 session.manager.record_skipped(considered)
                 return None
@@ -587,7 +628,9 @@ class _Recovery:
             session.record_consideration(new.id, considered)
             change = AddTask(task=new, before=(reflection,))
             return _alternative([change], f"a person is asked: {trigger.reason}")
-        if decision is None or not ruling.is_executable or decision.target_phase is None:
+        if decision is None or decision.target_phase is None:
+            return None
+        if not ruling.is_executable:
             return None
         if reflection is None:  # it has begun meanwhile, with the feedback
             session.manager.record_decision(considered, executed=False)
@@ -613,7 +656,9 @@ class _Recovery:
         """Return the first planning phase that waits for a person."""
         held = self._session.state.held
         for entry in self._session.run.live:
-            if entry.id not in held or entry.removed or entry.state not in STUCK:
+            if entry.id not in held:
+                continue
+            if entry.removed or entry.state not in STUCK:
                 continue
             if phase_of(entry.task) in PLANNING_PHASES:
                 return entry.task
@@ -630,8 +675,9 @@ class PlanningAlternativeProvider:
         self.session: PlanningSession | None = None
 
     def __repr__(self) -> str:
-        run = self.session.run.id if self.session else "no run"
-        return f"<PlanningAlternativeProvider of {run}>"
+        if self.session is None:
+            return "<PlanningAlternativeProvider of no run>"
+        return f"<PlanningAlternativeProvider of {self.session.run.id}>"
 
     async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
         """Return the alternative for the first failed task, tool outage or feedback, if any."""
@@ -666,7 +712,9 @@ class LineagePolicy(ReplanPolicy):
 
     def _check_lineage(self, session: PlanningSession, task: TaskView) -> Decision | None:
         """Return the decision about a failed action whose lineage has used up its replans."""
-        if task.state not in STUCK or not is_action(task.task):
+        if task.state not in STUCK:
+            return None
+        if not is_action(task.task):
             return None
         if task.task.fallbacks or task.task.on_item_failure == "skip":
             return None

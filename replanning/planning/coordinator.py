@@ -18,11 +18,13 @@ from replanning.llm.provider import LLMProvider
 from replanning.plan.document import Plan
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import JsonObject, TaskId
+from replanning.planning.actions import run_action
 from replanning.planning.alternatives import LineagePolicy, PlanningAlternativeProvider
 from replanning.planning.decisions import Phase
 from replanning.planning.history import PlanningHistoryExporter, PlanningHistoryStore
 from replanning.planning.manager import ReplanManager, ReplanStatistics
 from replanning.planning.outputs import ActionPlan, GoalUnderstanding, TaskDecomposition
+from replanning.planning.phases import run_phase
 from replanning.planning.session import PlanningSession
 from replanning.planning.state import PlanningState, TaskRequest, validate_output
 from replanning.planning.tasks import (
@@ -33,7 +35,7 @@ from replanning.planning.tasks import (
     phase_of,
     phase_task,
 )
-from replanning.planning.work import run_action, run_phase, run_step
+from replanning.planning.tool_loop import run_step
 from replanning.run.attempt import TaskContext, Work, validate_work
 from replanning.run.run import PlanRun, RunResult
 from replanning.settings import AlternativeSettings, LimitSettings, Settings

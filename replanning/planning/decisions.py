@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Annotated, ClassVar, Final, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, field_validator
@@ -276,11 +276,17 @@ def parse_json_reply(
             found = [str(problem) for problem in validation_problems(error, model)]
             if not isinstance(inner, dict):
                 found = [f"expected a JSON object, got {type(inner).__name__}"]
-        if (rank := likelihood(value) if isinstance(value, dict) else 0) > highest:
+        rank = 0
+        if isinstance(value, dict):
+            rank = likelihood(value)
+        if rank > highest:
             highest = rank
             problems = found
-    more = [f"and {len(problems) - _MAX_PROBLEMS} more"] if len(problems) > _MAX_PROBLEMS else []
-    raise LLMResponseInvalid("; ".join([*problems[:_MAX_PROBLEMS], *more]))
+    shown = problems[:_MAX_PROBLEMS]
+    more = len(problems) - len(shown)
+    if more > 0:
+        shown.append(f"and {more} more")
+    raise LLMResponseInvalid("; ".join(shown))
 
 
 def parse_decision(text: str, phase: Phase) -> ReplanDecision:
@@ -335,13 +341,14 @@ def normalise(decision: ReplanDecision) -> NormalisedDecision:
             changed |= {"replan_needed": False, "replan_type": ReplanType.NONE}
         decision = decision.model_copy(update=changed)
     kind = decision.replan_type
-    needed = decision.replan_needed
-    if needed and kind is ReplanType.NONE:
-        notes.append("replan_needed was true, but replan_type none: the run continues")
-        decision = decision.model_copy(update={"replan_needed": False})
-    elif not needed and kind is not ReplanType.NONE:
-        notes.append(f"replan_type was {kind}, but replan_needed false: the run continues")
-        decision = decision.model_copy(update={"replan_type": ReplanType.NONE})
+    names_replan = kind is not ReplanType.NONE
+    if decision.replan_needed != names_replan:
+        contradiction = "replan_needed was true, but replan_type none"
+        if names_replan:
+            contradiction = f"replan_type was {kind}, but replan_needed false"
+        notes.append(f"{contradiction}: the run continues")
+        unchanged = {"replan_needed": False, "replan_type": ReplanType.NONE}
+        decision = decision.model_copy(update=unchanged)
     kind = decision.replan_type
     level = decision.replan_level
     target = decision.target_phase
@@ -353,7 +360,9 @@ def normalise(decision: ReplanDecision) -> NormalisedDecision:
     fitting = next(
         (number for number, phase in targets.items() if phase is target), next(iter(targets))
     )
-    right = level if level is not None and level in targets else fitting
+    right = fitting
+    if level is not None and level in targets:
+        right = level
     if level not in (None, right):
         notes.append(f"replan_level was {level}, but {kind} has level {right}")
     if target not in (None, targets[right]):
@@ -375,7 +384,10 @@ def replan_reason(decision: ReplanDecision) -> str:
         "; ".join(decision.issues_found),
         "; ".join(decision.recommended_actions),
     )
-    return " | ".join(part for part in parts if part) or str(decision.replan_type)
+    reason = " | ".join(filter(None, parts))
+    if not reason:
+        return str(decision.replan_type)
+    return reason
 
 
 # Limits and rulings
@@ -449,25 +461,25 @@ class ReplanLimits:
     confirm_low_confidence: bool = True
 
     def __post_init__(self) -> None:
-        problems = [
-            Problem(name, f"must be at least 0, got {limit}")
-            for name, limit in asdict(self).items()
-            if limit < 0 and not name.endswith("threshold")
-        ]
-        if (
-            not 0
-            <= self.confirmation_threshold
-            <= self.min_threshold
-            <= self.immediate_threshold
-            <= 1
-        ):
-            bands = (
+        problems: list[Problem] = []
+        for name, limit in asdict(self).items():
+            if limit < 0 and not name.endswith("threshold"):
+                problems.append(Problem(name, f"must be at least 0, got {limit}"))
+        bands = (
+            0,
+            self.confirmation_threshold,
+            self.min_threshold,
+            self.immediate_threshold,
+            1,
+        )
+        is_ordered = all(low <= high for low, high in pairwise(bands))
+        if not is_ordered:
+            stated = (
                 f"user {self.confirmation_threshold:g}, minimum {self.min_threshold:g},"
                 f" immediate {self.immediate_threshold:g}"
             )
-            problems.append(
-                Problem("confidence", f"expected 0 ≤ user ≤ minimum ≤ immediate ≤ 1, got {bands}")
-            )
+            problem = f"expected 0 ≤ user ≤ minimum ≤ immediate ≤ 1, got {stated}"
+            problems.append(Problem("confidence", problem))
         if problems:
             raise SettingsError(problems)
 
@@ -523,8 +535,9 @@ def fingerprint(decision: ReplanDecision, cause: ReplanCause) -> str:
 
     Causes are compared without numbers, addresses, case, white space and the order of issues.
     """
-    issues = decision.issues_found or (decision.reasoning,)
-    causes = (cause.lineage or cause.action or "", cause.error) if cause.error else issues
+    causes = decision.issues_found or (decision.reasoning,)
+    if cause.error:
+        causes = (cause.lineage or cause.action or "", cause.error)
     texts = sorted(normalised_cause(" ".join(text.casefold().split())) for text in causes)
     digest = hashlib.sha256("\n".join(texts).encode(errors="surrogatepass")).hexdigest()
     return f"{decision.phase}:{decision.replan_type}:{digest[:16]}"
@@ -586,9 +599,9 @@ class ReplanCounts(BaseModel):
 
     def reset_retries(self, action: str) -> ReplanCounts:
         """Reset the retries of an action that succeeded, and nothing else."""
-        return self.model_copy(
-            update={"retries": {a: n for a, n in self.retries.items() if a != action}}
-        )
+        retries = dict(self.retries)
+        retries.pop(action, None)
+        return self.model_copy(update={"retries": retries})
 
 
 def _increment(counts: Mapping[_Key, int], key: _Key) -> dict[_Key, int]:
@@ -612,15 +625,15 @@ def exhausted_limit(
     if counts.total >= limits.total:
         return f"the limit of {limits.total} replans in total is reached"
     counted = _count_name(kind, target)
-    if counted is not None and getattr(counts, counted) >= getattr(limits, counted):
-        return f"the limit of {getattr(limits, counted)} {counted.replace('_', ' ')} is reached"
+    if counted is not None:
+        limit = getattr(limits, counted)
+        if getattr(counts, counted) >= limit:
+            return f"the limit of {limit} {counted.replace('_', ' ')} is reached"
     if kind is ReplanType.RETRY:
-        retried = counts.retries.get(cause.action or "", 0) >= limits.action_retries
-        return (
-            f"the limit of {limits.action_retries} retries of action {cause.action!r} is reached"
-            if retried
-            else ""
-        )
+        limit = limits.action_retries
+        if counts.retries.get(cause.action or "", 0) < limit:
+            return ""
+        return f"the limit of {limit} retries of action {cause.action!r} is reached"
     lineage = exhausted_lineage(limits, counts, cause)
     if lineage is not None:
         most = limits.replans_per_lineage
@@ -632,24 +645,24 @@ def available_replan_types(
     phase: Phase, limits: ReplanLimits, counts: ReplanCounts, cause: ReplanCause
 ) -> tuple[ReplanType, ...]:
     """Return the replan types that phase and limits allow; if there are none, no model is asked."""
-    return tuple(
-        kind
-        for kind in ALLOWED_REPLANS[phase]
-        if not all(
-            exhausted_limit(kind, target, limits, counts, cause)
-            for target in REPLAN_TARGETS[kind].values()
-        )
-        and (kind is not ReplanType.RETRY or cause.action is not None)
-    )
+    available: list[ReplanType] = []
+    for kind in ALLOWED_REPLANS[phase]:
+        if kind is ReplanType.RETRY and cause.action is None:
+            continue
+        for target in REPLAN_TARGETS[kind].values():
+            if not exhausted_limit(kind, target, limits, counts, cause):
+                available.append(kind)
+                break
+    return tuple(available)
 
 
 def exhausted_lineage(limits: ReplanLimits, counts: ReplanCounts, cause: ReplanCause) -> str | None:
     """Return the lineage of a cause if it has used up its replans."""
-    used_up = (
-        cause.lineage is not None
-        and counts.lineages.get(cause.lineage, 0) >= limits.replans_per_lineage
-    )
-    return cause.lineage if used_up else None
+    if cause.lineage is None:
+        return None
+    if counts.lineages.get(cause.lineage, 0) < limits.replans_per_lineage:
+        return None
+    return cause.lineage
 
 
 @dataclass(frozen=True, slots=True)
@@ -683,6 +696,11 @@ class Ruling:
         return self.is_executable or self.kind == "ask"
 
     @property
+    def asks_person(self) -> bool:
+        """True if a person is asked: questions, or for approval."""
+        return self.kind == "ask" or bool(self.questions)
+
+    @property
     def needs_escalation(self) -> bool:
         """True if a limit or a loop forbids the replan, so that the model is asked again."""
         return self.kind == "skip" and self.override in ("limit", "loop")
@@ -692,50 +710,44 @@ def make_ruling(
     decision: ReplanDecision, limits: ReplanLimits, counts: ReplanCounts, cause: ReplanCause
 ) -> Ruling:
     """Return the ruling on a normalised decision: limits first, then confidence, then loops."""
-    may_ask = decision.clarification_needed and counts.clarifications < limits.clarifications
-    questions = decision.clarification_questions if may_ask else ()
+    questions: tuple[str, ...] = ()
+    if decision.clarification_needed and counts.clarifications < limits.clarifications:
+        questions = decision.clarification_questions
     kind = decision.replan_type
     if kind is ReplanType.NONE:
         return Ruling("continue", "the model sees no need to replan", questions=questions)
     if kind is ReplanType.RETRY and cause.action is None:
         return Ruling("continue", "there is no action that could be retried", questions=questions)
+
     key = fingerprint(decision, cause)
     asks = kind is ReplanType.CLARIFICATION_REQUEST
     kept_questions = () if asks else questions
-    if reason := exhausted_limit(kind, decision.target_phase, limits, counts, cause):
-        return Ruling(
-            "skip", reason, "limit", kept_questions, exhausted_lineage(limits, counts, cause), key
-        )
+    reason = exhausted_limit(kind, decision.target_phase, limits, counts, cause)
+    if reason:
+        blocks = exhausted_lineage(limits, counts, cause)
+        return Ruling("skip", reason, "limit", kept_questions, blocks, key)
     confidence = decision.confidence
-    reason = f"its confidence is {decision.confidence:g}"
-    minimum = (
-        limits.confirmation_threshold if limits.confirm_low_confidence else limits.min_threshold
-    )
+    reason = f"its confidence is {confidence:g}"
+    minimum = limits.min_threshold
+    if limits.confirm_low_confidence:
+        minimum = limits.confirmation_threshold
     if confidence < minimum:
-        return Ruling(
-            "skip",
-            f"{reason}, and {minimum:g} is needed",
-            "confidence",
-            kept_questions,
-            fingerprint=key,
-        )
+        reason = f"{reason}, and {minimum:g} is needed"
+        return Ruling("skip", reason, "confidence", kept_questions, fingerprint=key)
     repetitions = counts.causes.get(key, 0)
-    if (
-        limits.loop_detection
-        and kind is not ReplanType.RETRY
-        and repetitions >= limits.same_trigger
-    ):
-        looped = f"the same {kind} has run {repetitions} times for the same cause"
-        return Ruling("skip", looped, "loop", kept_questions, fingerprint=key)
+    if limits.loop_detection and repetitions >= limits.same_trigger:
+        if kind is not ReplanType.RETRY:  # retries have a limit of their own
+            looped = f"the same {kind} has run {repetitions} times for the same cause"
+            return Ruling("skip", looped, "loop", kept_questions, fingerprint=key)
+
     band: RulingKind = "execute"
     if confidence < limits.min_threshold:
-        band = "ask"
+        # Executing a request for clarification is asking the user.
+        band = "execute_with_warning" if asks else "ask"
         reason = f"{reason}, below {limits.min_threshold:g}"
     elif confidence < limits.immediate_threshold:
         band = "execute_with_warning"
         reason = f"{reason}, below {limits.immediate_threshold:g}"
-    if band == "ask" and asks:  # executing it is asking the user
-        band = "execute_with_warning"
     return Ruling(band, reason, questions=questions, fingerprint=key)
 
 
@@ -746,6 +758,21 @@ class RecordModel(BaseModel):
     """Base of what is journaled: immutable, and without unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PlanningNote(RecordModel):
+    """Base of the notes of planning mode in the journal of a run.
+
+    Unknown fields are ignored, because another version may have written the journal.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    note_type: ClassVar[str]
+
+    def to_json(self) -> JsonObject:
+        """Return the stored form."""
+        return self.model_dump(mode="json")
 
 
 class DecisionRecord(RecordModel):
@@ -789,7 +816,9 @@ class DecisionRecord(RecordModel):
     @property
     def problem(self) -> str:
         """The reason why the replan was not executed, or failed; empty if it succeeded."""
-        return "" if self.result == "success" else self.error or self.reason
+        if self.result == "success":
+            return ""
+        return self.error or self.reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,10 +56,17 @@ from replanning.plan.tasks import tool_name
 from replanning.plan.types import JsonObject, JsonValue, RunId
 from replanning.planning.decisions import DecisionRecord, Phase, ReplanType
 from replanning.planning.manager import ReplanNote
+from replanning.planning.notes import (
+    Clarification,
+    CompletionNote,
+    OutputNote,
+    PlanVersion,
+    ReflectionNote,
+    read_note,
+)
 from replanning.planning.outputs import Action
 from replanning.planning.state import (
     PlanningState,
-    PlanVersion,
     action_progress,
     element_output,
     elements_text,
@@ -139,17 +146,8 @@ class HistoryLineBuilder:
     def _content(self, record: Record, live: LivePlan) -> _LineContent | None:
         """Return the line of a record, apart from decisions."""
         match record.body:
-            case NoteAdded(type="plan"):
-                return self._plan_content()
-            case NoteAdded(type="reflection", data=data):
-                return "reflection", {"evaluation": data}
-            case NoteAdded(type="output", data={"phase": Phase.GOAL_UNDERSTANDING, "value": value}):
-                self._goal = value
-            case NoteAdded(type="assumed", data=data):
-                return "execution", {"event": "assumed", **data}
-            case NoteAdded(type="completion", data=data):
-                if data.get("status") == "requires_human_intervention":
-                    return "completion", {**data, "done": False}
+            case NoteAdded() as body:
+                return self._note_content(body)
             case AttemptStarted() as body:
                 self._started_at[body.attempt] = record.at
             case AttemptSucceeded() | AttemptFailed() | AttemptTimedOut() as body:
@@ -182,6 +180,22 @@ class HistoryLineBuilder:
                 return "completion", {**noted, **ended}
             case RunEnded() as body:  # it can be resumed
                 return "execution", {"event": body.status, "reason": body.reason}
+        return None
+
+    def _note_content(self, body: NoteAdded) -> _LineContent | None:
+        """Return the line of a note, apart from decisions."""
+        note = read_note(body)
+        match note:
+            case PlanVersion():
+                return self._plan_content()
+            case ReflectionNote():
+                return "reflection", {"evaluation": body.data}
+            case OutputNote(phase=Phase.GOAL_UNDERSTANDING):
+                self._goal = note.value
+            case Clarification():
+                return "execution", {"event": "assumed", **body.data}
+            case CompletionNote(status="requires_human_intervention"):
+                return "completion", {**body.data, "done": False}
         return None
 
     def _plan_content(self) -> _LineContent:
@@ -279,12 +293,15 @@ class HistoryLineBuilder:
 
     def _decision_lines(self, record: Record, live: LivePlan) -> Iterator[JsonObject]:
         """Return the lines of decisions whose replan is done, or will not be done any more."""
-        note = None
+        note: ReplanNote | None = None
         pending = self._pending
         settled = isinstance(record.body, PlanRevised | RunEnded)
-        if isinstance(record.body, NoteAdded) and record.body.type == "replan":
-            note = ReplanNote.model_validate(record.body.data, strict=False)
-            if note.considered is not None and pending is not None:
+        if isinstance(record.body, NoteAdded):
+            stated = read_note(record.body)
+            if isinstance(stated, ReplanNote):
+                note = stated
+        if note is not None and pending is not None:
+            if note.considered is not None:
                 settled = note.considered.replan_id != pending[1].replan_id
         if settled and pending is not None:
             self._pending = None

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Final, Literal, NamedTuple, Self
+from typing import ClassVar, Final, Literal, NamedTuple, Self
 
 from replanning.environment import Environment
 from replanning.errors import (
@@ -30,6 +30,7 @@ from replanning.planning.decisions import (
     DecisionRequest,
     OverrideReason,
     Phase,
+    PlanningNote,
     RecordModel,
     ReplanCause,
     ReplanCounts,
@@ -96,24 +97,42 @@ class Consideration(RecordModel):
         """The decision, normalised."""
         return self.normalised[0]
 
+    @property
+    def replan_type(self) -> ReplanType:
+        """The type of the replan, normalised; none without a decision."""
+        decision = self.decision
+        if decision is None:
+            return ReplanType.NONE
+        return decision.replan_type
+
+    @property
+    def changes_plan(self) -> bool:
+        """True if the decision is to change the plan, unlike a retry."""
+        return self.replan_type not in (ReplanType.RETRY, ReplanType.NONE)
+
     def sees_no_harm(self, limits: ReplanLimits) -> bool:
         """Return whether the model's first decision is, with confidence, to go on as it is.
 
         A decision that contradicts itself does not count.
         """
         decision = self.decision
-        if decision is None or self.instead_of is not None:
+        if decision is None:
             return False
-        if self.ruling.kind != "continue" or self.ruling.questions:
+        if self.instead_of is not None:
+            return False
+        if self.ruling.kind != "continue":
+            return False
+        if self.ruling.questions:
             return False
         if getattr(decision, "error_classification", None) == "fatal":
             return False
-        if (self.llm_decision or {}).get("replan_needed") is not False:
+        assert self.llm_decision is not None  # it is what the decision was made of
+        if self.llm_decision.get("replan_needed") is not False:
             return False
         return decision.confidence >= limits.immediate_threshold
 
 
-class ReplanNote(RecordModel):
+class ReplanNote(PlanningNote):
     """Step of a replan, journaled before it takes effect.
 
     A resumed run continues from the newest.
@@ -125,6 +144,7 @@ class ReplanNote(RecordModel):
         record: its outcome, once it is known.
     """
 
+    note_type: ClassVar = "replan"
     stage: ReplanStage
     counts: ReplanCounts
     considered: Consideration | None = None
@@ -168,14 +188,20 @@ class ReplanStatistics(RecordModel):
         wanted = [record for record in records if record.replan_type is not ReplanType.NONE]
         confidences = [record.confidence for record in wanted if record.confidence is not None]
         overrides = [record.override_reason for record in records if record.override_reason]
+        success_rate: float | None = None
+        if executed:
+            success_rate = succeeded / len(executed)
+        mean_confidence: float | None = None
+        if confidences:
+            mean_confidence = sum(confidences) / len(confidences)
         return cls(
             decisions=len(records),
             wanted=len(wanted),
             executed=len(executed),
             succeeded=succeeded,
             failed=len(executed) - succeeded,
-            success_rate=succeeded / len(executed) if executed else None,
-            mean_confidence=sum(confidences) / len(confidences) if confidences else None,
+            success_rate=success_rate,
+            mean_confidence=mean_confidence,
             by_phase=dict(Counter(record.phase for record in executed)),
             by_type=dict(Counter(record.replan_type for record in executed)),
             overridden=dict(Counter(overrides)),
@@ -283,15 +309,17 @@ class ReplanManager:
 
     def can_replan(self, phase: Phase, cause: ReplanCause | None = None) -> bool:
         """Return whether the limits allow any replan of a phase; if not, no model is asked."""
-        return bool(
-            available_replan_types(phase, self.limits, self._counts, cause or ReplanCause())
-        )
+        if cause is None:
+            cause = ReplanCause()
+        return bool(available_replan_types(phase, self.limits, self._counts, cause))
 
     def should_override(
         self, decision: ReplanDecision, cause: ReplanCause | None = None
     ) -> OverrideReason | None:
         """Return why a replan would not be executed; None if it would be, or if none is wanted."""
-        return self._rule_on(decision, cause or ReplanCause()).override
+        if cause is None:
+            cause = ReplanCause()
+        return self._rule_on(decision, cause).override
 
     def parse_decision_response(self, text: str, phase: Phase) -> ReplanDecision:
         """Return the decision in a model's reply.
@@ -322,21 +350,11 @@ class ReplanManager:
             questions: questions that the output of the phase asks the user; they are asked, within
                 their limit, unless the decision asks others.
         """
-        cause = cause or ReplanCause()
+        if cause is None:
+            cause = ReplanCause()
         began = self._clock.now()
         if not self.can_replan(phase, cause):
-            pairs = [
-                (kind, target)
-                for kind in ALLOWED_REPLANS[phase]
-                for target in REPLAN_TARGETS[kind].values()
-            ]
-            reached = [exhausted_limit(*pair, self.limits, self._counts, cause) for pair in pairs]
-            closed = "; ".join(filter(None, dict.fromkeys(reached)))
-            blocks = exhausted_lineage(self.limits, self._counts, cause)
-            missed = self.limits.enabled and (phase is not Phase.EXECUTION or bool(cause.error))
-            override: OverrideReason | None = "limit" if missed else None
-            ruling = Ruling("continue", f"no model was asked: {closed}", override, blocks=blocks)
-            ruling = self._with_questions(ruling, questions)
+            ruling = self._with_questions(self._ruling_unasked(phase, cause), questions)
             return self._conclude(phase, cause, DecisionResponse(None), ruling, began=began)
         self._notify("deciding")
         response = await self.request_llm_decision(phase, prompt_data, cause)
@@ -347,6 +365,21 @@ class ReplanManager:
         questions = first.ruling.questions
         other = await self.escalate(first, prompt_data, first.ruling.reason, questions=questions)
         return first if other is None else other
+
+    def _ruling_unasked(self, phase: Phase, cause: ReplanCause) -> Ruling:
+        """Return the ruling where limits allow no replan, so that no model is asked."""
+        reached: dict[str, None] = {}
+        for kind in ALLOWED_REPLANS[phase]:
+            for target in REPLAN_TARGETS[kind].values():
+                reached[exhausted_limit(kind, target, self.limits, self._counts, cause)] = None
+        closed = "; ".join(filter(None, reached))
+        # After an action that succeeded, no replan is missed.
+        had_reason = phase is not Phase.EXECUTION or bool(cause.error)
+        override: OverrideReason | None = None
+        if self.limits.enabled and had_reason:
+            override = "limit"
+        blocks = exhausted_lineage(self.limits, self._counts, cause)
+        return Ruling("continue", f"no model was asked: {closed}", override, blocks=blocks)
 
     def decide(
         self, decision: ReplanDecision, cause: ReplanCause, *, questions: tuple[str, ...] = ()
@@ -386,16 +419,16 @@ class ReplanManager:
         """
         key = refused.ruling.fingerprint
         loops = refused.ruling.override == "loop"
-        if refused.instead_of is not None or (loops and key in self._counts.warned):
+        if refused.instead_of is not None:
             return None
         if loops:
+            if key in self._counts.warned:
+                return None
             self._counts = self._counts.model_copy(update={"warned": (*self._counts.warned, key)})
         began = self._clock.now()
         self._notify("deciding")
-        request = replace(
-            self._decision_request(refused.phase, prompt_data, refused.cause), refusal=reason
-        )
-        response = await self._ask_once(request)
+        request = self._decision_request(refused.phase, prompt_data, refused.cause)
+        response = await self._ask_once(replace(request, refusal=reason))
         if response.decision is None:
             self._notify("idle")
             return None
@@ -422,7 +455,9 @@ class ReplanManager:
             prompt_data: its output, for the prompt.
             cause: the action and error to decide about, if any.
         """
-        request = self._decision_request(phase, prompt_data, cause or ReplanCause())
+        if cause is None:
+            cause = ReplanCause()
+        request = self._decision_request(phase, prompt_data, cause)
         response = await self._ask_once(request)
         if response.unusable_text is None:
             return response
@@ -510,14 +545,17 @@ class ReplanManager:
         decision, notes = considered.normalised
         ruling = considered.ruling
         override = ruling.override
-        if ruling.kind == "ask" and not executed:
-            # The user declined it, and its confidence alone was too low.
-            override = "confidence"
         result: Literal["success", "failure", "skipped"] = "success"
+        stage: ReplanStage = "applied"
         if not executed:
             result = "skipped"
+            stage = "idle"
+            if ruling.kind == "ask":
+                # The user declined it, and its confidence alone was too low.
+                override = "confidence"
         elif error:
             result = "failure"
+            stage = "failed"
         record = DecisionRecord(
             replan_id=considered.replan_id,
             phase=considered.phase,
@@ -530,13 +568,12 @@ class ReplanManager:
             duration=considered.seconds + seconds,
             reason=ruling.reason,
             notes=notes,
-            replan_type=decision.replan_type if decision else ReplanType.NONE,
+            replan_type=considered.replan_type,
             cause=considered.cause,
             error=error or considered.problem,
             instead_of=considered.instead_of,
         )
         self._records.append(record)
-        stage: ReplanStage = "idle" if not executed else "failed" if error else "applied"
         if error:
             _log.warning("replan %s failed: %s", record.replan_id, error)
         elif override is not None:
@@ -559,13 +596,14 @@ class ReplanManager:
             error: reason for the failure.
 
         """
-        index = max(
-            number
-            for number, one in enumerate(self._records)
-            if one.replan_id == considered.replan_id and one.executed
-        )
+        places: list[int] = []
+        for place, one in enumerate(self._records):
+            if one.executed and one.replan_id == considered.replan_id:
+                places.append(place)
+        latest = places[-1]
         failed: dict[str, object] = {"result": "failure", "error": cut(error, _MAX_ERROR_CHARS)}
-        record = self._records[index] = self._records[index].model_copy(update=failed)
+        record = self._records[latest].model_copy(update=failed)
+        self._records[latest] = record
         _log.warning("replan %s failed: %s", record.replan_id, error)
         self._notify("failed", considered, record)
         return record
@@ -600,15 +638,17 @@ class ReplanManager:
             return replace(ruling, questions=ruling.questions or questions)
         decision = normalise(response.decision).decision
         if ruling.questions and decision.replan_type is not ReplanType.CLARIFICATION_REQUEST:
-            self._counts = (
-                self._counts.add_clarification()
-            )  # a request is counted when it is executed
+            # A request is counted when it is executed.
+            self._counts = self._counts.add_clarification()
         return ruling
 
     def _with_questions(self, ruling: Ruling, questions: tuple[str, ...]) -> Ruling:
         """Add the questions of a phase's output to a ruling without questions, and count them."""
-        may_ask = self.limits.enabled and self._counts.clarifications < self.limits.clarifications
-        if ruling.questions or not (questions and may_ask):
+        if ruling.questions or not questions:
+            return ruling
+        if not self.limits.enabled:
+            return ruling
+        if self._counts.clarifications >= self.limits.clarifications:
             return ruling
         self._counts = self._counts.add_clarification()
         return replace(ruling, questions=questions)
@@ -625,13 +665,14 @@ class ReplanManager:
     ) -> Consideration:
         """Note a decision that is executed or awaits the user; record any other at once."""
         self._counts = self._counts.model_copy(update={"considered": self._counts.considered + 1})
+        stated: JsonObject | None = None
+        if response.decision is not None:
+            stated = response.decision.model_dump(mode="json")
         considered = Consideration(
             replan_id=f"p{self._counts.considered}",
             phase=phase,
             cause=cause,
-            llm_decision=None
-            if response.decision is None
-            else response.decision.model_dump(mode="json"),
+            llm_decision=stated,
             problem=response.problem,
             model_unavailable=response.model_unavailable,
             ruling=ruling,
@@ -641,10 +682,12 @@ class ReplanManager:
         )
         if ruling.kind == "execute_with_warning":
             _log.warning("replan %s is executed: %s", considered.replan_id, ruling.reason)
-        if ruling.is_followed:
-            self._notify("awaiting_user" if ruling.kind == "ask" else "generating", considered)
-        else:
+        if not ruling.is_followed:
             self.record_decision(considered, executed=False)
+        elif ruling.kind == "ask":
+            self._notify("awaiting_user", considered)
+        else:
+            self._notify("generating", considered)
         return considered
 
     def _notify(
@@ -653,7 +696,8 @@ class ReplanManager:
         considered: Consideration | None = None,
         record: DecisionRecord | None = None,
     ) -> None:
-        if self._on_note is not None:
-            self._on_note(
-                ReplanNote(stage=stage, counts=self._counts, considered=considered, record=record)
-            )
+        if self._on_note is None:
+            return
+        counts = self._counts
+        note = ReplanNote(stage=stage, counts=counts, considered=considered, record=record)
+        self._on_note(note)

@@ -21,6 +21,7 @@ from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.decisions import (
     DecisionRecord,
     Phase,
+    PlanningNote,
     ReflectionDecision,
     ReplanCause,
     ReplanDecision,
@@ -28,23 +29,41 @@ from replanning.planning.decisions import (
     ReplanType,
 )
 from replanning.planning.manager import ApplyReplan, Consideration, ReplanManager, reply_problem
-from replanning.planning.outputs import PHASE_OUTPUT_FIELDS, PlanningReply, Reflection, Summary
+from replanning.planning.notes import (
+    AheadNote,
+    Clarification,
+    CompletionNote,
+    HoldReason,
+    JudgedNote,
+    ReflectionNote,
+    TaskHold,
+)
+from replanning.planning.outputs import (
+    PHASE_OUTPUT_FIELDS,
+    PlanningReply,
+    PlanRevision,
+    Reflection,
+    Summary,
+)
 from replanning.planning.prompts import (
     MAX_PLAN_TOKENS,
     MAX_TOKENS_BY_KIND,
     ReplanPromptBuilder,
 )
 from replanning.planning.state import (
-    HoldReason,
     PlanningState,
-    TaskHold,
     TaskRequest,
     executed_actions,
     progress_data,
     question_text,
     request_of,
 )
-from replanning.planning.tasks import PLANNING_PHASES, PlanningTask, is_tool_loop
+from replanning.planning.tasks import (
+    PLANNING_PHASES,
+    PlanningTask,
+    describe_tool_use,
+    is_tool_loop,
+)
 from replanning.run.run import PlanRun
 from replanning.secrets import MASK
 from replanning.settings import Settings
@@ -105,7 +124,10 @@ class PlanningSession:
         self.interactive = interactive
         self.plan_only = plan_only
         self.tool_loop_only = is_tool_loop(run.live.plan)
-        self.request = request_of(run.live.plan) or TaskRequest(goal=run.live.goal)
+        request = request_of(run.live.plan)
+        if request is None:
+            request = TaskRequest(goal=run.live.goal)
+        self.request = request
         self.prompts = ReplanPromptBuilder(settings, tuple(tools.values()), redact=run.redact_value)
         self.tasks_in_reflection = set[TaskId]()
         self.ended_elements = dict[TaskId, JsonValue]()
@@ -124,7 +146,7 @@ class PlanningSession:
             ),
             counts=state.counts,
             records=state.records,
-            on_note=lambda note: self.note("replan", note.model_dump(mode="json")),
+            on_note=self.note,
             options=self._options,
             environment=environment,
         )
@@ -136,11 +158,20 @@ class PlanningSession:
             self._state.fold(record)
         return self._state
 
-    def note(self, kind: str, data: JsonObject) -> None:
+    @property
+    def reflects_on_errors(self) -> bool:
+        """True if the model reflects on every action that fails."""
+        settings = self.settings.reflection
+        return settings.enabled and settings.trigger_on_error
+
+    def note(self, note: PlanningNote) -> None:
         """Journal a note while the run is open; a completion is journaled once."""
-        repeated = kind == "completion" and self.state.completion == data
-        if not (self.run.ended or repeated):
-            self.run.note(kind, data)
+        if self.run.ended:
+            return
+        data = note.to_json()
+        if isinstance(note, CompletionNote) and self.state.completion == data:
+            return
+        self.run.note(note.note_type, data)
 
     def revise(self, changes: Sequence[PlanChange], reason: str) -> None:
         """Change the plan, in the name of planning mode."""
@@ -204,36 +235,39 @@ class PlanningSession:
 
     def keep_ahead(self, task: Task, reply: PlanningReply, phase: Phase) -> None:
         """Journal the parts of a reply that answer later phases, in place of earlier such parts."""
-        parts: JsonObject = {}
-        later = PLANNING_PHASES[PLANNING_PHASES.index(phase) + 1 :]
-        for name in later:
-            part: BaseModel | None = getattr(reply, PHASE_OUTPUT_FIELDS[name])
-            if part is not None and reply.error is None:
-                parts[name] = part.model_dump(mode="json")
-        if parts or self.state.ahead:
-            self.note("ahead", {"replan": PlanningTask.of(task).replan, "parts": parts})
+        parts: dict[Phase, JsonObject] = {}
+        if reply.error is None:
+            for later in PLANNING_PHASES[PLANNING_PHASES.index(phase) + 1 :]:
+                part: BaseModel | None = getattr(reply, PHASE_OUTPUT_FIELDS[later])
+                if part is not None:
+                    parts[later] = part.model_dump(mode="json")
+        if parts or self.state.ahead is not None:
+            self.note(AheadNote(replan=PlanningTask.of(task).replan, parts=parts))
 
     def part_ahead(self, task: Task, phase: Phase) -> JsonObject:
         """Return the part of an earlier reply for a phase; empty if none, or after a replan."""
         ahead = self.state.ahead
-        if not ahead:
+        if ahead is None:
             return {}
         notes = PlanningTask.of(task)
         is_first_round = notes.target is None
-        is_same_replan = notes.replan != "" and notes.replan == ahead["replan"]
-        if not (is_first_round or is_same_replan):
-            return {}
-        return as_object(as_object(ahead["parts"]).get(phase, {}))
+        if is_first_round:
+            return ahead.parts.get(phase, {})
+        if notes.replan and notes.replan == ahead.replan:
+            return ahead.parts.get(phase, {})
+        return {}
 
-    def stated_revision(self, task: Task) -> JsonObject:
-        """Return the revision that came with the reflection behind a phase; empty if none did."""
+    def stated_revision(self, task: Task) -> PlanRevision | None:
+        """Return the revision that came with the reflection behind a phase, if one did."""
         state = self.state
         replan = PlanningTask.of(task).replan
         for noted in state.reflections:
             considered = state.judged.get(f"{noted.get('task')}~{Phase.REFLECTION}")
-            if considered is not None and considered.replan_id == replan:
-                return as_object(noted.get("plan_revision"))
-        return {}
+            if considered is None:
+                continue
+            if considered.replan_id == replan:
+                return ReflectionNote.model_validate(noted, strict=False).plan_revision
+        return None
 
     def prompt_data(self, task: Task | None = None) -> JsonObject:
         """Return the prompt variables of every phase, such as request, results and progress."""
@@ -245,6 +279,9 @@ class PlanningSession:
         action_plan: JsonObject = {}
         if state.plan is not None:
             action_plan = state.plan.action_plan.model_dump(mode="json", exclude_defaults=True)
+        why = ""
+        if task is not None:
+            why = PlanningTask.of(task).reason
         data: JsonObject = {
             **self.request.model_copy(update={"goal": self.run.live.goal}).prompt_data(),
             "context": dict(self.run.live.context),
@@ -253,7 +290,7 @@ class PlanningSession:
             "task_decomposition": state.phase_output(Phase.TASK_DECOMPOSITION),
             "action_plan": action_plan,
             "feedback": [dict(one) for one in state.reflections if "feedback" in one],
-            "why": PlanningTask.of(task).reason if task is not None else "",
+            "why": why,
             "executed": executed_actions(self.run.live, state),
             **progress_data(state, self.run.live),
         }
@@ -307,9 +344,10 @@ class PlanningSession:
         If the limits forbid a revision, the model is asked once for another decision.
         """
         reasoning = "the reflection finds the plan wrong"
-        reason = reflection.evaluation or reflection.alignment_with_plan
-        if reason:
-            reasoning = f"{reasoning}: {reason}"
+        if reflection.evaluation:
+            reasoning = f"{reasoning}: {reflection.evaluation}"
+        elif reflection.alignment_with_plan:
+            reasoning = f"{reasoning}: {reflection.alignment_with_plan}"
         decision = ReflectionDecision(
             replan_needed=True,
             confidence=self.manager.limits.immediate_threshold,
@@ -327,7 +365,7 @@ class PlanningSession:
 
     def record_consideration(self, task: str, considered: Consideration) -> None:
         """Journal a decision about a task."""
-        self.note("judged", {"task": task, "considered": considered.model_dump(mode="json")})
+        self.note(JudgedNote(task=task, considered=considered))
 
     async def execute_replan(
         self, considered: Consideration, apply: ApplyReplan | None = None
@@ -342,9 +380,13 @@ class PlanningSession:
             if record.replan_id == replan and record.executed:
                 return record
         begun = replan in state.begun
-        if begun and any(PlanningTask.of(entry.task).replan == replan for entry in self.run.live):
+        if begun and self._is_in_plan(replan):
             apply = None
         return await self.manager.execute_replan(considered, apply, resumed=begun)
+
+    def _is_in_plan(self, replan: str) -> bool:
+        """Return whether the live plan has phases of a replan."""
+        return any(PlanningTask.of(entry.task).replan == replan for entry in self.run.live)
 
     async def settle_approvals(self) -> None:
         """Count the replans that people approved, and journal those that they declined."""
@@ -352,9 +394,13 @@ class PlanningSession:
         recorded = {record.replan_id for record in state.records}
         for held in list(state.held.values()):
             considered = held.considered
-            if considered is None or considered.replan_id in recorded:
+            if considered is None:
                 continue
-            if not held.verdict or not held.is_replan_approval:
+            if considered.replan_id in recorded:
+                continue
+            if not held.is_replan_approval:
+                continue
+            if not held.verdict:
                 continue
             if held.is_approved:
                 await self.execute_replan(considered)
@@ -384,8 +430,9 @@ class PlanningSession:
         is_valid = ruling.kind == "ask"
         if ruling.is_executable:
             is_valid = (await self.execute_replan(considered)).executed
-        if decision is not None and is_valid and decision.replan_type is not ReplanType.RETRY:
-            target = decision.target_phase
+        if is_valid and decision is not None:
+            if decision.replan_type is not ReplanType.RETRY:
+                target = decision.target_phase
         text = question_text(considered, proposal)
         if risk:
             text = f"{text}\n{risk}"
@@ -421,8 +468,14 @@ class PlanningSession:
             due=self.clock.now() + 60 * minutes,
             considered=considered,
         )
-        self.note("held", held.model_dump(mode="json"))
+        self.note(held)
         raise TaskHeld(text)
+
+    def require_approval(self, task: TaskId, tool: str, arguments: JsonObject) -> NoReturn:
+        """Raise TaskHeld, so that a person approves the use of a dangerous tool."""
+        use = describe_tool_use(tool, arguments)
+        text = f"the model wants to use a tool that may do harm: {use}; let it?"
+        self.hold(task, "dangerous", text)
 
     def escalate(
         self,
@@ -441,9 +494,14 @@ class PlanningSession:
                 used without one.
             PlanningFailed: the run ends.
         """
-        match self.config.escalation.on_no_alternative or ("wait" if self.interactive else "abort"):
+        way = self.config.escalation.on_no_alternative
+        if way is None:
+            way = "wait" if self.interactive else "abort"
+        match way:
             case "assume":
-                text = f"{reason}: what there is counts" if target is None else reason
+                text = reason
+                if target is None:
+                    text = f"{reason}: what there is counts"
                 self.record_assumptions([text])
             case "wait":
                 self.record_intervention(reason, recommendations)
@@ -478,8 +536,26 @@ class PlanningSession:
         if once and self.state.completion is not None:
             return
         _log.error("run %s: a person must decide: %s", self.run.id, reason)
-        self.note("completion", self.state.intervention(reason, recommendations, judged))
+        report = self.state.intervention(reason, recommendations, judged)
+        self.note(CompletionNote.model_validate(report))
+
+    def record_completion(self, output: JsonObject, status: str) -> None:
+        """Journal the model's summary of a completed run, with counts from the journal."""
+        counts = self.state.task_counts()
+        summary: JsonObject = {"goal_achieved": False, "key_outcomes": []}
+        summary.update(as_object(output.get("summary")))
+        summary.update(counts)
+        comment = output.get("comment")
+        if not comment:
+            outcome = "achieved" if summary["goal_achieved"] else "not achieved"
+            comment = (
+                f"The goal was {outcome}; actions done: {counts['tasks_completed']},"
+                f" failed: {counts['tasks_failed']}."
+            )
+        head: JsonObject = {"phase": "completion", "comment": comment, "status": status}
+        self.note(CompletionNote.model_validate({**output, **head, "summary": summary}))
 
     def record_assumptions(self, assumptions: Sequence[str], questions: Sequence[str] = ()) -> None:
         """Journal assumptions, and the questions without an answer that they replace."""
-        self.note("assumed", {"questions": [*questions], "assumptions": [*assumptions]})
+        assumed = Clarification(questions=tuple(questions), assumptions=tuple(assumptions))
+        self.note(assumed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Final, Literal, NamedTuple, Self, TypeVar
+from typing import Final, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -46,34 +46,36 @@ from replanning.planning.decisions import (
     replan_reason,
 )
 from replanning.planning.manager import Consideration, ReplanNote, ReplanStage
+from replanning.planning.notes import (
+    AheadNote,
+    CallNote,
+    Clarification,
+    CompletionNote,
+    JudgedNote,
+    OutputNote,
+    PlanVersion,
+    ReflectionNote,
+    TaskHold,
+    read_note,
+)
 from replanning.planning.outputs import (
     ActionPlan,
     InterventionSummary,
     RequiresHumanIntervention,
     Summary,
-    TaskDecomposition,
     clean_text,
 )
 from replanning.planning.tasks import (
     PLANNING_PHASES,
+    UNFINISHED,
     PlanningTask,
     action_of,
     is_action,
     is_action_done,
+    is_unfinished,
     phase_of,
     planned_arguments,
 )
-
-HoldReason = Literal["clarification", "approval", "no_alternative", "dangerous", "intervention"]
-"""The reason why a task waits for a person."""
-
-DEFAULT_ASSUMPTIONS: Final = ("what is most likely meant",)
-"""Assumptions used where the model states none."""
-
-
-class _StateModel(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
 
 # The request
 
@@ -172,76 +174,16 @@ def request_of(plan: Plan) -> TaskRequest | None:
     """Return the request of a run from its first plan; None if it is not of planning mode."""
     for task in plan.tasks:
         notes = PlanningTask.of(task)
-        if notes.phase is not None:
-            return TaskRequest.model_validate({**(notes.request or {}), "goal": plan.goal})
+        if notes.phase is None:
+            continue
+        stated: JsonObject = {}
+        if notes.request is not None:
+            stated = notes.request
+        return TaskRequest.model_validate({**stated, "goal": plan.goal})
     return None
 
 
 # The state
-
-
-class PlanVersion(_StateModel):
-    """A plan made by the model.
-
-    Attributes:
-        task: the phase task that made it.
-        reason: the reason for replacing the plan before; empty for the first.
-        tasks: the live task of each of its tasks, by the name in the plan.
-        kept: the names of the tasks that an earlier plan has done, or is doing.
-        lineage: the lineage of the failed task that led to this plan; empty if there is none.
-    """
-
-    number: int
-    task: str
-    reason: str = ""
-    decomposition: TaskDecomposition
-    action_plan: ActionPlan
-    tasks: dict[str, str] = {}
-    kept: tuple[str, ...] = ()
-    lineage: str = ""
-
-
-class TaskHold(_StateModel):
-    """A task that waits for the decision of a person.
-
-    Attributes:
-        text: the question to the person.
-        target: the phase that is repeated on approval; None where the existing output is used then.
-        assumptions: the assumptions made without an answer to the clarification questions.
-        risk: possible harm of an approval, for which a free-text answer does not count as approval;
-            empty if none.
-        due: end of the waiting time, in seconds since the epoch.
-        verdict: the answer; empty before.
-        by: who gave it.
-        considered: the decision that the question is about.
-    """
-
-    task: str
-    why: HoldReason
-    text: str
-    target: Phase | None = None
-    questions: tuple[str, ...] = ()
-    assumptions: tuple[str, ...] = ()
-    risk: str = ""
-    due: float | None = None
-    verdict: str = ""
-    by: str = ""
-    considered: Consideration | None = None
-
-    @property
-    def effective_assumptions(self) -> tuple[str, ...]:
-        """The assumptions made without an answer, with a default where the model states none."""
-        return tuple(filter(None, self.assumptions)) or DEFAULT_ASSUMPTIONS
-
-    @property
-    def is_approved(self) -> bool:
-        """True once the person has agreed."""
-        return self.verdict in ("approve", "modify")
-
-    @property
-    def is_replan_approval(self) -> bool:
-        """True if the question is about a replan that needs approval."""
-        return self.considered is not None and self.considered.ruling.kind == "ask"
 
 
 def question_text(considered: Consideration, proposal: str) -> str:
@@ -254,15 +196,7 @@ def question_text(considered: Consideration, proposal: str) -> str:
     return f"{reason} ({ruling.reason}); {proposal}?"
 
 
-class Clarification(_StateModel):
-    """Clarification questions with their answer, or with the assumptions made instead."""
-
-    questions: tuple[str, ...]
-    answer: str = ""
-    assumptions: tuple[str, ...] = ()
-
-
-class PlanningState(_StateModel):
+class PlanningState(BaseModel):
     """State of planning mode in a run.
 
     Attributes:
@@ -275,8 +209,7 @@ class PlanningState(_StateModel):
         judged: the latest decision about each task.
         outputs: the outputs of the phases, by their tasks.
         phase_outputs: the latest output of each phase.
-        ahead: the parts of the latest planning reply that answer later phases: `parts`, by phase,
-            and their `replan`.
+        ahead: the parts of the latest planning reply that answer later phases.
         plans: the plans, oldest first.
         held: the tasks that wait, or waited, for a person.
         questions: the task that each question to a person is about.
@@ -296,6 +229,8 @@ class PlanningState(_StateModel):
         completion: the summary of the ended run.
     """
 
+    model_config = ConfigDict(extra="forbid")
+
     seq: int = 0
     stage: ReplanStage = "idle"
     counts: ReplanCounts = ReplanCounts()
@@ -305,7 +240,7 @@ class PlanningState(_StateModel):
     judged: dict[str, Consideration] = {}
     outputs: dict[str, JsonObject] = {}
     phase_outputs: dict[str, JsonObject] = {}
-    ahead: JsonObject = {}
+    ahead: AheadNote | None = None
     plans: list[PlanVersion] = []
     held: dict[str, TaskHold] = {}
     questions: dict[str, str] = {}
@@ -333,8 +268,8 @@ class PlanningState(_StateModel):
         """Apply a record; those that do not concern planning mode change nothing."""
         self.seq = record.seq
         match record.body:
-            case NoteAdded(type=kind, data=data):
-                self._fold_note(kind, data)
+            case NoteAdded() as note:
+                self._fold_note(note)
             case QuestionAsked() as asked:
                 self._fold_question(asked)
             case QuestionAnswered() as answer:
@@ -352,37 +287,34 @@ class PlanningState(_StateModel):
                 if self.completion is None:  # the model could not summarise it
                     self.completion = self.intervention(ended.reason)
 
-    def _fold_note(self, kind: str, data: JsonObject) -> None:
-        """Apply a note of planning mode; its types are those that a session journals."""
-        match kind:
-            case "replan":
-                self._fold_replan(ReplanNote.model_validate(data, strict=False))
-            case "judged":
-                considered = Consideration.model_validate(data["considered"], strict=False)
-                self.judged[str(data["task"])] = considered
-            case "output":
-                output = as_object(data["value"])
-                self.outputs[str(data["task"])] = output
-                self.phase_outputs[str(data["phase"])] = output
-            case "ahead":
-                self.ahead = data
-            case "plan":
-                plan = PlanVersion.model_validate(data, strict=False)
+    def _fold_note(self, body: NoteAdded) -> None:
+        """Apply a note of planning mode."""
+        note = read_note(body)
+        match note:
+            case ReplanNote():
+                self._fold_replan(note)
+            case JudgedNote():
+                self.judged[note.task] = note.considered
+            case OutputNote():
+                self.outputs[note.task] = note.value
+                self.phase_outputs[note.phase] = note.value
+            case AheadNote():
+                self.ahead = note
+            case PlanVersion():
                 # A plan whose installation was interrupted is made again.
-                self.plans = [one for one in self.plans if one.task != plan.task]
-                self.plans.append(plan)
-                self._settle_failures(plan)
-            case "held":
-                held = TaskHold.model_validate(data, strict=False)
-                self.held[held.task] = held
-            case "assumed":
-                self.clarified.append(Clarification.model_validate(data, strict=False))
-            case "call":
-                self.calls[str(data["task"])] = as_object(data["arguments"])
-            case "reflection":
-                self.reflections.append(data)
-            case "completion":
-                self.completion = data
+                self.plans = [one for one in self.plans if one.task != note.task]
+                self.plans.append(note)
+                self._settle_failures(note)
+            case TaskHold():
+                self.held[note.task] = note
+            case Clarification():
+                self.clarified.append(note)
+            case CallNote():
+                self.calls[note.task] = note.arguments
+            case ReflectionNote():
+                self.reflections.append(body.data)
+            case CompletionNote():
+                self.completion = body.data
 
     def _fold_replan(self, note: ReplanNote) -> None:
         """Apply a step of a replan, and its outcome if it has one."""
@@ -408,19 +340,21 @@ class PlanningState(_StateModel):
         for task in target_task_ids(changes):
             held = self.held.get(task)
             # A task whose question has a verdict is asked about for another reason.
-            if held is not None and held.verdict in ("", "withdrawn"):
+            if held is not None and held.is_pending:
                 self.questions[asked.question] = task
 
     def _fold_answer(self, answer: QuestionAnswered) -> None:
         """Apply the verdict of a person to the task that waits for it."""
         if answer.question not in self.questions:
             return
-        held = self.held[self.questions[answer.question]]
-        held.verdict = answer.verdict
-        held.by = answer.by
+        answered = {"verdict": answer.verdict, "by": answer.by}
+        held = self.held[self.questions[answer.question]].model_copy(update=answered)
+        self.held[held.task] = held
         if held.why == "clarification" and held.is_approved:
             # Without words, what the model assumes holds.
-            assumed = () if answer.comment else held.effective_assumptions
+            assumed: tuple[str, ...] = ()
+            if not answer.comment:
+                assumed = held.effective_assumptions
             words = Clarification(
                 questions=held.questions, answer=answer.comment, assumptions=assumed
             )
@@ -501,9 +435,10 @@ class PlanningState(_StateModel):
             judged: the outcomes so far, and the criteria that are met, as the model judges.
         """
         advice = list(recommendations)
-        decision = self.latest.decision if self.latest is not None else None
-        if not advice and decision is not None:
-            advice = list(decision.recommended_actions)
+        if not advice and self.latest is not None:
+            decision = self.latest.decision
+            if decision is not None:
+                advice = list(decision.recommended_actions)
         errors: list[str] = []
         for task, error in list(self.failures.items())[:5]:
             errors.append(f"{self.name_of(task)}: {truncate_text(error, 200)}")
@@ -518,11 +453,16 @@ class PlanningState(_StateModel):
         current = f"actions done: {counts['tasks_completed']}, failed: {counts['tasks_failed']}"
         if errors:
             current = f"{current} ({'; '.join(errors)})"
+        criteria_met: tuple[bool, ...] = ()
+        key_outcomes: tuple[str, ...] = ()
+        if judged is not None:
+            criteria_met = judged.criteria_met
+            key_outcomes = judged.key_outcomes
         summary = InterventionSummary(
             goal_achieved=False,
             **counts,
-            criteria_met=judged.criteria_met if judged is not None else (),
-            key_outcomes=judged.key_outcomes if judged is not None else (),
+            criteria_met=criteria_met,
+            key_outcomes=key_outcomes,
             revision_attempts=max(self.replans_tried, len(self.plans) - 1),
             reason=clean_text(reason),
             current_state=clean_text(f"{current}; replans tried: {self.counts.total}"),
@@ -541,14 +481,30 @@ class PlanningState(_StateModel):
         """Return the latest output of a phase; empty if it has none yet."""
         return self.phase_outputs.get(phase, {})
 
+    def is_danger_approved(self, task: str) -> bool:
+        """Return whether a person has approved the dangerous tools of a task."""
+        return task in self.held and self.held[task].is_danger_approved
+
+    def reflection_on(self, subject: str) -> ReflectionNote | None:
+        """Return the reflection on a subject, such as an attempt; None if there is none."""
+        for noted in self.reflections:
+            if noted.get("task") == subject:
+                return ReflectionNote.model_validate(noted, strict=False)
+        return None
+
     def is_clarification(self, question: str) -> bool:
         """Return whether a question to a person asks for clarification."""
         held = self.held.get(self.questions.get(question, ""))
-        return held is not None and held.why == "clarification"
+        if held is None:
+            return False
+        return held.why == "clarification"
 
     def accepts_free_text(self, question: str) -> bool:
         """Return whether free text answers a question: a clarification that does no harm."""
-        return self.is_clarification(question) and not self.held[self.questions[question]].risk
+        if not self.is_clarification(question):
+            return False
+        held = self.held[self.questions[question]]
+        return not held.risk
 
     @property
     def names(self) -> dict[str, str]:
@@ -605,6 +561,14 @@ class PlanProgress(NamedTuple):
     def done(self) -> int:
         """Number of tasks that are done."""
         return sum(step.done for step in self.steps)
+
+
+def _replan_of(entry: TaskEntry) -> str:
+    """Return the replan that a planning phase belongs to; empty for any other task."""
+    notes = PlanningTask.of(entry.task)
+    if notes.phase not in PLANNING_PHASES:
+        return ""
+    return notes.replan
 
 
 class PlanningProgress:
@@ -670,7 +634,9 @@ class PlanningProgress:
         descriptions = self._descriptions()
         found: dict[TaskId, TaskEntry] = {}
         for task, succeeded in self.state.actions.items():
-            if succeeded and task in live:
+            if not succeeded:
+                continue
+            if task in live:
                 entry = action_of(live.entry(TaskId(task)))
                 found[entry.id] = entry
         actions: list[str] = []
@@ -692,17 +658,15 @@ class PlanningProgress:
         None for a phase that belongs to no replan, or to one that has failed.
         """
         live = self._live
-        if live is None or task_id not in live:
+        if live is None:
             return None
-        own = PlanningTask.of(live.entry(task_id).task)
-        replan = own.replan
-        if not replan or own.phase not in PLANNING_PHASES:
+        if task_id not in live:
+            return None
+        replan = _replan_of(live.entry(task_id))
+        if not replan:
             return None
         for entry in live:
-            notes = PlanningTask.of(entry.task)
-            remains = entry.state in WAITING or entry.state is TaskState.RUNNING
-            is_part = notes.replan == replan and notes.phase in PLANNING_PHASES
-            if is_part and remains and not entry.removed:
+            if is_unfinished(entry) and _replan_of(entry) == replan:
                 return None
         for record in self.state.records:
             if record.replan_id == replan and record.result == "success":
@@ -717,8 +681,9 @@ class PlanningProgress:
             criteria = list(map(str, understood))
         elif self._live is not None:
             criteria = list(self._live.goal.success_criteria)
-        completion = self.state.completion or {}
-        judged = as_object(completion.get("summary")).get("criteria_met")
+        judged: JsonValue = None
+        if self.state.completion is not None:
+            judged = as_object(self.state.completion.get("summary")).get("criteria_met")
         if not isinstance(judged, list) or len(judged) != len(criteria):
             return [(text, None) for text in criteria]
         verdicts: list[tuple[str, bool | None]] = []
@@ -731,19 +696,22 @@ class PlanningProgress:
         """All plans, oldest first; the last is the current one."""
         plans = list[PlanProgress]()
         for plan in self.state.plans:
-            steps = self._superseded_steps.get(plan.task) or self._steps(plan)
+            if plan.task in self._superseded_steps:
+                steps = self._superseded_steps[plan.task]
+            else:
+                steps = self._steps(plan)
             plans.append(PlanProgress(plan.number, self._created_at[plan.task], plan.reason, steps))
         return tuple(plans)
 
     @property
     def assumes_on_timeout(self) -> bool:
         """True if assumptions replace an answer that does not come in time."""
-        value: JsonValue = {}
+        settings: JsonObject = {}
         if self.run_opened is not None:
-            value = self.run_opened.settings or {}
-        for name in ("planning", "replanning", "goal_understanding", "auto_assume_on_no_response"):
-            value = value.get(name, {}) if isinstance(value, dict) else {}
-        return value is not False
+            settings = as_object(self.run_opened.settings)
+        for name in ("planning", "replanning", "goal_understanding"):
+            settings = as_object(settings.get(name))
+        return settings.get("auto_assume_on_no_response") is not False
 
     def _descriptions(self) -> dict[str, str]:
         """Return the descriptions of the subtasks; the newest count."""
@@ -773,11 +741,10 @@ def _step_text(live: LivePlan, name: str, entry: TaskEntry, descriptions: Mappin
     For a list, it ends with the progress of its elements.
     """
     subtask = PlanningTask.of(entry.task).subtask or name
-    purpose = entry.task.goal or ""
-    description = descriptions.get(subtask, "")
-    text = purpose or description
+    texts = [entry.task.goal, descriptions.get(subtask)]
     if subtask == name:
-        text = description or purpose
+        texts.reverse()
+    text = next(filter(None, texts), "")
     if entry.is_expanded:
         text = f"{text} ({elements_text(live, entry)})".lstrip()
     return text
@@ -801,7 +768,7 @@ def progress_data(state: PlanningState, live: LivePlan) -> JsonObject:
     done = 0
     for name, entry in entries.items():
         current = _action_state(live, entry)
-        if current in WAITING or current is TaskState.RUNNING:
+        if current in UNFINISHED:
             remaining.append({"task": name, **action_progress(live, entry)})
         done += is_action_done(live, entry)
     down: list[JsonValue] = []
@@ -838,7 +805,11 @@ def executed_actions(live: LivePlan, state: PlanningState) -> list[JsonValue]:
     executed: list[JsonValue] = []
     names = state.names
     for entry in live:
-        if not is_action(entry.task) or entry.removed or entry.template is not None:
+        if not is_action(entry.task):
+            continue
+        if entry.removed:
+            continue
+        if entry.template is not None:  # it is told of with its list
             continue
         failure = entry.log.failure
         if entry.state in WAITING and failure is None:
@@ -853,6 +824,15 @@ def executed_actions(live: LivePlan, state: PlanningState) -> list[JsonValue]:
             action["error"] = _shorten(failure.message)
         executed.append(action)
     return executed
+
+
+def remaining_actions(live: LivePlan, plan: PlanVersion) -> ActionPlan:
+    """Return the actions of a plan that are not done."""
+    done: set[str] = set()
+    for name, task in plan.tasks.items():
+        if task in live and is_action_done(live, live.entry(TaskId(task))):
+            done.add(name)
+    return plan.action_plan.without(done)
 
 
 def elements_text(live: LivePlan, template: TaskEntry) -> str:
@@ -910,16 +890,18 @@ def _outcomes_of_elements(live: LivePlan, template: TaskEntry) -> JsonObject:
 
 def action_data(task: Task, name: str, chosen: JsonObject | None = None) -> JsonObject:
     """Return an action for a prompt, with the arguments chosen when its attempt began."""
+    arguments = dict(planned_arguments(task))
+    if chosen is not None:
+        arguments.update(chosen)
     data: JsonObject = {
         "id": name,
         "tool": tool_name(task),
-        "purpose": task.goal or "",
-        "arguments": {**planned_arguments(task), **(chosen or {})},
+        "purpose": task.goal,
+        "arguments": arguments,
         "expected_outcome": PlanningTask.of(task).expected_outcome,
     }
-    element = task.scope or {}
-    if "item" in element:
-        data["element"] = {name: element[name] for name in ("key", "item")}
+    if task.scope is not None and "item" in task.scope:
+        data["element"] = {"key": task.scope["key"], "item": task.scope["item"]}
     return {key: value for key, value in data.items() if value}
 
 

@@ -15,6 +15,7 @@ from replanning.journal.records import (
     NoteAdded,
     QuestionAnswered,
     QuestionVerdict,
+    RecordBody,
     ReplanRequested,
     RunOpened,
 )
@@ -22,12 +23,10 @@ from replanning.llm.quoting import truncate_text
 from replanning.plan.messages import spoken_id
 from replanning.plan.types import QuestionId, RunId
 from replanning.planning.coordinator import PlanningCoordinator
+from replanning.planning.notes import HandledComments, read_note
 from replanning.planning.state import TaskRequest, request_of
 from replanning.run.event_loop import describe_error, isolate
 from replanning.run.run import PlanRun
-
-HANDLED_NOTE: Final = "heard"
-"""Type of the planning note that lists handled comments."""
 
 POLL_SECONDS: Final = 10.0
 """Seconds between polls for new comments."""
@@ -138,7 +137,7 @@ class Steering:
         self._handled: set[str] = set()
         self._comments: Sequence[SteeringComment] = ()
         self._notice_times: dict[str, datetime] = {}
-        self._unrecorded: list[tuple[Sequence[str], str]] = []
+        self._unrecorded: list[HandledComments] = []
         self._last_problem = ""
 
     def __repr__(self) -> str:
@@ -171,9 +170,11 @@ class Steering:
     def _record_failure(self, error: Exception) -> None:
         """Record that comments cannot be read, and warn of it with the traceback."""
         run = self._planning.run
-        # A store that fails is handled by the run itself.
-        if run is not None and not run.ended and not isinstance(error, StoreError):
-            run._lifecycle.record_error("comments", error)
+        if run is None or run.ended:
+            return
+        if isinstance(error, StoreError):  # the run handles that itself
+            return
+        run._lifecycle.record_error("comments", error)
 
     async def poll(self) -> None:
         """Handle the comments written since the last poll.
@@ -192,14 +193,15 @@ class Steering:
             if comment.question:  # remembered in case the notice is deleted later
                 self._notice_times.setdefault(comment.question, comment.at)
         for comment in comments:
-            is_new = comment.id not in self._handled and not comment.notice
-            if is_new and not await self._handle_comment(run, comment):
+            if comment.notice or comment.id in self._handled:
+                continue
+            is_handled = await self._handle_comment(run, comment)
+            if not is_handled:
                 break  # this comment and those after it wait until the run continues
-        while (
-            self._unrecorded and not run.ended
-        ):  # of an ended run, they are recorded once it is resumed
-            ignored, why = self._unrecorded[0]
-            run.note(HANDLED_NOTE, {"comments": [*ignored], "why": why})
+        # Of an ended run, they are recorded once it is resumed.
+        while self._unrecorded and not run.ended:
+            note = self._unrecorded[0]
+            run.note(note.note_type, note.to_json())
             self._unrecorded.pop(0)
 
     def _load_handled(self, run: PlanRun, comments: Sequence[SteeringComment]) -> None:
@@ -212,28 +214,22 @@ class Steering:
             body = record.body
             if isinstance(body, ReplanRequested | QuestionAnswered | AnswerRefused):
                 handled.add(_comment_id(body.by))
-            elif isinstance(body, NoteAdded) and body.type == HANDLED_NOTE:
-                is_new = False
-                listed = body.data.get("comments")
-                handled |= set(map(str, listed)) if isinstance(listed, list) else set()
+            elif isinstance(body, NoteAdded):
+                note = read_note(body)
+                if isinstance(note, HandledComments):
+                    is_new = False
+                    handled.update(note.comments)
         self._run = run.id
         self._handled = handled - {""}
         if not is_new:
             return
-        opened = records[0].body
         earlier = self._initially_handled
-        request = request_of(opened.plan) if isinstance(opened, RunOpened) else None
-        if earlier is None and request is not None and "forge" in request.repository:
-            latest = max(
-                (comment.at for comment in request.comments if comment.at is not None), default=None
-            )
-            earlier = tuple(
-                comment.id for comment in comments if latest is not None and comment.at <= latest
-            )
-        elif earlier is None:
-            earlier = tuple(comment.id for comment in comments)
+        if earlier is None:
+            earlier = _comments_before(records[0].body, comments)
         self._handled |= set(earlier)
-        self._unrecorded.append((earlier, "they were there before the run"))
+        self._unrecorded.append(
+            HandledComments(comments=earlier, why="they were there before the run")
+        )
 
     async def _handle_comment(self, run: PlanRun, comment: SteeringComment) -> bool:
         """Handle a comment; return False if it must wait until the run continues."""
@@ -243,27 +239,40 @@ class Steering:
         text = truncate_text(_LEADING_QUOTE.sub("", comment.body, count=1).strip(), 10_000)
         command = ""
         parsed = _COMMAND.fullmatch(text)
-        if parsed is not None and parsed["word"].lower() in ("approve", "reject", "replan"):
-            command = parsed["word"].lower()
-            text = parsed["rest"].strip()
-        elif parsed is not None and parsed["sign"] == "/":
-            return self._ignore(comment, "its command is for another program")
-        if not (text or command):
-            return self._ignore(comment, "it is empty")
+        if parsed is not None:
+            word = parsed["word"].lower()
+            if word in ("approve", "reject", "replan"):
+                command = word
+                text = parsed["rest"].strip()
+            elif parsed["sign"] == "/":
+                return self._ignore(comment, "its command is for another program")
         by = f"{comment.author} (comment {comment.id})"
-        if command in ("approve", "reject"):
-            return self._decide(
-                run, comment, "reject" if command == "reject" else "approve", text, by
-            )
-        if not command and (pending := self._planning.engine.pending(run.id)):
-            state = self._planning.state
-            for question in pending:
-                if state.accepts_free_text(question.id) and self._is_reply(comment, question):
+        match command:
+            case "approve":
+                return self._decide(run, comment, "approve", text, by)
+            case "reject":
+                return self._decide(run, comment, "reject", text, by)
+            case "":
+                if not text:
+                    return self._ignore(comment, "it is empty")
+                question = self._clarification_for(run, comment)
+                if question is not None:
                     return self._answer(comment, question, "approve", text, by)
         if run.ended:
             return False
         run.request_replan(text or "a new plan is wanted", by=by)
         return self._mark_handled(comment, f"{comment.author} has given feedback")
+
+    def _clarification_for(self, run: PlanRun, comment: SteeringComment) -> Question | None:
+        """Return the first pending clarification that a comment may answer in words."""
+        pending = self._planning.engine.pending(run.id)
+        if not pending:
+            return None
+        state = self._planning.state
+        for question in pending:
+            if state.accepts_free_text(question.id) and self._is_reply(comment, question):
+                return question
+        return None
 
     def _decide(
         self, run: PlanRun, comment: SteeringComment, verdict: QuestionVerdict, text: str, by: str
@@ -276,14 +285,17 @@ class Steering:
         clarifications = {
             question.id for question in pending if state.accepts_free_text(question.id)
         }
-        if match := _QUESTION_NAME.fullmatch(named):
+        match = _QUESTION_NAME.fullmatch(named)
+        if match is not None:
             text = rest
             called = QuestionId(f"{match['run'] or run.id}.q{match['number']}")
-            chosen = [q for q in pending if q.id == called and self._is_reply(comment, q)]
+            of_name = [question for question in pending if question.id == called]
+            chosen = [question for question in of_name if self._is_reply(comment, question)]
         else:
-            chosen = [q for q in pending if self._is_reply(comment, q, require_notice=True)]
-            approvals = [q for q in chosen if q.id not in clarifications]
-            chosen = approvals or (chosen if verdict == "reject" else [])
+            noticed = [q for q in pending if self._is_reply(comment, q, require_notice=True)]
+            chosen = [question for question in noticed if question.id not in clarifications]
+            if not chosen and verdict == "reject":
+                chosen = noticed
         if len(chosen) == 1:
             return self._answer(comment, chosen[0], verdict, text, by)
         if chosen:
@@ -309,7 +321,7 @@ class Steering:
         try:
             self._planning.engine.answer(question.id, verdict, by=by, comment=text)
         except ReplanningError as error:
-            if isinstance(error, StoreError) and not isinstance(error, RecordNotSerializable):
+            if _is_of_store(error):
                 raise  # it is handled as soon as the store works
             return self._ignore(comment, describe_error(error))
         return self._mark_handled(
@@ -329,7 +341,9 @@ class Steering:
             return self._comments.index(comment) > self._comments.index(notice)
         if question.id in self._notice_times:
             return comment.at > self._notice_times[question.id]
-        return not require_notice and comment.at.timestamp() >= int(question.asked_at)
+        if require_notice:
+            return False
+        return comment.at.timestamp() >= int(question.asked_at)
 
     def _mark_handled(self, comment: SteeringComment, message: str) -> bool:
         self._handled.add(comment.id)
@@ -338,12 +352,34 @@ class Steering:
 
     def _ignore(self, comment: SteeringComment, why: str) -> bool:
         self._handled.add(comment.id)
-        self._unrecorded.append(([comment.id], f"{comment.author}: {why}"))
+        note = HandledComments(comments=(comment.id,), why=f"{comment.author}: {why}")
+        self._unrecorded.append(note)
         self._on_message(f"comment {comment.id} of {comment.author} is ignored: {why}")
         return True
+
+
+def _is_of_store(error: ReplanningError) -> bool:
+    """Return whether a store failed, and not on what it was to store."""
+    return isinstance(error, StoreError) and not isinstance(error, RecordNotSerializable)
+
+
+def _comments_before(opened: RecordBody, comments: Sequence[SteeringComment]) -> tuple[str, ...]:
+    """Return the comments that the request of a run includes, or all if it is of no issue."""
+    request: TaskRequest | None = None
+    if isinstance(opened, RunOpened):
+        request = request_of(opened.plan)
+    if request is None or "forge" not in request.repository:
+        return tuple(comment.id for comment in comments)
+    times = [comment.at for comment in request.comments if comment.at is not None]
+    if not times:
+        return ()
+    latest = max(times)
+    return tuple(comment.id for comment in comments if comment.at <= latest)
 
 
 def _comment_id(by: str) -> str:
     """Return the id of the comment that an author text names; empty if it names none."""
     match = _COMMENT_AUTHOR.fullmatch(by)
-    return match["id"] if match else ""
+    if match is None:
+        return ""
+    return match["id"]

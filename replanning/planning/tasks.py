@@ -55,6 +55,9 @@ _PHASE_GOALS: Final[Mapping[Phase, str]] = {
     Phase.EXECUTION: "Decide which tool is used next",
 }
 
+UNFINISHED: Final = WAITING | {TaskState.RUNNING}
+"""States of tasks that are still to be done, or being done."""
+
 _PHASE_BY_NAME: Final[Mapping[str, Phase]] = {phase.value: phase for phase in Phase}
 
 _PLACEHOLDER_ARGUMENT: Final = "${context.asked_for_later}"
@@ -127,26 +130,46 @@ class PlanningTask(BaseModel):
 
     def in_round(self) -> PlanningTask:
         """Return the notes that a repeated phase shares: its lineage, and where its round began."""
-        clean = self.target is not None and not keeps_finished(self.target)
-        return PlanningTask(lineage=self.lineage, target=self.target if clean else None)
+        begins_anew = self.target is not None and not keeps_finished(self.target)
+        target = self.target if begins_anew else None
+        return PlanningTask(lineage=self.lineage, target=target)
 
 
 def phase_of(task: Task) -> Phase | None:
     """Return the phase that a task carries out; None for an action."""
     # Not parsed in full, because scans ask this of every task.
     name = as_object(task.metadata.get(PLANNING_KEY)).get("phase")
-    return _PHASE_BY_NAME.get(name) if isinstance(name, str) else None
+    if not isinstance(name, str):
+        return None
+    return _PHASE_BY_NAME.get(name)
 
 
 def is_action(task: Task) -> bool:
     """Return whether a task is an action that a model planned."""
-    return bool(as_object(task.metadata.get(PLANNING_KEY))) and phase_of(task) is None
+    notes = as_object(task.metadata.get(PLANNING_KEY))
+    if not notes:
+        return False
+    return phase_of(task) is None
+
+
+def is_waiting(entry: TaskEntry) -> bool:
+    """Return whether a task has not begun, and is still part of the plan."""
+    return entry.state in WAITING and not entry.removed
+
+
+def is_unfinished(entry: TaskEntry) -> bool:
+    """Return whether a task of the plan is still to be done, or is being done."""
+    return entry.state in UNFINISHED and not entry.removed
 
 
 def planned_arguments(body: TaskBody) -> JsonObject:
     """Return the known arguments of a task of planning mode, complete or not."""
-    known = PlanningTask.of(body).arguments if body.tool is None else None
-    return body.arguments if known is None else known
+    if body.tool is not None:
+        return body.arguments
+    known = PlanningTask.of(body).arguments
+    if known is None:
+        return body.arguments
+    return known
 
 
 # Phases as tasks
@@ -159,7 +182,9 @@ def phase_task(
     notes: PlanningTask | None = None,
 ) -> Task:
     """Return a task that carries out a phase."""
-    metadata = (notes or PlanningTask()).model_copy(update={"phase": phase}).to_metadata()
+    if notes is None:
+        notes = PlanningTask()
+    metadata = notes.model_copy(update={"phase": phase}).to_metadata()
     return Task(
         id=task_id,
         goal=_PHASE_GOALS[phase],
@@ -181,12 +206,18 @@ def is_phase_reached(live: LivePlan, phase: Phase, *, besides: TaskId | None = N
     upto = phases[: phases.index(phase) + 1]
     for entry in live:
         current = phase_of(entry.task) or Phase.EXECUTION
-        if current not in upto or entry.removed or entry.replacement.tasks:
+        if current not in upto:
             continue
-        if entry.id != besides and (entry.state in WAITING or entry.state is TaskState.RUNNING):
+        if entry.removed or entry.replacement.tasks:
+            continue
+        if entry.id == besides:
+            ended = True
+        elif is_unfinished(entry):
             return False
-        ended = entry.id == besides or entry.state is TaskState.DONE or entry.is_expanded
-        done = done or (current is phase and ended)
+        else:
+            ended = entry.state is TaskState.DONE or entry.is_expanded
+        if current is phase:
+            done = done or ended
     return done
 
 
@@ -209,16 +240,21 @@ def repeat_phases(
     tasks = list[Task]()
     first = target if target in PLANNING_PHASES else Phase.ACTION_SEQUENCE
     notes = notes.model_copy(update={"target": notes.target or target})
+    before = depends_on
     for phase in PLANNING_PHASES[PLANNING_PHASES.index(first) : PLANNING_PHASES.index(last) + 1]:
-        base = TaskId(phase) if approved_by is None else _reserved_id(live, phase, approved_by)
-        before = [tasks[-1].id] if tasks else depends_on
-        tasks.append(phase_task(phase, view.unused_id(base), before, notes))
+        base = TaskId(phase)
+        if approved_by is not None:
+            base = _reserved_id(live, phase, approved_by)
+        task = phase_task(phase, view.unused_id(base), before, notes)
+        tasks.append(task)
+        before = [task.id]
     return tuple(tasks)
 
 
 def _reserved_id(live: LivePlan, phase: Phase, asking: TaskId) -> TaskId:
     """Return the base of a task id that stays free while the task at a place asks a person."""
-    return TaskId(f"{phase}~agreed-{[entry.id for entry in live].index(asking) + 1}")
+    place = [entry.id for entry in live].index(asking)
+    return TaskId(f"{phase}~agreed-{place + 1}")
 
 
 def add_phases(tasks: Sequence[Task], before: Iterable[TaskId] = ()) -> list[PlanChange]:
@@ -249,9 +285,8 @@ def pending_reflection(live: LivePlan) -> TaskId | None:
     """Return the task of the reflection that is still to come."""
     pending: TaskId | None = None
     for entry in live:
-        if entry.state in WAITING and not entry.removed:
-            if phase_of(entry.task) is Phase.REFLECTION:
-                pending = entry.id
+        if is_waiting(entry) and phase_of(entry.task) is Phase.REFLECTION:
+            pending = entry.id
     return pending
 
 
@@ -264,17 +299,26 @@ def is_action_done(live: LivePlan, entry: TaskEntry) -> bool:
     if entry.state is TaskState.DONE:
         return phase_of(entry.task) is None
     if entry.is_expanded:
-        elements = entry.replacement.sinks
-        return all(is_action_done(live, one) or _is_passed_over(live, one) for one in elements)
-    if entry.state is not TaskState.REPLACED_BY_REPLAN or not entry.replacement.tasks:
+        return all(_is_settled(live, element) for element in entry.replacement.sinks)
+    if entry.state is not TaskState.REPLACED_BY_REPLAN:
         return False
-    return all(is_action_done(live, live.entry(part)) for part in entry.replacement.tasks)
+    parts = entry.replacement.tasks
+    if not parts:
+        return False
+    return all(is_action_done(live, live.entry(part)) for part in parts)
+
+
+def _is_settled(live: LivePlan, element: TaskEntry) -> bool:
+    """Return whether an element is done, or its list goes on without it."""
+    return is_action_done(live, element) or _is_passed_over(live, element)
 
 
 def _is_passed_over(live: LivePlan, element: TaskEntry) -> bool:
     """Return whether an element has failed, and its list goes on without it."""
-    parts = live.leaves(element)
-    return all(part.state is TaskState.SKIPPED and part.log.count > 0 for part in parts)
+    for part in live.leaves(element):
+        if part.state is not TaskState.SKIPPED or part.log.count == 0:
+            return False
+    return True
 
 
 def action_of(entry: TaskEntry) -> TaskEntry:
@@ -289,10 +333,12 @@ def is_list_running(live: LivePlan, entry: TaskEntry) -> bool:
     begun = False
     for element in entry.replacement.sinks:
         for part in live.leaves(element):
-            fails = part.state in STUCK and part.task.on_item_failure == "fail"
-            if fails or phase_of(part.task) is not None:
+            if part.state in STUCK and part.task.on_item_failure == "fail":
                 return False
-            begun = begun or part.log.count > 0
+            if phase_of(part.task) is not None:
+                return False
+            if part.log.count > 0:
+                begun = True
     return begun
 
 
@@ -300,7 +346,9 @@ def finished_actions(live: LivePlan) -> int:
     """Return the number of actions that are done, of which a list with all its elements is one."""
     number = 0
     for entry in live:
-        if not is_action(entry.task) or entry.template is not None:
+        if not is_action(entry.task):
+            continue
+        if entry.template is not None:  # its list is counted
             continue
         is_done = entry.state is TaskState.DONE
         if entry.is_expanded:
@@ -319,12 +367,12 @@ def tool_parameters(tool: ToolSpec) -> Mapping[str, str]:
     texts = (
         *tool.fact_patterns,
         *tool.headers.values(),
-        tool.command or "",
-        tool.url or "",
+        tool.command,
+        tool.url,
         *iter_strings(tool.body, keys=False),
     )
     parameters: dict[str, str] = {}
-    for text in texts:
+    for text in filter(None, texts):
         parameters.update(dict.fromkeys(placeholders(text), "any"))
     parameters.pop(IDEMPOTENCY_KEY, None)  # which the executor fills in
     return parameters
@@ -332,10 +380,9 @@ def tool_parameters(tool: ToolSpec) -> Mapping[str, str]:
 
 def missing_arguments(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
     """Return the required arguments of a tool that are not given."""
-    missing: list[str] = []
-    for name in tool_parameters(tool):
-        if name not in arguments and name not in tool.optional:
-            missing.append(name)
+    missing = dict.fromkeys(tool_parameters(tool))
+    for name in (*tool.optional, *arguments):
+        missing.pop(name, None)
     return tuple(missing)
 
 
@@ -356,14 +403,17 @@ def _argument_problems(tool: ToolSpec, arguments: JsonObject) -> list[str]:
     problems: list[str] = []
     if tool.kind == "shell" and tool.command:
         problems += option_problems(tool.command, arguments, tool.parameters)
-    if tool.parameters or tool.kind not in ("shell", "http"):
-        return problems  # others are compared with their parameters, or check arguments themselves
+    if tool.parameters:  # the arguments are compared with these
+        return problems
+    if tool.kind not in ("shell", "http"):  # it checks its arguments itself
+        return problems
     declared = tool_parameters(tool)
     known = brief_repr(list(declared))
     for name in arguments:
-        if name not in declared and name not in tool.produces:
-            missing = f"tool {tool.name!r} has no parameter {brief_repr(name)}"
-            problems.append(f"{missing}; it has {known}")
+        if name in declared or name in tool.produces:
+            continue
+        missing = f"tool {tool.name!r} has no parameter {brief_repr(name)}"
+        problems.append(f"{missing}; it has {known}")
     return problems
 
 
@@ -438,9 +488,12 @@ def decision_line(record: JsonObject, *, warned: bool = False) -> str:
     replan = record.get("replan_type")
     reason = record.get("reason")
     override = record.get("override_reason")
+    why = ""
+    reasoning = ""
     stated = as_object(record.get("llm_decision")).get("reasoning")
-    why = one_line(str(stated or ""), _MAX_REASON_CHARS)
-    reasoning = f": {why}" if why else ""
+    if stated:
+        why = one_line(str(stated), _MAX_REASON_CHARS)
+        reasoning = f": {why}"
     rule = f"{override}: {reason}" if override else f"{reason}"
     if replan == "none":
         # The first phases make the plan; only later ones can keep it.
@@ -487,9 +540,10 @@ def revise_decomposition(
         if subtask is None:
             subtask = Subtask(id=name, description=purposes.get(name, ""))
         needed = [each for each in subtask.dependencies if each in stays]
-        is_next_to_new = name not in known or before not in known
-        if before is not None and is_next_to_new and before not in needed:
-            needed.append(before)
+        if before is not None and before not in needed:
+            is_next_to_new = name not in known or before not in known
+            if is_next_to_new:
+                needed.append(before)
         subtasks.append(subtask.model_copy(update={"dependencies": tuple(needed)}))
         before = name
     return decomposition.model_copy(update={"subtasks": tuple(subtasks)})
@@ -557,7 +611,9 @@ def compile_action_plan(
     The capacity of resources is not checked where it is not given. Of many subtasks, the actions
     may serve one batch; `earlier` are the tasks of the batches before.
     """
-    done = finished or {}
+    done: Mapping[str, str] = {}
+    if finished is not None:
+        done = finished
     subtasks = decomposition.remaining(done)
     if batch is not None:
         subtasks = [one for one in subtasks if one.id in batch]
@@ -581,7 +637,9 @@ def compile_action_plan(
         for action, action_name in zip(actions, names, strict=True):
             read: list[JsonValue] = [action.arguments, action.for_each]
             for reference in find_references(read, done):
-                subtask = template_of(reference.task or TaskId(""))
+                if reference.task is None:
+                    continue
+                subtask = template_of(reference.task)
                 if subtask in done:
                     waits.append(resolve(subtask))
             notes = PlanningTask(
@@ -636,11 +694,15 @@ def _stated_fallbacks(
 
     An example of such a strategy is `write_file: from scratch`.
     """
-    strategy = " ".join((action.fallback_strategy or "").split())
+    if not action.fallback_strategy:
+        return ()
+    strategy = " ".join(action.fallback_strategy.split())
     text = re.sub("^use ", "", strategy, flags=re.IGNORECASE)
     head = re.split(r"[:;,(]| [-–—] | (?:with|instead|for)\b", text, maxsplit=1)[0]
-    tool = library.get(text) or library.get(head.strip(" `'\""))
-    if tool is None or tool.name == action.tool:
+    tool = library.get(text, library.get(head.strip(" `'\"")))
+    if tool is None:
+        return ()
+    if tool.name == action.tool:  # it would fail again
         return ()
     shared = {name: arguments[name] for name in tool_parameters(tool) if name in arguments}
     fields = _tool_fields(tool, shared, PlanningTask(subtask=action.task_id))
@@ -666,26 +728,24 @@ def _check_actions(
     hints = NameSuggester()
     names = dict.fromkeys(subtask.id for subtask in subtasks)
     yield from _check_order(action_plan, names, hints)
-    capacity = dict(resources or {})
-    if not capacity:
+    capacity: dict[str, float] = {}
+    if resources:
+        capacity.update(resources)
+    else:
         for spec in library.values():
             capacity.update(dict.fromkeys(spec.resources, math.inf))
     scope = TaskScope(library, capacity, {})
     for index, action in enumerate(action_plan.actions):
         at = f"action_plan.actions[{index}]"
         label = f"the action for {action.task_id!r}"
-        if action.task_id in finished and action.task_id not in names:
-            yield Problem(f"{at}.task_id", f"{action.task_id!r} is a finished subtask")
-        elif action.task_id not in names:
+        if action.task_id not in names:
             why = f"not a subtask{hints(action.task_id, names)}"
+            if action.task_id in finished:
+                why = "a finished subtask"
             yield Problem(f"{at}.task_id", f"{action.task_id!r} is {why}")
         tool = library.get(action.tool)
         if tool is None:
-            hint = hints(action.tool, library)
-            if not hint and library:
-                hint = f"; there is {join_names([repr(name) for name in library], 20)}"
-            elif not hint:
-                hint = "; there are no tools at all"
+            hint = _tool_hint(action.tool, library, hints)
             yield Problem(f"{at}.tool", f"{label} uses the unknown tool {action.tool!r}{hint}")
             continue
         missing = missing_arguments(tool, action.arguments)
@@ -703,6 +763,16 @@ def _check_actions(
     for name in names:
         if name not in planned:
             yield Problem("action_plan.actions", f"there is no action for subtask {name!r}")
+
+
+def _tool_hint(name: str, library: Mapping[str, ToolSpec], hints: NameSuggester) -> str:
+    """Return which tool may be meant by an unknown name, or else which there are."""
+    hint = hints(name, library)
+    if hint:
+        return hint
+    if not library:
+        return "; there are no tools at all"
+    return f"; there is {join_names([repr(name) for name in library], 20)}"
 
 
 def _check_order(

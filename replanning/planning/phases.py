@@ -1,8 +1,7 @@
-"""Work of the tasks of planning mode: its phases, actions, and the loop without a plan."""
+"""Work of the phases of planning mode: they make a plan, put it into the run, and judge it."""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
@@ -17,40 +16,36 @@ from replanning.errors import (
     LLMResponseInvalid,
     PlanError,
     Problem,
-    ToolError,
-    TransientError,
 )
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.view import PlanView
 from replanning.plan.checks import topological_order
-from replanning.plan.references import resolve_references
-from replanning.plan.risk import command_risk, resolved_risk
-from replanning.plan.tasks import Task, ToolSpec, tool_name
+from replanning.plan.risk import command_risk
+from replanning.plan.tasks import Task, tool_name
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.decisions import (
     Phase,
-    ReplanCause,
     ReplanDecision,
     ReplanType,
     keeps_finished,
     replan_reason,
 )
 from replanning.planning.manager import Consideration
+from replanning.planning.notes import (
+    DEFAULT_ASSUMPTIONS,
+    OutputNote,
+    PlanVersion,
+)
 from replanning.planning.outputs import (
     Action,
     ActionPlan,
     CannotDecompose,
     CompletionReply,
-    ExecutionReply,
-    FunctionCall,
     PlanningReply,
     PlanRevision,
-    Reflection,
-    ReflectionReply,
     RevisionReply,
-    StepReply,
     Summary,
     TaskDecomposition,
     UnclearGoal,
@@ -61,15 +56,8 @@ from replanning.planning.session import (
     NoUsableReply,
     PlanningFailed,
     PlanningSession,
-    ToolNotAllowed,
-    UnexpectedResult,
 )
 from replanning.planning.state import (
-    DEFAULT_ASSUMPTIONS,
-    PlanVersion,
-    TaskHold,
-    action_data,
-    element_output,
     validate_output,
 )
 from replanning.planning.tasks import (
@@ -81,11 +69,10 @@ from replanning.planning.tasks import (
     compile_action_plan,
     describe_list,
     describe_tool_use,
-    finished_actions,
-    human_task,
     is_action,
     is_action_done,
     is_list_running,
+    is_waiting,
     missing_arguments,
     pending_reflection,
     phase_of,
@@ -93,10 +80,7 @@ from replanning.planning.tasks import (
     planned_arguments,
     repeat_phases,
     revise_decomposition,
-    tool_use_problems,
 )
-from replanning.run.attempt import TaskContext, Work
-from replanning.tools.errors import CommandFailed, HttpStatusFailed, McpToolFailed
 
 _log: Final = logging.getLogger("replanning.planning")
 
@@ -136,13 +120,13 @@ async def _decompose(session: PlanningSession, task: Task) -> JsonObject:
         reply = parse_planning(text, Phase.TASK_DECOMPOSITION)
         decomposition = reply.task_decomposition
         error = reply.error
-        is_empty = decomposition is None and error is None
-        if is_empty or isinstance(error, UnclearGoal):
-            raise LLMResponseInvalid(
-                "expected 'task_decomposition', or an error of the type 'cannot_decompose'"
-            )
+        expected = "expected 'task_decomposition', or an error of the type 'cannot_decompose'"
+        if isinstance(error, UnclearGoal):
+            raise LLMResponseInvalid(expected)
         if decomposition is not None:
             _check_decomposition(session, decomposition)
+        elif error is None:
+            raise LLMResponseInvalid(expected)
         session.keep_ahead(task, reply, Phase.TASK_DECOMPOSITION)
         return decomposition, error
 
@@ -189,9 +173,12 @@ def _infeasible(cannot: CannotDecompose) -> str:
 def _escalate_infeasible(session: PlanningSession, task: Task, cannot: CannotDecompose) -> None:
     """Escalate a goal that cannot be decomposed; return if another approach is to be taken."""
     reason = _infeasible(cannot)
-    recommendations = (cannot.other_approach,) if cannot.other_approach else ()
+    recommendations: tuple[str, ...] = ()
+    if cannot.other_approach:
+        recommendations = (cannot.other_approach,)
     held = session.state.held.get(PlanningTask.of(task).after)
-    if held is not None and held.why == "no_alternative":
+    was_escalated = held is not None and held.why == "no_alternative"
+    if was_escalated:
         # A person approved the other approach, and it has failed as well.
         session.record_intervention(reason, recommendations)
         raise PlanningFailed(reason)
@@ -240,6 +227,7 @@ async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObje
     """Return actions that fit subtasks and tools; many subtasks are planned in batches."""
     plan = session.state.plan
     target = PlanningTask.of(task).target or Phase.GOAL_UNDERSTANDING
+    is_revision = plan is not None and target is Phase.EXECUTION
     finished = {name: name for name in _finished_subtasks(session, task)}
     if plan is not None and keeps_finished(target):
         decomposition = plan.decomposition
@@ -250,7 +238,7 @@ async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObje
     if offered is not None:
         return _action_output(offered, decomposition)
     batches = _batches(decomposition, finished)
-    if len(batches) == 1 and target is Phase.EXECUTION and plan is not None:
+    if is_revision and len(batches) == 1:
         return await _request_revision(session, task, decomposition, finished)
     return await _request_batches(session, task, decomposition, finished, batches)
 
@@ -309,9 +297,9 @@ async def _request_revision(
         return check(parse_reply(text, RevisionReply).plan_revision)
 
     stated = session.stated_revision(task)
-    if stated:
+    if stated is not None:
         with suppress(LLMResponseInvalid):  # then the model is asked for another one
-            return check(PlanRevision.model_validate(stated, strict=False))
+            return check(stated)
     data = _subtask_data(session, task, decomposition)
     return await session.ask("revision", data, RevisionReply, parse)
 
@@ -453,10 +441,16 @@ def _finished_subtasks(session: PlanningSession, task: Task) -> dict[str, str]:
     finished: dict[str, str] = {}
     for name, task_id in _earlier_tasks(session, task).items():
         entry = live.entry(TaskId(task_id))
-        goes_on = entry.state is TaskState.RUNNING or is_list_running(live, entry)
-        if goes_on or is_action_done(live, entry):
+        if _needs_no_plan(live, entry):
             finished[name] = str(entry.id)
     return finished
+
+
+def _needs_no_plan(live: LivePlan, entry: TaskEntry) -> bool:
+    """Return whether an action is done, or under way."""
+    if entry.state is TaskState.RUNNING:
+        return True
+    return is_list_running(live, entry) or is_action_done(live, entry)
 
 
 def _is_superseded(session: PlanningSession, task: Task) -> bool:
@@ -465,13 +459,15 @@ def _is_superseded(session: PlanningSession, task: Task) -> bool:
     live = session.run.live
     plans = session.state.plans
     after = TaskId(notes.after)
-    if notes.target is None or not keeps_finished(notes.target):
+    if notes.target is None:
+        return False
+    if not keeps_finished(notes.target):
         return False
     if after not in live:
         return False
     root = live.entry(after).root
-    was_planned = any(root in plan.tasks.values() for plan in plans)
-    return was_planned and root not in plans[-1].tasks.values()
+    planned_in = [plan for plan in plans if root in plan.tasks.values()]
+    return bool(planned_in) and planned_in[-1] is not plans[-1]
 
 
 # Installation
@@ -486,7 +482,7 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
     state = session.state
     live = session.run.live
     notes = PlanningTask.of(task)
-    if any(PlanningTask.of(entry.task).by == task.id for entry in live):
+    if _is_installed(live, task):
         return
     subtasks = TaskDecomposition.model_validate(output["subtasks"], strict=False)
     action_plan = ActionPlan.model_validate(output["action_plan"], strict=False)
@@ -515,9 +511,9 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
         found, compiled = compile_action_plan(
             action_plan, subtasks, session.tools, prefix=prefix, finished=finished
         )
-    if found and notes.accept and state.plan is not None:
-        return  # a newer plan came while a person was asked, and counts
     if found:
+        if notes.accept and state.plan is not None:
+            return  # a newer plan came while a person was asked, and counts
         raise PlanError(found)
 
     _require_plan_approval(session, task, compiled)
@@ -535,10 +531,15 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
         lineage=notes.lineage,
     )
     if version not in state.plans:  # it is there if the run was interrupted right after this note
-        session.note("plan", version.model_dump(mode="json"))
+        session.note(version)
     planned = [_with_notes(session, task, action) for action in compiled]
     changes = _plan_changes(live, task, planned, frozenset(finished.values()))
     session.revise(changes, version.reason or "the plan was made")
+
+
+def _is_installed(live: LivePlan, task: Task) -> bool:
+    """Return whether the live plan has actions of the plan that a phase made."""
+    return any(PlanningTask.of(entry.task).by == task.id for entry in live)
 
 
 def _unused_prefix(live: LivePlan, number: int) -> str:
@@ -569,7 +570,7 @@ def _require_plan_approval(session: PlanningSession, task: Task, actions: Sequen
     """Have a person approve a plan, if settings demand that or the plan uses dangerous tools."""
     if session.plan_only:
         return
-    if _is_danger_approved(session.state.held.get(PlanningTask.of(task).accept)):
+    if session.state.is_danger_approved(PlanningTask.of(task).accept):
         return
     uses: list[str] = []
     for action in actions:
@@ -597,11 +598,6 @@ def _dangerous_uses(session: PlanningSession, action: Task) -> list[str]:
     return uses
 
 
-def _is_danger_approved(held: TaskHold | None) -> bool:
-    """Return whether a person has approved the use of a dangerous tool, and not something else."""
-    return held is not None and held.why == "dangerous" and held.is_approved
-
-
 def _plan_changes(
     live: LivePlan, task: Task, planned: Sequence[Task], kept: Container[str]
 ) -> list[PlanChange]:
@@ -620,7 +616,11 @@ def _plan_changes(
         changes.append(ModifyTask(task_id=reflection, fields={"depends_on": awaited}))
     reason = f"the plan of {task.id} has replaced it"
     for entry in live:  # no other action is left
-        if not is_action(entry.task) or entry.removed or action_of(entry).id in kept:
+        if not is_action(entry.task):
+            continue
+        if action_of(entry).id in kept:
+            continue
+        if entry.removed:
             continue
         if entry.state in WAITING or entry.state in STUCK:
             changes.append(SkipTask(task_id=entry.id, reason=reason))
@@ -638,32 +638,43 @@ async def _escalate_replan(
     Returns True if the new decision was applied, and False if the existing output is used. Raises
     TaskHeld if a person decides, and PlanningFailed if the run ends.
     """
-    subject = f"{task.id}~otherwise"
-    other = session.state.judged.get(subject)  # if the run was interrupted after that decision
-    if other is None:
-        data: JsonObject = {**session.prompt_data(task), "errors": reason}
-        # The action that failed is not in the plan any more, and cannot be retried.
-        refused = failed.model_copy(update={"cause": replace(failed.cause, action=None)})
-        other = await session.manager.escalate(refused, data, reason)
-        if other is not None:
-            session.record_consideration(subject, other)
-    if other is not None and other.ruling.is_executable and not other.ruling.questions:
-        replan = other.replan_id
+    other = await _other_decision(session, task, failed, reason)
+    if other is not None:
+        # A question would need an answer first.
+        if other.ruling.is_executable and not other.ruling.questions:
+            replan = other.replan_id
 
-        async def apply(decision: ReplanDecision) -> None:
-            _replace_remaining_phases(session, task, phase, decision, replan)
+            async def apply(decision: ReplanDecision) -> None:
+                _replace_remaining_phases(session, task, phase, decision, replan)
 
-        outcome = await session.execute_replan(other, apply)
-        if not outcome.problem:
-            return True
-    elif other is not None:
-        session.manager.record_skipped(other)
-        # The model can do without the replan; but a failed action is never skipped in this way.
-        is_about_failure = failed.cause.action and failed.cause.error
-        if other.ruling.kind == "continue" and not is_about_failure:
-            return False
+            outcome = await session.execute_replan(other, apply)
+            if not outcome.problem:
+                return True
+        else:
+            session.manager.record_skipped(other)
+            # The model can do without the replan; but a failed action is never skipped in this way.
+            is_about_failure = failed.cause.action and failed.cause.error
+            if other.ruling.kind == "continue" and not is_about_failure:
+                return False
     session.escalate(task.id, f"the replan cannot be done: {reason}")
     return False
+
+
+async def _other_decision(
+    session: PlanningSession, task: Task, failed: Consideration, reason: str
+) -> Consideration | None:
+    """Return the model's decision in place of a replan; None if it gives none."""
+    subject = f"{task.id}~otherwise"
+    earlier = session.state.judged.get(subject)
+    if earlier is not None:  # the run was interrupted after that decision
+        return earlier
+    data: JsonObject = {**session.prompt_data(task), "errors": reason}
+    # The action that failed is not in the plan any more, and cannot be retried.
+    refused = failed.model_copy(update={"cause": replace(failed.cause, action=None)})
+    other = await session.manager.escalate(refused, data, reason)
+    if other is not None:
+        session.record_consideration(subject, other)
+    return other
 
 
 def _replace_remaining_phases(
@@ -675,7 +686,9 @@ def _replace_remaining_phases(
     assert target is not None
     reason = replan_reason(decision)
     notes = PlanningTask(reason=reason, replan=replan, lineage=PlanningTask.of(task).lineage)
-    last = phase if session.state.plan is None else Phase.ACTION_SEQUENCE
+    last = Phase.ACTION_SEQUENCE
+    if session.state.plan is None:
+        last = phase
     tasks = repeat_phases(live, target, last, notes=notes, depends_on=[task.id])
     rest = _remaining_phases(session, task)
     view = PlanView(live)
@@ -695,7 +708,7 @@ def _remaining_phases(session: PlanningSession, task: Task) -> tuple[TaskId, ...
     replan = PlanningTask.of(task).replan
     remaining: list[TaskId] = []
     for entry in session.run.live:
-        if entry.state not in WAITING or entry.removed or entry.id == task.id:
+        if entry.id == task.id or not is_waiting(entry):
             continue
         if phase_of(entry.task) not in PLANNING_PHASES:
             continue
@@ -720,7 +733,7 @@ async def run_phase(session: PlanningSession, task: Task) -> JsonObject:
     state = session.state
     if notes.asks:
         considered = state.judged[task.id]
-        if considered.ruling.questions or considered.ruling.kind == "ask":
+        if considered.ruling.asks_person:
             await session.ask_about_decision(task.id, considered, "replan")
         session.escalate(task.id, considered.ruling.reason)
         return {}
@@ -728,21 +741,24 @@ async def run_phase(session: PlanningSession, task: Task) -> JsonObject:
     # An output is accepted, and no decision is needed, if the plan goes on with an existing one.
     accepted = bool(notes.accept)
     output = state.outputs.get(notes.accept or task.id)
-    if output is None and not accepted:
-        output = await _new_output(session, task, phase)
-        accepted = output is None
     if output is None:
-        output = _existing_output(session, task, phase)
+        if not accepted:
+            output = await _new_output(session, task, phase)
+        if output is None:
+            accepted = True
+            output = _existing_output(session, task, phase)
     if not output:
         return {}
     if task.id not in session.state.outputs:
-        session.note("output", {"task": task.id, "phase": phase.value, "value": output})
+        session.note(OutputNote(task=task.id, phase=phase, value=output))
 
     if phase is Phase.REFLECTION:
         await _conclude(session, task, output, accepted=accepted)
         return output
-    if not accepted and await _judge_phase(session, task, phase, output):
-        return output
+    if not accepted:
+        is_used_up = await _judge_phase(session, task, phase, output)
+        if is_used_up:
+            return output
     if phase is Phase.ACTION_SEQUENCE:
         _install_plan(session, task, output)
     return output
@@ -755,7 +771,9 @@ async def _new_output(session: PlanningSession, task: Task, phase: Phase) -> Jso
     with the existing output.
     """
     replan = PlanningTask.of(task).replan
-    forbidden = _forbidden_replan(session, replan) if phase in PLANNING_PHASES else None
+    forbidden: tuple[Consideration, str] | None = None
+    if phase in PLANNING_PHASES:
+        forbidden = _forbidden_replan(session, replan)
     if forbidden is not None:
         approved, reason = forbidden
         replanned = await _escalate_replan(session, task, phase, approved, reason)
@@ -769,11 +787,9 @@ async def _new_output(session: PlanningSession, task: Task, phase: Phase) -> Jso
         failed = session.state.begun.get(replan)
         if failed is None:
             raise
-        recorded = False
-        for record in session.state.records:
-            if record.replan_id == failed.replan_id and record.error == problem:
-                recorded = True
-        if not recorded:
+        # The run may have been interrupted after that was recorded.
+        recorded = [(record.replan_id, record.error) for record in session.state.records]
+        if (failed.replan_id, problem) not in recorded:
             session.manager.record_failure(failed, problem)
         reason = f"it failed: {problem}"
         replanned = await _escalate_replan(session, task, phase, failed, reason)
@@ -784,12 +800,16 @@ def _forbidden_replan(session: PlanningSession, replan: str) -> tuple[Considerat
     """Return a replan that a person approved after a limit was reached, and why it is forbidden."""
     state = session.state
     record = next((one for one in state.records if one.replan_id == replan), None)
-    if record is None or record.override_reason not in ("limit", "loop"):
+    if record is None:
+        return None
+    if record.override_reason not in ("limit", "loop"):
         return None
     for held in state.held.values():
-        # A question beside any other kind of replan is for clarification, not approval.
         considered = held.considered
-        if held.is_replan_approval and considered is not None and considered.replan_id == replan:
+        if considered is None:
+            continue
+        # A question beside any other kind of replan is for clarification, not approval.
+        if considered.replan_id == replan and held.is_replan_approval:
             return considered, record.reason
     return None
 
@@ -888,10 +908,10 @@ async def _apply_ruling(
     """Apply the decision after a phase; return whether the phase is repeated."""
     ruling = considered.ruling
     decision = considered.decision
-    if ruling.questions or ruling.kind == "ask":
+    if ruling.asks_person:
         await session.ask_about_decision(task.id, considered, "replan", otherwise=phase)
     if ruling.needs_escalation:
-        if decision is not None and decision.replan_type is ReplanType.CLARIFICATION_REQUEST:
+        if considered.replan_type is ReplanType.CLARIFICATION_REQUEST:
             # The limit of questions is reached: the rest is assumed.
             session.record_assumptions(_assumptions(decision))
         else:
@@ -941,22 +961,26 @@ async def _conclude(
 ) -> None:
     """Judge the result of the run: revise the plan, complete the run, or ask a person."""
     if accepted:
-        _record_completion(session, output, "accepted")
+        session.record_completion(output, "accepted")
         return
     data = _prompt_data(session, task, output)
     considered = await session.consider_replan(task.id, Phase.REFLECTION, data)
     exhausted = considered.ruling.needs_escalation
-    if not exhausted and await _apply_ruling(session, task, Phase.REFLECTION, considered):
-        return
+    if not exhausted:
+        is_revised = await _apply_ruling(session, task, Phase.REFLECTION, considered)
+        if is_revised:
+            return
     summary: Summary | None = None
     if "not_judged" not in output:
         summary = Summary.model_validate(output["summary"], strict=False)
     problem = _result_problem(output, summary, considered)
     if problem:
         decision = considered.decision
-        recommendations = decision.recommended_actions if decision is not None else ()
+        recommendations: tuple[str, ...] = ()
+        if decision is not None:
+            recommendations = decision.recommended_actions
         session.hold_for_intervention(task.id, problem, recommendations, summary)
-    _record_completion(session, output, "success")
+    session.record_completion(output, "success")
 
 
 def _result_problem(output: JsonObject, summary: Summary | None, considered: Consideration) -> str:
@@ -967,590 +991,10 @@ def _result_problem(output: JsonObject, summary: Summary | None, considered: Con
         return ruling.reason
     if summary is None:
         return f"the result could not be judged: {output['not_judged']}"
-    failed = getattr(decision, "evaluation_result", None) == "failure"
-    if summary.goal_achieved and not failed:
+    is_judged_failed = getattr(decision, "evaluation_result", None) == "failure"
+    if summary.goal_achieved and not is_judged_failed:
         return ""
-    reason = ruling.reason if decision is None else decision.reasoning
+    reason = ruling.reason
+    if decision is not None:
+        reason = decision.reasoning
     return f"the goal was not achieved: {reason}"
-
-
-def _record_completion(session: PlanningSession, output: JsonObject, status: str) -> None:
-    """Journal the model's summary of a completed run, with counts from the journal."""
-    stated = output.get("summary")
-    counts = session.state.task_counts()
-    summary: JsonObject = {"goal_achieved": False, "key_outcomes": []}
-    if isinstance(stated, dict):
-        summary.update(stated)
-    summary.update(counts)
-    comment = output.get("comment")
-    if not comment:
-        outcome = "achieved" if summary["goal_achieved"] else "not achieved"
-        comment = (
-            f"The goal was {outcome}; actions done: {counts['tasks_completed']},"
-            f" failed: {counts['tasks_failed']}."
-        )
-    head: JsonObject = {"phase": "completion", "comment": comment, "status": status}
-    session.note("completion", {**output, **head, "summary": summary})
-
-
-# Actions
-
-
-async def reflect(
-    session: PlanningSession, subject: str, name: str, data: JsonObject
-) -> Reflection | None:
-    """Return the model's reflection on an action, journaled and added to the prompt variables.
-
-    It is None if the model gave no usable reply; that is journaled, and not an error. For the same
-    subject, such as an attempt, the model is not asked again after an interruption.
-    """
-    noted = next((one for one in session.state.reflections if one.get("task") == subject), None)
-    if noted is None:
-        noted = {"task": subject, "action": name}
-        try:
-            answer = await session.ask(
-                "reflection",
-                {**data, "action_plan": _remaining_plan(session)},
-                ReflectionReply,
-                lambda text: parse_reply(text, ReflectionReply),
-                repairs=0,
-            )
-            noted |= answer.model_dump(mode="json", exclude_none=True)
-            if not answer.comment:
-                del noted["comment"]
-        except (LLMError, BudgetExceeded, PlanningFailed) as error:
-            noted["error"] = str(error)
-            _log.warning("run %s: no reflection on %s: %s", session.run.id, name, error)
-        session.note("reflection", noted)
-    if "error" in noted:
-        return None
-    fields = {key: value for key, value in noted.items() if key not in ("task", "action")}
-    reply = ReflectionReply.model_validate(fields, strict=False)
-    data["reflection"] = reply.model_dump(mode="json", exclude_none=True)
-    if reply.reflection is not None:
-        return reply.reflection
-    why = reply.plan_revision.reason if reply.plan_revision is not None else ""
-    return Reflection(action_id=name, status="partial", evaluation=why, plan_revision_needed=True)
-
-
-def _remaining_plan(session: PlanningSession) -> JsonObject:
-    """Return the actions that are not done; a reflection sees the outcomes of the others."""
-    plan = session.state.plan
-    live = session.run.live
-    if plan is None:
-        return {}
-    done = set[str]()
-    for name, task_id in plan.tasks.items():
-        if task_id in live and is_action_done(live, live.entry(TaskId(task_id))):
-            done.add(name)
-    return plan.action_plan.without(done).model_dump(mode="json", exclude_defaults=True)
-
-
-def reported_failure(
-    output: JsonValue, accepted: Container[int] = (), *, is_nested: bool = False
-) -> str:
-    """Return the failure in a field of an output, such as `error` or `exit_code`; else empty.
-
-    Accepted exit codes are no failures. JSON that a command prints, or a server answers with, is
-    looked at as well.
-    """
-    if isinstance(output, str) and len(output) <= 100_000 and output.lstrip().startswith("{"):
-        try:
-            output = json.loads(output)
-        except (ValueError, RecursionError):
-            return ""
-    if is_nested and isinstance(output, Mapping) and output.keys() == {"result"}:
-        output = output["result"]  # MCP servers wrap what is no object by itself
-    if not isinstance(output, Mapping):
-        return ""
-    for name, value in output.items():
-        if _is_failure(name, value, accepted):
-            return f"{name} is {json.dumps(value)[:500]}"
-    if is_nested:
-        return ""
-    inner = output.get("json", output.get("text", output.get("stdout")))
-    return reported_failure(inner, accepted, is_nested=True)
-
-
-def _is_failure(name: str, value: JsonValue, accepted: Container[int]) -> bool:
-    """Return whether a field of an output says that the tool has failed."""
-    match name:
-        case "ok" | "success":
-            return value is False
-        case "isError" | "is_error":
-            return value is True
-        case "exit_code" | "exit_status" | "returncode":
-            return type(value) is int and value != 0 and value not in accepted
-        case "error":
-            return value not in (None, "", False, [], {}, 0)
-    return False
-
-
-def _require_approval(
-    session: PlanningSession, task: Task, tool: str, arguments: JsonObject
-) -> None:
-    """Have a person approve the use of a dangerous tool."""
-    use = describe_tool_use(tool, arguments)
-    text = f"the model wants to use a tool that may do harm: {use}; let it?"
-    session.hold(task.id, "dangerous", text)
-
-
-def _failure_output(failure: Exception) -> JsonObject:
-    """Return the output of an action whose failure is expected."""
-    output: JsonObject = {"error": str(failure)}
-    if isinstance(failure, CommandFailed):
-        output |= {
-            "exit_code": failure.exit_code,
-            "stdout": failure.stdout,
-            "stderr": failure.stderr,
-        }
-    return output
-
-
-async def run_action(
-    session: PlanningSession, work: Work, task: Task, context: TaskContext
-) -> object:
-    """Execute an action; `work` uses its tool.
-
-    The model reflects on every few actions, and on one whose output reports a failure. If the
-    action may fail, the failure of its tool is its output.
-
-    Raises:
-        ToolNotAllowed: its tool is not among the tools of the run.
-        TaskHeld: a person must approve it first.
-        UnexpectedOutput: its output is not as expected; the model is not shown it.
-        UnexpectedResult: the model decides that it is to be done again.
-        Exception: any error of the tool.
-    """
-    if is_action(task):
-        ready = await _resolve_task(session, task, context)
-    else:
-        _check_filled_arguments(session, task)
-        ready = task
-    context.arguments = ready.arguments
-    may_fail = PlanningTask.of(task).may_fail
-    try:
-        output = await work(ready, context)
-    except Exception as failure:
-        if not (may_fail and _has_run(failure)):
-            raise
-        output = _failure_output(failure)
-    if session.tool_loop_only or context.confirms:
-        return output
-    entry = session.run.live.entry(task.id)
-    session.run._lifecycle.outputs.require_expected(entry, output, checked=context.checked)
-
-    name = session.state.name_of(entry.root)
-    result: JsonValue = repr(output)
-    if isinstance(output, str | int | float | bool | list | dict | None):
-        result = output
-    error = ""
-    if not may_fail:
-        spec = session.tools.get(tool_name(task))
-        error = reported_failure(result, spec.accepted if spec is not None else ())
-    judged = entry
-    is_whole = True
-    template = entry.template
-    if template is not None:
-        # An element is looked at alone if its output reports a failure; else all are, with the last
-        # one.
-        is_whole = not error and _is_last_element(session, entry, template, result)
-        if is_whole:
-            judged = template
-            result = _outputs_of_list(session, template)
-    due = is_whole and _is_reflection_due(session)
-    every = is_whole and session.config.judge_on == "every_action"
-    if due or error or every:
-        session.tasks_in_reflection.add(task.id)
-        try:
-            await _judge_action(
-                session, task, context, judged, result, error=error, due=due, every=every
-            )
-        finally:
-            session.tasks_in_reflection.discard(task.id)
-    session.manager.action_succeeded(name)
-    return output
-
-
-def _has_run(failure: Exception) -> bool:
-    """Return whether a failure is the result of a tool that ran.
-
-    It is not if the tool could not be used, or may work on a retry.
-    """
-    if isinstance(failure, TransientError):
-        return False
-    if isinstance(failure, CommandFailed | HttpStatusFailed | McpToolFailed):
-        return True
-    return not isinstance(failure, ToolError)
-
-
-async def _judge_action(
-    session: PlanningSession,
-    task: Task,
-    context: TaskContext,
-    judged: TaskEntry,
-    result: JsonValue,
-    *,
-    error: str,
-    due: bool,
-    every: bool,
-) -> None:
-    """Have the model reflect on an action, or decide about it, and follow its decision.
-
-    Args:
-        judged: the action, or the task of its list if the list is looked at as a whole.
-        result: its output.
-        error: the failure that the output reports; empty if none.
-        due: whether a reflection is due because so many actions have ended.
-        every: whether the model decides after every action.
-    """
-    entry = session.run.live.entry(task.id)
-    settings = session.settings.reflection
-    name = session.state.name_of(judged.root)
-    if judged is entry:
-        action = action_data(task, name, session.state.calls.get(context.attempt_id))
-    else:
-        action = action_data(judged.task, name)
-    data: JsonObject = {**session.prompt_data(task), "action": action, "result": result}
-    problem = ""
-    if error:
-        problem = f"the tool did not fail, but its output says so: {error}"
-        data["errors"] = problem
-
-    reflection: Reflection | None = None
-    if due or (error and settings.enabled and settings.trigger_on_error):
-        reflection = await reflect(session, context.attempt_id, name, data)
-    lineage = session.state.lineage_of(entry.root)
-    cause = ReplanCause(problem, action=name, lineage=lineage)
-    is_wrong = bool(error)
-    if reflection is not None:
-        is_wrong = reflection.status != "success"
-        if reflection.plan_revision_needed and session.manager.limits.enabled:
-            subject = f"{context.attempt_id}~{Phase.REFLECTION}"
-            considered = await session.decide_revision(subject, reflection, data, cause)
-            await _follow_decision(session, task, context, considered)
-            return
-    if every or is_wrong:
-        considered = await session.manager.consider(Phase.EXECUTION, data, cause)
-        await _follow_decision(session, task, context, considered)
-
-
-def _is_reflection_due(session: PlanningSession) -> bool:
-    """Return whether the model reflects on the action that ends now, because so many have ended."""
-    settings = session.settings.reflection
-    plan = session.state.plan
-    interval = settings.trigger_interval
-    if interval and plan is not None and "trigger_interval" not in settings.model_fields_set:
-        interval = max(interval, -(-len(plan.tasks) // _MAX_REFLECTIONS))
-    if not settings.enabled or interval == 0:
-        return False
-    number = finished_actions(session.run.live) + 1 + len(session.tasks_in_reflection)
-    return number % interval == 0
-
-
-def _is_last_element(
-    session: PlanningSession, entry: TaskEntry, template: TaskEntry, output: JsonValue
-) -> bool:
-    """Return whether an element is the last of its list to end; its tool has given an output."""
-    # Several may have ended whose success is not on record yet; exactly one of them is the last.
-    session.ended_elements[entry.root] = output
-    elements = template.replacement.sinks
-    return all(one.satisfied or one.id in session.ended_elements for one in elements)
-
-
-def _outputs_of_list(session: PlanningSession, template: TaskEntry) -> list[JsonValue]:
-    """Return the outputs of all elements of a list, in its order; null if left out."""
-    outputs: list[JsonValue] = []
-    for element in template.replacement.sinks:
-        output = session.ended_elements.get(element.id)
-        if element.id not in session.ended_elements:
-            output = element_output(session.run.live, element)
-        outputs.append(output)
-    return outputs
-
-
-def _check_filled_arguments(session: PlanningSession, task: Task) -> None:
-    """Refuse a task that a person added, if references make its tool dangerous unseen."""
-    live = session.run.live
-    tool = live.tools.get(task.tool or "")
-    if tool is None:
-        return
-    harm = resolved_risk(tool, live.entry(task.id).task.arguments, task.arguments)
-    if harm:
-        advice = f"state whether the tool {tool.name!r} is `dangerous`"
-        raise ToolNotAllowed(f"with the arguments filled in, {harm}; {advice}")
-
-
-async def _resolve_task(session: PlanningSession, task: Task, context: TaskContext) -> Task:
-    """Return the task with its tool and all arguments.
-
-    The model chooses the arguments that the plan leaves open; for a dangerous tool, a person must
-    approve them.
-    """
-    live = session.run.live
-    name = tool_name(task)
-    spec = session.tools.get(name)
-    if spec is None:
-        raise ToolNotAllowed(
-            f"the tool {name!r} may not be used: it is not among the tools of this run any more"
-        )
-    approved = _is_danger_approved(session.state.held.get(task.id))
-    if task.tool is not None:
-        if not approved and _is_unseen_danger(session, task, spec):
-            _require_approval(session, task, name, task.arguments)
-        return task
-    planned = planned_arguments(task)
-    if not session.tool_loop_only:  # in the loop, arguments are literal
-        planned = resolve_references(
-            planned,
-            context=live.context,
-            result_of=live.results.output_of,
-            scope=task.scope,
-        )
-    if not missing_arguments(spec, planned):
-        return task.model_copy(update={"tool": name, "arguments": planned})
-
-    chosen: JsonObject | None = None
-    comment = ""
-    if approved:  # what a person has approved is used
-        for attempt, call in session.state.calls.items():
-            if attempt.startswith(f"{task.id}#"):
-                chosen = call
-    if chosen is None:
-        chosen, comment = await _choose_arguments(session, task, spec, planned)
-    noted: JsonObject = {
-        "task": context.attempt_id,
-        "arguments": {**chosen, **planned_arguments(task)},
-    }
-    if comment:
-        noted["comment"] = comment
-    session.note("call", noted)
-    arguments = {**chosen, **planned}  # planned arguments take precedence over those chosen now
-    if command_risk(spec, arguments) and not approved:
-        _require_approval(session, task, name, arguments)
-    return task.model_copy(update={"tool": name, "arguments": arguments})
-
-
-def _is_unseen_danger(session: PlanningSession, task: Task, spec: ToolSpec) -> bool:
-    """Return whether a use of a tool may do harm, and nobody could see that in the plan."""
-    if not command_risk(spec, task.arguments):
-        return False
-    if PlanningTask.of(task).unapproved:
-        return True
-    live = session.run.live
-    before = live.tools.get(spec.name)
-    planned = live.entry(task.id).task.arguments  # references are resolved since then
-    return before is not None and not command_risk(before, planned)
-
-
-async def _choose_arguments(
-    session: PlanningSession, task: Task, spec: ToolSpec, planned: JsonObject
-) -> tuple[JsonObject, str]:
-    """Return the arguments that the model chooses for an action, with its comment."""
-    capacity = session.run.live.scheduler.pool.capacity
-
-    def parse(text: str) -> tuple[JsonObject, str]:
-        reply = parse_reply(text, ExecutionReply)
-        call = reply.function_call
-        if call.name != spec.name:
-            raise LLMResponseInvalid(f"the tool of this action is {spec.name!r}, not {call.name!r}")
-        arguments = {**call.arguments, **planned}
-        missing = missing_arguments(spec, arguments)
-        if missing:
-            raise LLMResponseInvalid(f"the arguments {list(missing)} are missing")
-        problems = tool_use_problems(spec, arguments, capacity)
-        if problems:
-            raise LLMResponseInvalid("; ".join(problems))
-        session.refuse_secrets({"the arguments": call.arguments})
-        return call.arguments, reply.comment
-
-    action = action_data(task, session.state.name_of(task.id))
-    data = session.prompt_data(task)
-    data["action"] = {**action, "arguments": planned}
-    return await session.ask("execution", data, ExecutionReply, parse, repairs=1)
-
-
-async def _follow_decision(
-    session: PlanningSession, task: Task, context: TaskContext, considered: Consideration
-) -> None:
-    """Apply a decision after an action, or have a person decide before the plan goes on."""
-    live = session.run.live
-    cause = considered.cause
-    decision = considered.decision
-    ruling = considered.ruling
-    retries = decision is not None and decision.replan_type is ReplanType.RETRY
-    asks = ruling.kind == "ask"
-    followed = ruling.is_executable or (asks and cause.error != "")
-    if retries and not cause.error:
-        # Of a list, only the element that ended last would be repeated; and a successful action is
-        # not repeated on a guess.
-        of_list = live.entry(task.id).template is not None
-        if of_list:
-            followed = False
-        if asks or of_list:
-            session.manager.record_decision(considered, executed=False)
-
-    notes = PlanningTask()
-    if cause.error:
-        notes = PlanningTask(lineage=cause.lineage or "")
-    answers_first = bool(ruling.questions) and not followed
-    if not retries:
-        answers_first = asks or bool(ruling.questions)
-    if answers_first or ruling.needs_escalation:
-        asking = notes.model_copy(update={"asks": considered.replan_id})
-        new = human_task(live, depends_on=[task.id], notes=asking)
-        session.record_consideration(new.id, considered)
-        change = AddTask(task=new, before=_pending_tasks(live))
-        session.revise([change], "a person is asked how to go on")
-        return
-    if decision is None or not followed:
-        return
-    if retries:
-        session.record_consideration(context.attempt_id, considered)
-        reason = decision.reasoning or "the model decides that it is to be done again"
-        raise UnexpectedResult(reason)
-
-    async def apply(decision: ReplanDecision) -> None:
-        target = decision.target_phase
-        assert target is not None
-        reason = replan_reason(decision)
-        repeated = notes.model_copy(update={"reason": reason, "replan": considered.replan_id})
-        tasks = repeat_phases(live, target, notes=repeated, depends_on=[task.id])
-        session.revise(add_phases(tasks, _pending_tasks(live)), reason)
-
-    await session.execute_replan(considered, apply)
-
-
-def _pending_tasks(live: LivePlan) -> tuple[TaskId, ...]:
-    """Return the actions and the reflection that wait for a replan, as they may be outdated."""
-    waiting: list[TaskId] = []
-    for entry in live:
-        if is_action(entry.task) and entry.state in WAITING and not entry.removed:
-            waiting.append(entry.id)
-    reflection = pending_reflection(live)
-    if reflection is not None:
-        waiting.append(reflection)
-    return tuple(waiting)
-
-
-# Tool loop
-
-
-async def run_step(session: PlanningSession, task: Task) -> JsonObject:
-    """Execute a step of a run without a plan: the model uses a tool, or ends the run.
-
-    The use of a tool becomes an action. Parts done before an interruption are not repeated. Raises
-    TaskHeld if a person must decide, PlanningFailed if the model has used as many tools as it may
-    or gives no usable reply, and the errors of the model.
-    """
-    accepted = PlanningTask.of(task).accept
-    state = session.state
-    actions = [entry for entry in session.run.live if is_action(entry.task)]
-    limit = session.settings.max_subtasks
-
-    def parse(text: str) -> StepReply:
-        reply = parse_reply(text, StepReply)
-        if reply.function_call is not None:
-            problems = _call_problems(session, reply.function_call, actions)
-            if problems:
-                raise LLMResponseInvalid("; ".join(problems))
-            session.refuse_secrets({"the arguments": reply.function_call.arguments})
-        return reply
-
-    output = state.outputs.get(accepted or task.id)
-    if output is None and len(actions) >= limit:
-        reason = f"the limit of {limit} uses of tools (planning.max_subtasks) is reached"
-        session.record_intervention(reason)
-        raise PlanningFailed(reason)
-    if output is None:
-        chosen = await session.ask("step", session.prompt_data(task), StepReply, parse)
-        output = chosen.model_dump(mode="json", exclude_none=True)
-    if task.id not in session.state.outputs:
-        session.note("output", {"task": task.id, "phase": Phase.EXECUTION.value, "value": output})
-    reply = StepReply.model_validate(output, strict=False)
-    summary = reply.summary
-    if summary is not None:
-        if not (accepted or summary.goal_achieved):  # a person must accept that
-            reason = f"the goal was not achieved: {reply.comment or 'the model says no more'}"
-            session.hold_for_intervention(task.id, reason, judged=summary)
-        _record_completion(session, output, "accepted" if accepted else "success")
-    elif reply.function_call is not None:
-        _add_step(session, task, reply.function_call, reply.comment, number=len(actions) + 1)
-    return output
-
-
-def _add_step(
-    session: PlanningSession, task: Task, call: FunctionCall, comment: str, *, number: int
-) -> None:
-    """Add the action that a step has chosen, and the next step, unless that was done before."""
-    live = session.run.live
-    if any(PlanningTask.of(entry.task).by == task.id for entry in live):
-        return
-    spec = session.tools[call.name]
-    accepted = PlanningTask.of(task).accept
-    if command_risk(spec, call.arguments) and not accepted:
-        _require_approval(session, task, call.name, call.arguments)
-    view = PlanView(live)
-    name = TaskId(f"call-{number}")
-    if name in live:
-        name = view.unused_id(name)
-    notes = PlanningTask(by=task.id, tool=call.name, arguments=call.arguments)
-    action = Task(
-        id=name,
-        goal=comment or None,
-        depends_on=(task.id,),
-        timeout=spec.timeout,
-        resources=spec.resources,
-        metadata=notes.to_metadata(),
-    )
-    step = phase_task(Phase.EXECUTION, view.unused_id(TaskId(Phase.EXECUTION)), [action.id])
-    session.revise([AddTask(task=action), AddTask(task=step)], comment or f"{call.name} is used")
-
-
-def _call_problems(
-    session: PlanningSession, call: FunctionCall, actions: Sequence[TaskEntry]
-) -> list[str]:
-    """Return why a step may not use a tool in this way."""
-    spec = session.current_tools().get(call.name)
-    if spec is None:
-        known = ", ".join(map(repr, session.tools)) or "none at all"
-        return [f"there is no tool {call.name!r}; there is {known}"]
-    if not spec.available:
-        return [f"the tool {call.name!r} is not available now"]
-    missing = missing_arguments(spec, call.arguments)
-    if missing:
-        return [f"the arguments {list(missing)} of {call.name!r} are missing"]
-    limits = session.manager.limits
-    if limits.loop_detection and _count_failures(call, actions) >= limits.same_trigger:
-        times = f"{limits.same_trigger} times with these arguments"
-        return [f"{call.name!r} has failed {times}; do something else"]
-    if _is_declined(session, call):
-        return [
-            f"a person has declined to use {call.name!r} with these arguments; do something else"
-        ]
-    return tool_use_problems(spec, call.arguments, session.run.live.scheduler.pool.capacity)
-
-
-def _count_failures(call: FunctionCall, actions: Sequence[TaskEntry]) -> int:
-    """Return how many actions have failed with this use of a tool."""
-    number = 0
-    for entry in actions:
-        if entry.log.failure is not None:
-            notes = PlanningTask.of(entry.task)
-            is_same = notes.tool == call.name and (notes.arguments or {}) == call.arguments
-            number += is_same
-    return number
-
-
-def _is_declined(session: PlanningSession, call: FunctionCall) -> bool:
-    """Return whether a person has declined this use of a tool."""
-    state = session.state
-    for held in state.held.values():
-        if held.why != "dangerous" or held.verdict != "reject":
-            continue
-        output = state.outputs.get(held.task)
-        if output is None:
-            continue
-        if StepReply.model_validate(output, strict=False).function_call == call:
-            return True
-    return False
