@@ -193,7 +193,9 @@ def _mapping(arguments: argparse.Namespace) -> Part | None:
 
 def _installed(name: str, frameworks: list[str]) -> bool:
     """Whether frameworks are installed; if some are not, say so."""
-    absent = [each for framework in frameworks for each in effects.missing(framework)]
+    absent: list[str] = []
+    for framework in frameworks:
+        absent += effects.missing(framework)
     if absent:
         _say(f"{name} is left out: {', '.join(absent)} not installed; `make effects` installs them")
     return not absent
@@ -229,13 +231,14 @@ def _fanout(arguments: argparse.Namespace) -> Part | None:
 
 def _there(folder: Path, name: str, *files: str) -> bool:
     missing = [file for file in files if not (folder / file).exists()]
-    other = name == "planbench" and any(folder.glob("*.jsonl"))  # instances of somebody else's
-    if missing and not other:
-        _say(
-            f"{name} is left out: {', '.join(missing)} not found in {folder}; get them by `python -m benchmarks fetch`, or give their folder by --data"
-        )
-        return False
-    return True
+    if not missing:
+        return True
+    if name == "planbench" and any(folder.glob("*.jsonl")):  # instances of somebody else's
+        return True
+    _say(
+        f"{name} is left out: {', '.join(missing)} not found in {folder}; get them by `python -m benchmarks fetch`, or give their folder by --data"
+    )
+    return False
 
 
 def _say(line: str) -> None:

@@ -103,16 +103,17 @@ def session(work: Work, calls: int, engine: ReplanningEngine | None) -> Run:
     """A loop of a program's own."""
     function: Any = tool(work.function)
 
+    async def run_alone() -> None:
+        for n in range(calls):
+            await function(**work.arguments(n))
+
+    if engine is None:
+        return run_alone
+
     async def run() -> None:
-        async with (
-            engine.session("measure", tools=[function]) if engine else nullcontext() as opened
-        ):
+        async with engine.session("measure", tools=[function]) as opened:
             for n in range(calls):
-                await (
-                    opened.call(function, **work.arguments(n))
-                    if opened
-                    else function(**work.arguments(n))
-                )
+                await opened.call(function, **work.arguments(n))
 
     return run
 
@@ -144,12 +145,17 @@ def langgraph(
     builder.add_node("work", RunnableLambda(node_now, node))
     builder.add_edge(START, "work")
     builder.add_conditional_edges("work", lambda state: "work" if state["done"] < calls else END)
-    graph = replanned(builder.compile(), engine) if engine else builder.compile()
+    graph = builder.compile()
+    if engine is not None:
+        graph = replanned(graph, engine)
     given = {"done": 0}
     config = {"recursion_limit": calls + 5}
 
     async def run() -> None:
-        graph.invoke(given, config) if sync else await graph.ainvoke(given, config)
+        if sync:
+            graph.invoke(given, config)
+        else:
+            await graph.ainvoke(given, config)
 
     return run
 
@@ -172,13 +178,20 @@ def langchain(
         ) -> Any:
             return await handler(request)
 
-    asked = [{"name": work.name, "args": work.arguments(n), "id": str(n)} for n in range(calls)]
-    model = FakeModel(
-        messages=iter([*(AIMessage("", tool_calls=[each]) for each in asked), AIMessage("done")])
-    )
-    attached = [ReplanningMiddleware()] if engine else [Hook()] if hook else []
+    messages = []
+    for n in range(calls):
+        asked = {"name": work.name, "args": work.arguments(n), "id": str(n)}
+        messages.append(AIMessage("", tool_calls=[asked]))
+    messages.append(AIMessage("done"))
+    model = FakeModel(messages=iter(messages))
+    attached: list[Any] = []
+    if engine is not None:
+        attached.append(ReplanningMiddleware())
+    elif hook:
+        attached.append(Hook())
     agent = create_agent(model, [described(work.function)], middleware=attached)
-    agent = agent if engine is None else replanned(agent, engine)
+    if engine is not None:
+        agent = replanned(agent, engine)
     return lambda: agent.ainvoke({"messages": [("user", "go")]}, {"recursion_limit": 3 * calls + 5})
 
 
@@ -207,11 +220,14 @@ def pydantic_ai(
         async def wrap_run(self, ctx: Any, *, handler: Callable[[], Awaitable[Any]]) -> Any:
             return await handler()
 
-    answers = iter(
-        [*(ToolCallPart(work.name, work.arguments(n)) for n in range(calls)), TextPart("done")]
-    )
+    parts: list[Any] = [ToolCallPart(work.name, work.arguments(n)) for n in range(calls)]
+    answers = iter([*parts, TextPart("done")])
     model = FunctionModel(lambda messages, info: ModelResponse([next(answers)]))
-    attached = [Replanned(engine=engine)] if engine else [Hook()] if hook else []
+    attached: list[Any] = []
+    if engine is not None:
+        attached.append(Replanned(engine=engine))
+    elif hook:
+        attached.append(Hook())
     agent = Agent(model, tools=[work.function], capabilities=attached)
     return lambda: agent.run("go")
 
@@ -229,7 +245,10 @@ def openai_agents(work: Work, calls: int, engine: ReplanningEngine | None) -> Ru
     agent = Agent("agent", model=model, tools=[function_tool(work.function)])
 
     async def run() -> None:
-        async with replanned(agent, engine) if engine else nullcontext(agent) as attached:
+        opened: Any = nullcontext(agent)
+        if engine is not None:
+            opened = replanned(agent, engine)
+        async with opened as attached:
             await Runner.run(attached, "go", max_turns=calls + 5)
 
     return run
@@ -243,12 +262,14 @@ def agent_framework(work: Work, calls: int, engine: ReplanningEngine | None) -> 
     from replanning.integrations.agent_framework import Replanned
     from tests.integrations.test_agent_framework import Model
 
-    asked = (
-        Content.from_function_call(str(n), work.name, arguments=work.arguments(n))
-        for n in range(calls)
-    )
-    attached = [Replanned(engine=engine)] if engine else []
-    model = Model(*([each] for each in asked))
+    asked = []
+    for n in range(calls):
+        call = Content.from_function_call(str(n), work.name, arguments=work.arguments(n))
+        asked.append([call])
+    attached: list[Any] = []
+    if engine is not None:
+        attached.append(Replanned(engine=engine))
+    model = Model(*asked)
     agent = Agent(model, tools=[described(work.function)], middleware=attached)
     return lambda: agent.run("go")
 
@@ -261,12 +282,16 @@ def google_adk(
 
     from tests.integrations.test_google_adk import Chat, agent, attached, call, text
 
-    logging.getLogger("google_adk").setLevel(
-        logging.ERROR
-    )  # it warns at each step that the model counts no tokens
+    # It warns at each step that the model counts no tokens.
+    logging.getLogger("google_adk").setLevel(logging.ERROR)
     answers = [[call(work.name, **work.arguments(n))] for n in range(calls)]
     root = agent(*answers, [text("done")], tools=[work.function])
-    chat = Chat(root, *([attached(engine, {})] if engine else [BasePlugin("hook")] if hook else []))
+    plugins: list[Any] = []
+    if engine is not None:
+        plugins.append(attached(engine, {}))
+    elif hook:
+        plugins.append(BasePlugin("hook"))
+    chat = Chat(root, *plugins)
     return lambda: chat.send(text("go"))
 
 
@@ -284,7 +309,10 @@ def crewai(work: Work, calls: int, engine: ReplanningEngine | None) -> Run:
     )
 
     async def run() -> None:
-        with replanned(crew, engine) if engine else nullcontext():
+        opened: Any = nullcontext()
+        if engine is not None:
+            opened = replanned(crew, engine)
+        with opened:
             await anyio.to_thread.run_sync(crew.kickoff)
 
     return run
@@ -396,8 +424,12 @@ class Report:
             "|---|---|---|---|---|---|---|---|",
         ]
         for row in self.rows:
-            mark = "" if row.each <= BAR else "**"
-            hook = f"{row.hook:.0f} µs" if row.hook else ""
+            mark = ""
+            if row.each > BAR:
+                mark = "**"
+            hook = ""
+            if row.hook:
+                hook = f"{row.hook:.0f} µs"
             lines.append(
                 f"| {row.name} {row.version} | {row.arguments} | {row.without:.0f} µs "
                 f"| {row.more:.0f} µs ({row.more_median:.0f}) | {hook} | {row.calls} "
@@ -441,10 +473,14 @@ def _measure(name: str, number: str, work: Work, subject: Subject, rounds: int) 
     counted = 0
     for turn in range(rounds + 2):  # the first ones warm up
         for kind, kept in steps.items():
-            engine = ReplanningEngine() if kind == "attached" else None
-            chosen = HOOKED.get(name) if kind == "hooked" else subject
-            if chosen is None:
-                continue
+            engine: ReplanningEngine | None = None
+            chosen = subject
+            if kind == "attached":
+                engine = ReplanningEngine()
+            elif kind == "hooked":
+                if name not in HOOKED:
+                    continue
+                chosen = HOOKED[name]
             run = chosen(work, CALLS, engine)
             _called.clear()
             with quiet():
@@ -455,24 +491,20 @@ def _measure(name: str, number: str, work: Work, subject: Subject, rounds: int) 
                 kept.append([1e6 * (end - begin) for begin, end in pairwise(_called[WARM:])])
                 rest[kind].append(1e6 * (elapsed - (_called[-1] - _called[0])))
             if engine is not None:
-                runs = (engine.store.read(info.run) for info in engine.store.runs())
-                counted = sum(
-                    isinstance(record.body, AttemptStarted)
-                    for records in runs
-                    for record in records
-                )
+                counted = _count_attempts(engine)
     # The history of a run grows: the first step is compared with the first one, the second one with
     # the second one.
     alone, hooked, attached = (list(zip(*each, strict=True)) for each in steps.values())
 
     def added(columns: list[tuple[float, ...]], pick: Callable[[Sequence[float]], float]) -> float:
-        return statistics.median(
-            pick(more) - pick(less) for less, more in zip(alone, columns, strict=True)
-        )
+        pairs = zip(alone, columns, strict=True)
+        return statistics.median(pick(more) - pick(less) for less, more in pairs)
 
     more = added(attached, min)
     more_median = added(attached, statistics.median)
-    hook = added(hooked, min) if hooked else 0.0
+    hook = 0.0
+    if hooked:
+        hook = added(hooked, min)
     without = statistics.median(map(min, alone))
     opening = statistics.median(rest["attached"]) - statistics.median(rest["alone"]) - more
     calls = round(counted / CALLS)  # an agent's last answer calls no tool
@@ -488,3 +520,11 @@ def _measure(name: str, number: str, work: Work, subject: Subject, rounds: int) 
         (more - hook) / calls,
         opening,
     )
+
+
+def _count_attempts(engine: ReplanningEngine) -> int:
+    count = 0
+    for info in engine.store.runs():
+        for record in engine.store.read(info.run):
+            count += isinstance(record.body, AttemptStarted)
+    return count

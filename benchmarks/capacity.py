@@ -34,7 +34,7 @@ from benchmarks.sizing import (
     rounded,
 )
 from benchmarks.speed import failures
-from replanning import Plan, ReplanningEngine, Settings, Task, TaskContext
+from replanning import Goal, Plan, ReplanningEngine, Settings, Task, TaskContext, ToolSpec
 from replanning.environment import owner_id
 from replanning.journal import InboxMessage, MemoryStore, RunStore, SqliteStore
 from replanning.plan import RunId
@@ -50,10 +50,14 @@ def measure(
     """Measure everything, on the PostgreSQL server of an address, or on one of its own; without a server only the rest."""
     where = machine()
     rows = list[Row]()
-    runs, rounds, held = (20, 1, 50) if short else (200, 3, 1_000)
+    runs = 20 if short else 200
+    rounds = 1 if short else 3
+    held = 50 if short else 1_000
     cores = os.cpu_count() or 1
     with _places(postgres) as (place, server):
-        kinds = ("memory", "sqlite", "postgres") if server else ("memory", "sqlite")
+        kinds = ["memory", "sqlite"]
+        if server:
+            kinds.append("postgres")
 
         def add(
             names: dict[str, str], figure: Callable[..., Sequence[float | None]], *arguments: object
@@ -61,12 +65,11 @@ def measure(
             found = [figure(kind, place(kind), *arguments) for kind in kinds]
             for (name, unit), values in zip(names.items(), zip(*found, strict=True), strict=True):
                 rows.append(Row(name, unit, values))
-                report(
-                    f"{name}: {', '.join('-' if value is None else rounded(value) for value in values)} {unit}"
-                )
+                shown = ["-" if value is None else rounded(value) for value in values]
+                report(f"{name}: {', '.join(shown)} {unit}")
 
-        for number in (1, 10, 50, 200):
-            name = RECORD.format(f"{number} run{'s' if number > 1 else ''}")
+        for words, number in {"1 run": 1, "10 runs": 10, "50 runs": 50, "200 runs": 200}.items():
+            name = RECORD.format(words)
             add({name: "µs"}, _record, runs, number, rounds)
         for number, words in {
             1: "one process",
@@ -90,22 +93,23 @@ def measure(
         add({"resuming a run of 10,000 records": "s"}, _resume, 100 if short else 5_000)
         clients = []
         if server:
-            waited = _notified(place("postgres"), 20 if short else 200)
-            for share, value in (
-                ("half", waited[len(waited) // 2]),
-                ("99 in 100", waited[int(len(waited) * 0.99)]),
-            ):
-                rows.append(
-                    Row(
-                        f"a message of another process is seen: {share} within",
-                        "ms",
-                        (None, None, value),
-                    )
-                )
+            rows += _message_rows(place("postgres"), 20 if short else 200)
             for number in (1, 2) if short else (1, 2, 4, 8, 16):
                 clients.append(_clients(number, place("postgres"), 5 * runs))
                 report(f"{number} processes append {rounded(clients[-1][1])} records a second")
     return Capacity(where, server or "without PostgreSQL", tuple(rows), tuple(clients))
+
+
+def _message_rows(place: str, times: int) -> list[Row]:
+    """Measure after what time a message of another process is seen."""
+    waited = _notified(place, times)
+    name = "a message of another process is seen:"
+    half = waited[len(waited) // 2]
+    late = waited[int(len(waited) * 0.99)]
+    return [
+        Row(f"{name} half within", "ms", (None, None, half)),
+        Row(f"{name} 99 in 100 within", "ms", (None, None, late)),
+    ]
 
 
 @contextmanager
@@ -121,10 +125,9 @@ def _places(address: str | None) -> Iterator[tuple[Callable[[str], str], str]]:
             address = stack.enter_context(Server.running(fsync=True)).base
             server = " on the same host"
         if address is not None:
-            server = (
-                f"PostgreSQL {str(_sql(address, 'SHOW server_version')).partition(' ')[0]}{server}"
-            )
-            server += f", fsync {_sql(address, 'SHOW fsync')}"
+            number = str(_sql(address, "SHOW server_version")).partition(" ")[0]
+            fsync = _sql(address, "SHOW fsync")
+            server = f"PostgreSQL {number}{server}, fsync {fsync}"
 
         def place(kind: str) -> str:
             if kind != "postgres":
@@ -144,7 +147,8 @@ def _sql(address: str, statement: str) -> Any:
 
     with psycopg.connect(address, autocommit=True) as database:
         cursor = database.execute(statement.encode())
-        return cursor.fetchone()[0] if cursor.description else None  # type: ignore[index]
+        row = cursor.fetchone() if cursor.description else None
+        return row[0] if row else None
 
 
 def _store(kind: str, place: str) -> RunStore:
@@ -152,7 +156,9 @@ def _store(kind: str, place: str) -> RunStore:
         from replanning.journal.postgres import PostgresStore
 
         return PostgresStore(place)
-    return SqliteStore(place) if kind == "sqlite" else MemoryStore()
+    if kind == "sqlite":
+        return SqliteStore(place)
+    return MemoryStore()
 
 
 async def _execute(store: RunStore, runs: int, at_once: int) -> None:
@@ -188,13 +194,13 @@ def _record(kind: str, place: str, runs: int, at_once: int, rounds: int) -> tupl
 def _replan(kind: str, place: str, tasks: int) -> tuple[float]:
     """Milliseconds from a failed task to its substitute, by `repair`."""
     # Each task has tools of its own, so that the failure of one says nothing about the others.
-    tools = [
-        {"name": f"{name}{i}", "capability": f"c{i}"}
-        for i in range(tasks)
-        for name in ("usual", "spare")
-    ]
-    each = [{"id": f"t{i}", "tool": f"usual{i}"} for i in range(tasks)]
-    plan = Plan.model_validate({"goal": {"objective": "measure"}, "tools": tools, "tasks": each})
+    tools: list[ToolSpec] = []
+    own: list[Task] = []
+    for i in range(tasks):
+        tools.append(ToolSpec(name=f"usual{i}", capability=f"c{i}"))
+        tools.append(ToolSpec(name=f"spare{i}", capability=f"c{i}"))
+        own.append(Task(id=f"t{i}", tool=f"usual{i}"))
+    plan = Plan(goal=Goal(objective="measure"), tools=tuple(tools), tasks=tuple(own))
     settings = Settings.model_validate({"cooldown": 0, "limits": {"replans_per_run": 1_000}})
     with closing(_store(kind, place)) as store, quiet():
         engine = ReplanningEngine(["repair"], settings=settings, store=store)
@@ -240,9 +246,8 @@ def _together(number: int, function: Callable[..., Any], *arguments: object) -> 
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(number, timeout=120)
     with ProcessPoolExecutor(number, context, _start_with, (barrier,)) as pool:
-        return [
-            future.result() for future in [pool.submit(function, *arguments) for _ in range(number)]
-        ]
+        futures = [pool.submit(function, *arguments) for _ in range(number)]
+        return [future.result() for future in futures]
 
 
 def _alone(kind: str, place: str, function: Callable[..., Any], *arguments: object) -> Any:
@@ -270,11 +275,8 @@ def _execute_together(kind: str, place: str, runs: int) -> tuple[float, float]:
 
 def _clients(processes: int, place: str, records: int) -> tuple[int, float, int]:
     found = _together(processes, _append, place, records)
-    return (
-        processes,
-        processes * records / _span(found),
-        max(connections for *_, connections in found),
-    )
+    most = max(connections for *_, connections in found)
+    return processes, processes * records / _span(found), most
 
 
 def _append(place: str, records: int) -> tuple[float, float, int]:
@@ -313,11 +315,14 @@ def _open_runs(kind: str, place: str, runs: int, tasks: int, seconds: float) -> 
             before = asked
             busy = time.process_time()
             await anyio.sleep(seconds)
-            times = (time.process_time() - busy, asked - before) if seconds else ()
+            busy = time.process_time() - busy
+            waited = asked - before
             stop.set()
-        return (used[1] - used[0]) / (runs - runs // 10), *(
-            time / seconds / runs * 1e6 for time in times
-        )
+        memory = (used[1] - used[0]) / (runs - runs // 10)
+        if not seconds:
+            return (memory,)
+        scale = 1e6 / seconds / runs
+        return memory, busy * scale, waited * scale
 
     with closing(_store(kind, place)) as store:
         inbox = store.inbox
@@ -336,11 +341,8 @@ def _open_runs(kind: str, place: str, runs: int, tasks: int, seconds: float) -> 
 
 def _resident() -> float:
     """Kilobytes of this process in memory."""
-    return (
-        int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        * resource.getpagesize()
-        / 1000
-    )
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize() / 1000
 
 
 def _on_disk(kind: str, place: str, runs: int) -> tuple[float | None, ...]:
@@ -369,7 +371,8 @@ def _written(kind: str, place: str) -> float:
     if kind == "postgres":
         return float(_sql(place, "SELECT pg_current_wal_lsn() - '0/0'"))
     lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
-    return float(next(line.split()[1] for line in lines if line.startswith("wchar")))
+    wchar = next(line for line in lines if line.startswith("wchar"))
+    return float(wchar.split()[1])
 
 
 def _notified(place: str, times: int) -> list[float]:

@@ -59,12 +59,17 @@ class Report:
             "| tasks | time | processor time of the worker | memory of the worker | continued as new |",
             "|---|---|---|---|---|",
         ]
-        lines += [
-            f"| {row.tasks:,}, {'independent' if row.layer == row.tasks else f'in layers of {row.layer}'} "
-            f"| {row.seconds:.0f} s{'' if row.status == 'succeeded' else f', {row.status}'} | {row.processor:.0f} s "
-            f"| {row.memory / 1000:.1f} GB | {row.continued} |"
-            for row in self.rows
-        ]
+        for row in self.rows:
+            form = f"in layers of {row.layer}"
+            if row.layer == row.tasks:
+                form = "independent"
+            time = f"{row.seconds:.0f} s"
+            if row.status != "succeeded":
+                time = f"{time}, {row.status}"
+            lines.append(
+                f"| {row.tasks:,}, {form} | {time} | {row.processor:.0f} s "
+                f"| {row.memory / 1000:.1f} GB | {row.continued} |"
+            )
         return "\n".join(lines)
 
     def to_json(self) -> JsonObject:
@@ -75,11 +80,10 @@ class Report:
 def measure(*, short: bool = False, report: Callable[[str], None] = lambda line: None) -> Report:
     """Measure plans in layers, and one whose tasks do not depend on each other."""
     rows = []
-    for tasks, layer in (
-        [(200, LAYER), (200, 200)]
-        if short
-        else [(10_000, LAYER), (50_000, LAYER), (50_000, 50_000)]
-    ):
+    sizes = [(10_000, LAYER), (50_000, LAYER), (50_000, 50_000)]
+    if short:
+        sizes = [(200, LAYER), (200, 200)]
+    for tasks, layer in sizes:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
             rows.append(process.submit(_measure, tasks, layer).result())
         report(f"{tasks} tasks, {layer} at once: {rows[-1].seconds:.0f} s")
@@ -100,13 +104,15 @@ async def _carry_out(tasks: int, layer: int) -> Row:
 
     from replanning.integrations.temporal import ReplanningPlugin, TemporalOrchestrator
 
-    stated = [
-        {"id": f"t{n}", "depends_on": [f"t{n - layer}"] if n >= layer else []} for n in range(tasks)
-    ]
+    stated = []
+    for number in range(tasks):
+        depends_on = []
+        if number >= layer:
+            depends_on.append(f"t{number - layer}")
+        stated.append({"id": f"t{number}", "depends_on": depends_on})
     plan = Plan.model_validate({"goal": {"objective": "measure"}, "tasks": stated})
-    program = shutil.which("temporal", path=str(Path(sys.executable).parent)) or shutil.which(
-        "temporal"
-    )
+    own = str(Path(sys.executable).parent)
+    program = shutil.which("temporal", path=own) or shutil.which("temporal")
     async with (
         await WorkflowEnvironment.start_local(
             dev_server_existing_path=program, dev_server_log_level="error"

@@ -80,15 +80,19 @@ class Report:
             "| figure | measured | floor | ratio (lowest–highest) | bar | met |",
             "|---|---|---|---|---|---|",
         ]
-        lines += [_line(figure) for figure in self.figures if figure.size is None]
-        growth = [figure for figure in self.figures if figure.size is not None]
+        growth: list[str] = []
+        for figure in self.figures:
+            if figure.size is None:
+                lines.append(_line(figure))
+            else:
+                growth.append(_grown(figure))
         if growth:
             lines += [
                 "",
                 "| for each task, at plans of | measured | floor | ratio (lowest–highest) |",
                 "|---|---|---|---|",
             ]
-            lines += [_grown(figure) for figure in growth]
+            lines += growth
         if self.peers:
             lines += [
                 "",
@@ -97,7 +101,7 @@ class Report:
                 "| library | for each task (lowest–highest) | times ours | bar | met |",
                 "|---|---|---|---|---|",
             ]
-            lines += [_peer(peer) for peer in self.peers]
+            lines += map(_peer, self.peers)
         return "\n".join([*lines, *(f"\n{line}" for line in self.skipped)])
 
     def to_json(self) -> JsonObject:
@@ -111,13 +115,15 @@ class Report:
 
 
 def _line(figure: Figure) -> str:
-    floor = "" if figure.floor is None else f"{figure.floor:.1f} {figure.unit}"
-    ratio = (
-        ""
-        if figure.ratio is None
-        else f"{figure.ratio:.2f} ({figure.lowest:.2f}–{figure.highest:.2f})"
-    )
-    met = _met(figure.met) if figure.bar else ""
+    floor = ""
+    if figure.floor is not None:
+        floor = f"{figure.floor:.1f} {figure.unit}"
+    ratio = ""
+    if figure.ratio is not None:
+        ratio = f"{figure.ratio:.2f} ({figure.lowest:.2f}–{figure.highest:.2f})"
+    met = ""
+    if figure.bar:
+        met = _met(figure.met)
     return f"| {figure.name} | {figure.value:.1f} {figure.unit} | {floor} | {ratio} | {figure.bar} | {met} |"
 
 
@@ -213,11 +219,19 @@ def code_hash(root: Path = CODE) -> str:
 
 def machine() -> str:
     """Describe the machine and its load at the start."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    model = next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), ""
-    )
-    kind = f"{platform.machine()} {model}".strip()
-    load = f", load average {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    kind = f"{platform.machine()} {_processor()}".strip()
+    load = ""
+    if hasattr(os, "getloadavg"):
+        load = f", load average {os.getloadavg()[0]:.1f}"
     return f"{kind}, {os.cpu_count()} cores{load}, Python {platform.python_version()}, asyncio"
+
+
+def _processor() -> str:
+    """Return the name of the processor; empty where the system does not say it."""
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return ""
+    for line in info.read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return ""

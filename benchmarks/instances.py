@@ -13,6 +13,7 @@ from pathlib import Path
 import yaml
 
 from replanning import Goal, Plan, Task, ToolSpec
+from replanning.plan import JsonObject
 
 SHARED = Path("../shared/data")
 SOURCE = "PlanBench task 6, https://github.com/karthikv792/LLMs-Planning at b008bc4, MIT"
@@ -63,32 +64,36 @@ class Domain:
     @classmethod
     def load(cls, path: Path) -> Domain:
         """From a YAML list of tools."""
-        return cls(
-            [
+        schemas = []
+        for tool in yaml.safe_load(path.read_text(encoding="utf-8")):
+            schemas.append(
                 Schema(
-                    t["name"],
-                    tuple(t["parameters"]),
-                    tuple(t.get("requires", ())),
-                    tuple(t.get("adds", ())),
-                    tuple(t.get("removes", ())),
-                    tuple(t["parameters"].values()),
+                    tool["name"],
+                    tuple(tool["parameters"]),
+                    tuple(tool.get("requires", ())),
+                    tuple(tool.get("adds", ())),
+                    tuple(tool.get("removes", ())),
+                    tuple(tool["parameters"].values()),
                 )
-                for t in yaml.safe_load(path.read_text(encoding="utf-8"))
-            ]
-        )
+            )
+        return cls(schemas)
 
     def tools(self, *, stated: bool = True) -> tuple[ToolSpec, ...]:
         """The actions as tools of a plan; with what they need and do, unless that is not to be `stated`."""
-        return tuple(
-            ToolSpec(
-                name=s.name,
-                parameters=dict(zip(s.parameters, s.kinds, strict=True)),
-                requires=s.requires if stated else (),
-                adds=s.adds if stated else (),
-                removes=s.removes if stated else (),
-            )
-            for s in self.schemas.values()
-        )
+        tools = []
+        for schema in self.schemas.values():
+            parameters = dict(zip(schema.parameters, schema.kinds, strict=True))
+            tool = ToolSpec(name=schema.name, parameters=parameters)
+            if stated:
+                tool = ToolSpec(
+                    name=schema.name,
+                    parameters=parameters,
+                    requires=schema.requires,
+                    adds=schema.adds,
+                    removes=schema.removes,
+                )
+            tools.append(tool)
+        return tuple(tools)
 
     def apply(self, facts: frozenset[str], action: Action) -> frozenset[str] | None:
         """The facts after an action; None when it cannot be done."""
@@ -102,10 +107,12 @@ class Domain:
 
     def play(self, facts: frozenset[str], actions: Sequence[Action]) -> frozenset[str] | None:
         """The facts after actions in order; None when one of them cannot be done."""
-        now: frozenset[str] | None = facts
         for action in actions:
-            now = self.apply(now, action) if now is not None else None
-        return now
+            after = self.apply(facts, action)
+            if after is None:
+                return None
+            facts = after
+        return facts
 
     def applicable(
         self, facts: frozenset[str], objects: Sequence[str]
@@ -113,11 +120,11 @@ class Domain:
         """Every action that can be done, with the facts after it, in a fixed order."""
         for schema in self.schemas.values():
             for arguments in product(objects, repeat=len(schema.parameters)):
+                if len(set(arguments)) < len(arguments):
+                    continue
                 action = Action(schema.name, arguments)
-                if (
-                    len(set(arguments)) == len(arguments)
-                    and (after := self.apply(facts, action)) is not None
-                ):
+                after = self.apply(facts, action)
+                if after is not None:
                     yield action, after
 
     def search(
@@ -130,11 +137,13 @@ class Domain:
         while at < len(queue):
             now, _, _ = queue[at]
             if goal <= now:
-                steps = []
-                while queue[at][2] is not None:
-                    steps.append(queue[at][2])
-                    at = queue[at][1]
-                return [step for step in reversed(steps) if step is not None]
+                steps: list[Action] = []
+                _, before, step = queue[at]
+                while step is not None:
+                    steps.append(step)
+                    _, before, step = queue[before]
+                steps.reverse()
+                return steps
             for action, after in self.applicable(now, objects):
                 if after not in seen:
                     seen.add(after)
@@ -161,12 +170,12 @@ class Instance:
     @property
     def objects(self) -> tuple[str, ...]:
         """Everything that facts and actions speak of."""
-        named = {
-            word for fact in self.init | self.goal for word in re.findall(r"[(,]([^(),]+)", fact)
-        }
-        return tuple(
-            sorted(named | {argument for action in self.plan for argument in action.arguments})
-        )
+        named: set[str] = set()
+        for fact in self.init | self.goal:
+            named.update(re.findall(r"[(,]([^(),]+)", fact))
+        for action in self.plan:
+            named.update(action.arguments)
+        return tuple(sorted(named))
 
     @property
     def rest(self) -> tuple[Action, ...]:
@@ -182,26 +191,23 @@ class Instance:
 
     def document(self, domain: Domain, *, stop: bool, stated: bool = True) -> Plan:
         """The instance as a plan; with its facts, unless they are not to be `stated`."""
-        tasks = [
-            Task(
-                id=f"s{number}",
-                tool=action.name,
-                arguments=dict(
-                    zip(domain.schemas[action.name].parameters, action.arguments, strict=True)
-                ),
-            )
-            for number, action in enumerate(self.plan, 1)
-        ]
+        tasks = []
+        for number, action in enumerate(self.plan, 1):
+            parameters = domain.schemas[action.name].parameters
+            arguments: JsonObject = dict(zip(parameters, action.arguments, strict=True))
+            tasks.append(Task(id=f"s{number}", tool=action.name, arguments=arguments))
         kind = next(kind for schema in domain.schemas.values() for kind in schema.kinds)
+        goal = Goal(objective="reach the goal")
+        facts: tuple[str, ...] | None = None
+        if stated:
+            wanted = tuple(sorted(self.goal))
+            goal = Goal(objective=goal.objective, facts=wanted, stop_when_reached=stop)
+            facts = tuple(sorted(self.init))
         return Plan(
             name=self.name,
-            goal=Goal(
-                objective="reach the goal",
-                facts=tuple(sorted(self.goal)) if stated else (),
-                stop_when_reached=stop and stated,
-            ),
+            goal=goal,
             tools=domain.tools(stated=stated),
-            facts=tuple(sorted(self.init)) if stated else None,
+            facts=facts,
             objects=dict.fromkeys(self.objects, kind),
             tasks=tuple(tasks),
             sequential=True,
@@ -242,30 +248,42 @@ class World:
 
     def distance(self) -> int:
         """The actions added to and removed from what was left of the plan."""
-        new, old = (Counter(map(str, steps)) for steps in self._rests())
-        return sum(((new - old) + (old - new)).values())
+        return _difference(_steps(self._new()), _steps(self._instance.rest))
 
     def edges(self) -> int:
         """The same for what comes right after what."""
-        last = self._instance.plan[self._instance.after - 1]
-        new, old = (
-            Counter(f"{a} > {b}" for a, b in pairwise([last, *steps])) for steps in self._rests()
-        )
-        return sum(((new - old) + (old - new)).values())
+        return _difference(self._pairs(self._new()), self._pairs(self._instance.rest))
 
     def untouched(self) -> float:
         """The share of what was left of the plan that was done."""
-        new, old = (Counter(map(str, steps)) for steps in self._rests())
-        return sum((new & old).values()) / old.total() if old else 1.0
+        old = _steps(self._instance.rest)
+        if not old:
+            return 1.0
+        return (_steps(self._new()) & old).total() / old.total()
 
-    def _rests(self) -> tuple[Sequence[Action], Sequence[Action]]:
-        return self.done[self._instance.after :], self._instance.rest
+    def _new(self) -> Sequence[Action]:
+        return self.done[self._instance.after :]
+
+    def _pairs(self, steps: Sequence[Action]) -> Counter[str]:
+        last = self._instance.plan[self._instance.after - 1]
+        return Counter(f"{a} > {b}" for a, b in pairwise([last, *steps]))
+
+
+def _steps(actions: Sequence[Action]) -> Counter[str]:
+    return Counter(map(str, actions))
+
+
+def _difference(new: Counter[str], old: Counter[str]) -> int:
+    """How many are added and removed."""
+    return (new - old).total() + (old - new).total()
 
 
 def fact(text: str) -> str:
     """`on a b` as `on(a,b)`."""
     name, *arguments = text.split()
-    return f"{name}({','.join(arguments)})" if arguments else name
+    if not arguments:
+        return name
+    return f"{name}({','.join(arguments)})"
 
 
 def load(path: Path) -> list[Instance]:
@@ -273,22 +291,22 @@ def load(path: Path) -> list[Instance]:
     found = []
     for line in path.read_text(encoding="utf-8").splitlines():
         data = json.loads(line)
-        sets = [
-            frozenset(map(fact, data[key]))
-            for key in ("init", "goal", "became_true", "became_false")
-        ]
         found.append(
             Instance(
-                f"{path.stem}-{data['id']}",
-                sets[0],
-                sets[1],
-                tuple(map(Action.parse, data["plan"])),
-                data["event_after_step"],
-                sets[2],
-                sets[3],
-                bool(data["goal_already_met"]),
-                str(data.get("gpt4_raw") or ""),
-                bool(data.get("gpt4_correct")),
+                name=f"{path.stem}-{data['id']}",
+                init=_fact_set(data["init"]),
+                goal=_fact_set(data["goal"]),
+                plan=tuple(map(Action.parse, data["plan"])),
+                after=data["event_after_step"],
+                holds=_fact_set(data["became_true"]),
+                ceased=_fact_set(data["became_false"]),
+                trivial=bool(data["goal_already_met"]),
+                answer=str(data.get("gpt4_raw") or ""),
+                answer_correct=bool(data.get("gpt4_correct")),
             )
         )
     return found
+
+
+def _fact_set(texts: Sequence[str]) -> frozenset[str]:
+    return frozenset(map(fact, texts))

@@ -48,18 +48,16 @@ class Family:
         tasks = []
         for name in self.plan:
             needs, makes, _ = self.tools[name]
-            tasks.append(
-                Task(
-                    id=name,
-                    tool=name,
-                    depends_on=tuple(dict.fromkeys(makers[n] for n in needs if n in makers)),
-                )
-            )
+            before: dict[str, None] = {}
+            for need in needs:
+                if need in makers:
+                    before[makers[need]] = None
+            tasks.append(Task(id=name, tool=name, depends_on=tuple(before)))
             makers.update(dict.fromkeys(makes, name))
-        tools = [
-            ToolSpec(name=name, needs=needs, produces=makes, cost=cost, available=name not in down)
-            for name, (needs, makes, cost) in self.tools.items()
-        ]
+        tools = []
+        for name, (needs, makes, cost) in self.tools.items():
+            up = name not in down
+            tools.append(ToolSpec(name=name, needs=needs, produces=makes, cost=cost, available=up))
         artifact = "artifact({})".format
         goal = Goal(objective=f"finish the {self.name}", facts=tuple(map(artifact, self.goal)))
         return Plan(
@@ -88,19 +86,15 @@ class Row:
 def load(path: Path = FAMILIES) -> list[Family]:
     """The families of a file."""
     data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return [
-        Family(
-            name,
-            tuple(d["given"]),
-            tuple(d["goal"]),
-            {
-                tool: (tuple(needs), tuple(makes), cost)
-                for tool, (needs, makes, cost) in d["tools"].items()
-            },
-            tuple(d["plan"]),
-        )
-        for name, d in data.items()
-    ]
+    families = []
+    for name, stated in data.items():
+        tools = {}
+        for tool, (needs, makes, cost) in stated["tools"].items():
+            tools[tool] = (tuple(needs), tuple(makes), cost)
+        given = tuple(stated["given"])
+        goal = tuple(stated["goal"])
+        families.append(Family(name, given, goal, tools, tuple(stated["plan"])))
+    return families
 
 
 def outages(family: Family) -> Iterator[tuple[str, ...]]:
@@ -127,13 +121,11 @@ async def play(family: Family, down: tuple[str, ...]) -> Row:
     start = time.perf_counter()
     result = await engine.attach(SequentialOrchestrator(work)).run(family.document(down))
     elapsed = time.perf_counter() - start
-    bodies = [record.body for record in engine.store.read(result.run)]
-    verdicts = {
-        c.alternative.unreachable
-        for b in bodies
-        if isinstance(b, AlternativesConsidered)
-        for c in b.candidates
-    }
+    verdicts = set()
+    for record in engine.store.read(result.run):
+        if isinstance(record.body, AlternativesConsidered):
+            for candidate in record.body.candidates:
+                verdicts.add(candidate.alternative.unreachable)
     return Row(
         family.name,
         down,
@@ -151,8 +143,10 @@ def measure(*, report: Callable[[str], None] = lambda line: None) -> list[Row]:
     """Every family with every outage."""
     rows = []
     for family in load():
-        rows += [anyio.run(play, family, down) for down in outages(family)]
-        report(f"{family.name}: {sum(row.family == family.name for row in rows)} outages")
+        downs = list(outages(family))
+        for down in downs:
+            rows.append(anyio.run(play, family, down))
+        report(f"{family.name}: {len(downs)} outages")
     return rows
 
 
@@ -166,18 +160,41 @@ def table(rows: Sequence[Row]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for name in [*dict.fromkeys(row.family for row in rows), "all"]:
-        some = [row for row in rows if name in ("all", row.family)]
-        can, cannot = (
-            [row for row in some if row.recoverable is wanted] for wanted in (True, False)
-        )
-        harmless = [row for row in some if row.harmless]
-        times = [row.milliseconds for row in some]
-        lines.append(
-            f"| {name} | {len(some)} | {sum(r.succeeded for r in can)}/{len(can)} | {sum(r.proven for r in cannot)}/{len(cannot)}"
-            f" | {sum(r.revisions > 0 for r in harmless)}/{len(harmless)} | {sum(not r.valid for r in some)}"
-            f" | {statistics.median(times):.1f} / {max(times):.1f} ms |"
-        )
+        lines.append(_line(name, [row for row in rows if name in ("all", row.family)]))
     return "\n".join(lines)
+
+
+def recovered_and_proven(rows: Sequence[Row]) -> tuple[str, str]:
+    """How many of the recoverable outages were recovered, and how many others were proven to be none."""
+    recoverable = 0
+    recovered = 0
+    proven = 0
+    for row in rows:
+        if row.recoverable:
+            recoverable += 1
+            recovered += row.succeeded
+        else:
+            proven += row.proven
+    return f"{recovered}/{recoverable}", f"{proven}/{len(rows) - recoverable}"
+
+
+def _line(name: str, rows: Sequence[Row]) -> str:
+    """The rows of a family, added up in a line of the table."""
+    recovered, proven = recovered_and_proven(rows)
+    harmless = 0
+    changed = 0
+    invalid = 0
+    times: list[float] = []
+    for row in rows:
+        if row.harmless:
+            harmless += 1
+            changed += row.revisions > 0
+        invalid += not row.valid
+        times.append(row.milliseconds)
+    return (
+        f"| {name} | {len(rows)} | {recovered} | {proven} | {changed}/{harmless} | {invalid}"
+        f" | {statistics.median(times):.1f} / {max(times):.1f} ms |"
+    )
 
 
 def to_json(rows: Sequence[Row]) -> list[JsonObject]:

@@ -235,12 +235,13 @@ def measure(
             )
         else:
             installed.append((other, number))
-    times = [[each(run, tasks) for run in runs] for _ in range(rounds + 1)][1:]
-    base = [row[0] for row in times]
+    rows = []
+    for _ in range(rounds + 1):
+        rows.append([each(run, tasks) for run in runs])
+    times = list(zip(*rows[1:], strict=True))  # the first round warms up
     compared = []
-    for index, (other, number) in enumerate(installed):
-        values = [row[index] for row in times]
-        ratios = [value / own for value, own in zip(values, base, strict=True)]
+    for (other, number), values in zip(installed, times, strict=True):
+        ratios = [value / own for value, own in zip(values, times[0], strict=True)]
         peer = Peer(
             other.name,
             number,

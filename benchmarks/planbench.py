@@ -16,6 +16,7 @@ import math
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -59,7 +60,10 @@ Plans = Callable[[Instance, Domain], Sequence[Action] | None]
 
 @dataclass(frozen=True)
 class Row:
-    """One strategy on one file."""
+    """One strategy on one file.
+
+    It has many attributes because the table has as many columns.
+    """
 
     file: str
     strategy: str
@@ -85,7 +89,9 @@ class Row:
     @property
     def percent(self) -> float:
         """Return the share of the non-trivial instances that were recovered."""
-        return 100 * self.recovered / self.instances if self.instances else 100.0
+        if self.instances == 0:
+            return 100.0
+        return 100 * self.recovered / self.instances
 
 
 class Written:
@@ -100,8 +106,11 @@ class Written:
         """Everything that is left goes, the written steps come in its place."""
         if self._steps is None:
             return []
-        old = [task.id for task in request.view.unfinished() if task.state is not TaskState.RUNNING]
-        changes: list[PlanChange] = [RemoveTask(task_id=task_id) for task_id in reversed(old)]
+        changes: list[PlanChange] = []
+        for old in request.view.unfinished():
+            if old.state is not TaskState.RUNNING:
+                changes.append(RemoveTask(task_id=old.id))
+        changes.reverse()  # a task goes before those that it depends on
         before: tuple[str, ...] = ()
         for number, action in enumerate(self._steps, 1):
             schema = self._domain.schemas.get(action.name)
@@ -127,7 +136,8 @@ def skip(instance: Instance, domain: Domain) -> list[Action]:
     facts = instance.at_event(domain)
     kept = []
     for action in instance.rest:
-        if (after := domain.apply(facts, action)) is not None:
+        after = domain.apply(facts, action)
+        if after is not None:
             facts = after
             kept.append(action)
     return kept
@@ -159,11 +169,13 @@ class Strategy:
 
     def providers(self, instance: Instance, domain: Domain) -> list[AlternativeProvider | str]:
         """Return the providers of a strategy."""
-        found: list[AlternativeProvider | str] = ["repair"] if self.repair else []
-        if self.written is not None:
-            found.insert(0, Written("written", self.written(instance, domain), domain))
+        found: list[AlternativeProvider | str] = []
         if self.model:
-            found.insert(0, recorded(instance, domain))
+            found.append(recorded(instance, domain))
+        if self.written is not None:
+            found.append(Written("written", self.written(instance, domain), domain))
+        if self.repair:
+            found.append("repair")
         return found
 
 
@@ -212,17 +224,16 @@ async def play(instance: Instance, strategy: str, domain: Domain) -> Outcome:
     settings = Settings.model_validate(
         {"approval": {"always_for": []}, "alternatives": {"human_approval_threshold": 0.5}}
     )
-    gate = None if how.stated else CallbackGate(agree)
+    gate: CallbackGate | None = None
+    if not how.stated:
+        gate = CallbackGate(agree)
     engine = ReplanningEngine(how.providers(instance, domain), gate=gate, settings=settings)
     world = World(instance, domain)
-    async with engine.open(
-        instance.document(domain, stop=instance.trivial, stated=how.stated)
-    ) as run:
+    plan = instance.document(domain, stop=instance.trivial, stated=how.stated)
+    async with engine.open(plan) as run:
         async for task in run.ready():
             async with run.attempt(task):
-                world.do(
-                    Action(str(task.tool), tuple(str(value) for value in task.arguments.values()))
-                )
+                world.do(Action(str(task.tool), tuple(map(str, task.arguments.values()))))
             if world.at_event():
                 if how.stated:
                     run.observe(holds=sorted(instance.holds), ceased=sorted(instance.ceased))
@@ -258,34 +269,41 @@ async def _told(engine: ReplanningEngine, run: PlanRun) -> None:
 
 def _taken(engine: ReplanningEngine, run: RunId) -> str:
     """From whom what was taken as the best came; empty where nothing was."""
-    bodies = [record.body for record in engine.store.read(run)]
-    considered = [
-        body for body in bodies if isinstance(body, AlternativesConsidered) and body.candidates
-    ]
-    best = [body.candidates[0] for body in considered]
-    return next((candidate.alternative.source for candidate in best if not candidate.rejected), "")
+    for record in engine.store.read(run):
+        body = record.body
+        if isinstance(body, AlternativesConsidered) and body.candidates:
+            best = body.candidates[0]
+            if not best.rejected:
+                return best.alternative.source
+    return ""
 
 
 def _seconds(engine: ReplanningEngine, run: RunId) -> float | None:
     """From the first trigger to its decision."""
-    records = list(engine.store.read(run))
-    fired = [record.at for record in records if isinstance(record.body, TriggerFired)]
-    decided = [record.at for record in records if isinstance(record.body, DecisionMade)]
-    return decided[0] - fired[0] if fired and decided else None
+    fired: float | None = None
+    decided: float | None = None
+    for record in engine.store.read(run):
+        if isinstance(record.body, TriggerFired) and fired is None:
+            fired = record.at
+        elif isinstance(record.body, DecisionMade) and decided is None:
+            decided = record.at
+    if fired is None or decided is None:
+        return None
+    return decided - fired
 
 
 def measure(
     folder: Path, *, limit: int | None = None, report: Callable[[str], None] = lambda line: None
 ) -> list[Row]:
     """Every strategy on every file of a folder; the known truths are checked on the whole published files."""
-    domain = Domain.load(folder / "domain.yaml" if (folder / "domain.yaml").exists() else DOMAIN)
-    paths = [folder / name for name in FILES if (folder / name).exists()] or sorted(
-        folder.glob("*.jsonl")
-    )
+    own_domain = folder / "domain.yaml"
+    domain = Domain.load(own_domain if own_domain.exists() else DOMAIN)
+    paths = [folder / name for name in FILES if (folder / name).exists()]
+    if not paths:
+        paths = sorted(folder.glob("*.jsonl"))
     rows = []
     for path in paths:
-        instances = load(path)
-        instances = instances if limit is None else instances[:limit]
+        instances = load(path)[:limit]
         for strategy in STRATEGIES:
             start = time.perf_counter()
             rows.append(_row(path.stem, strategy, instances, domain))
@@ -296,37 +314,72 @@ def measure(
 
 
 def _row(file: str, strategy: str, instances: Sequence[Instance], domain: Domain) -> Row:
-    async def all_of_them() -> list[Outcome]:
+    async def play_all() -> list[Outcome]:
         return [await play(instance, strategy, domain) for instance in instances]
 
-    outcomes = list(zip(instances, anyio.run(all_of_them), strict=True))
-    real = [outcome for instance, outcome in outcomes if not instance.trivial]
-    trivial = [outcome for instance, outcome in outcomes if instance.trivial]
+    real: list[Outcome] = []
+    trivial: list[Outcome] = []
+    for instance, outcome in zip(instances, anyio.run(play_all), strict=True):
+        if instance.trivial:
+            trivial.append(outcome)
+        else:
+            real.append(outcome)
     recovered = [outcome for outcome in real if outcome.recovered]
     low, high = wilson(len(recovered), len(real))
-    seconds = sorted(outcome.seconds for outcome in real if outcome.seconds is not None)
+    p50, p99 = _milliseconds(real)
+    counts = _counts(real)
+    of_trivial = _counts(trivial)
     return Row(
-        file,
-        strategy,
-        len(recovered),
-        len(real),
-        low,
-        high,
-        sum(outcome.early for outcome in trivial),
-        len(trivial),
-        sum(outcome.revisions > 0 for outcome in trivial),
-        statistics.fmean(outcome.distance for outcome in recovered) if recovered else None,
-        sum(outcome.kept for outcome in real),
-        sum(outcome.vain for outcome in real),
-        1000 * statistics.median(seconds) if seconds else None,
-        1000 * seconds[int(0.99 * len(seconds))] if seconds else None,
-        statistics.fmean(outcome.edges for outcome in recovered) if recovered else None,
-        statistics.fmean(outcome.untouched for outcome in recovered) if recovered else None,
-        sum(outcome.taken == f"{MODEL}+repair" for outcome in real),
-        sum(outcome.taken.startswith("repair") for outcome in real),
-        sum(outcome.spent.calls for outcome in real),
-        sum(outcome.spent.tokens for outcome in real),
+        file=file,
+        strategy=strategy,
+        recovered=len(recovered),
+        instances=len(real),
+        low=low,
+        high=high,
+        early=of_trivial["early"],
+        trivial=len(trivial),
+        false_interventions=of_trivial["changed"],
+        distance=_mean([outcome.distance for outcome in recovered]),
+        kept=counts["kept"],
+        vain=counts["vain"],
+        p50=p50,
+        p99=p99,
+        edges=_mean([outcome.edges for outcome in recovered]),
+        untouched=_mean([outcome.untouched for outcome in recovered]),
+        completed=counts["completed"],
+        replaced=counts["replaced"],
+        calls=counts["calls"],
+        tokens=counts["tokens"],
     )
+
+
+def _counts(outcomes: Sequence[Outcome]) -> Counter[str]:
+    """The outcomes added up: whose ways were taken, and what that cost."""
+    counts: Counter[str] = Counter()
+    for outcome in outcomes:
+        counts["early"] += outcome.early
+        counts["changed"] += outcome.revisions > 0
+        counts["kept"] += outcome.kept
+        counts["vain"] += outcome.vain
+        counts["completed"] += outcome.taken == f"{MODEL}+repair"
+        counts["replaced"] += outcome.taken.startswith("repair")
+        counts["calls"] += outcome.spent.calls
+        counts["tokens"] += outcome.spent.tokens
+    return counts
+
+
+def _milliseconds(outcomes: Sequence[Outcome]) -> tuple[float | None, float | None]:
+    """The median and the 99th percentile from the trigger to its decision."""
+    seconds = sorted(outcome.seconds for outcome in outcomes if outcome.seconds is not None)
+    if not seconds:
+        return None, None
+    return 1000 * statistics.median(seconds), 1000 * seconds[int(0.99 * len(seconds))]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    if not values:
+        return None
+    return statistics.fmean(values)
 
 
 def wilson(successes: int, total: int, z: float = 1.96) -> tuple[float, float]:
@@ -343,10 +396,11 @@ def wilson(successes: int, total: int, z: float = 1.96) -> tuple[float, float]:
 def check(rows: Sequence[Row]) -> None:
     """Refuse to report when the harness does not reproduce what is known of the published files."""
     wrong = []
+    columns = [Path(name).stem for name in FILES]
     for row in rows:
-        column = {Path(name).stem: i for i, name in enumerate(FILES)}.get(row.file)
-        if column is None:
+        if row.file not in columns:
             continue
+        column = columns.index(row.file)
         known = KNOWN.get(row.strategy)
         if known is not None and round(row.percent, 1) != known[column]:
             wrong.append(
@@ -375,8 +429,12 @@ def table(rows: Sequence[Row]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        distance = "" if row.distance is None else f"{row.distance:.2f}"
-        latency = "" if row.p50 is None or row.p99 is None else f"{row.p50:.1f} / {row.p99:.1f} ms"
+        distance = ""
+        if row.distance is not None:
+            distance = f"{row.distance:.2f}"
+        latency = ""
+        if row.p50 is not None and row.p99 is not None:
+            latency = f"{row.p50:.1f} / {row.p99:.1f} ms"
         share = f"{row.percent:.1f} % ({row.low:.1f}–{row.high:.1f})"
         lines.append(
             f"| {row.file} ({row.instances}) | {row.strategy} | {share} | {distance} | {row.vain}"
@@ -395,8 +453,11 @@ def _work(rows: Sequence[Row]) -> list[str]:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        edges = "" if row.edges is None else f"{row.edges:.2f}"
-        untouched = "" if row.untouched is None else f"{row.untouched:.1%}"
+        edges = ""
+        untouched = ""
+        if row.edges is not None and row.untouched is not None:
+            edges = f"{row.edges:.2f}"
+            untouched = f"{row.untouched:.1%}"
         lines.append(
             f"| {row.file} ({row.instances}) | {row.strategy} | {edges} | {untouched} | {row.kept} | {row.completed}"
             f" | {row.replaced} | {row.calls} | {row.tokens:,} |"

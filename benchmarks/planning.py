@@ -97,13 +97,14 @@ def measure(
         found: dict[str, list[float]] = {}
         for number in range(rounds + 1):
             times = _round(subtasks, runs)
-            for name in times if number else ():  # the first is to warm up
+            if number == 0:  # it warms up
+                continue
+            for name in times:
                 found.setdefault(name, []).append(_p95(times[name]))
-        figures += [
-            single(f"{name}, {subtasks} subtasks, p95", values, "ms", BAR)
-            for name, values in found.items()
-        ]
-    figures += _with(llm) if llm else []
+        for name, values in found.items():
+            figures.append(single(f"{name}, {subtasks} subtasks, p95", values, "ms", BAR))
+    if llm:
+        figures += _with(llm)
     for figure in figures:
         report(f"{figure.name}: {figure.value:.2f} {figure.unit}")
     return Report(where, rounds, tuple(figures))
@@ -116,15 +117,15 @@ def cost(subtasks: int) -> list[Figure]:
         return []
     with quiet():
         anyio.run(_run, model, Computing())
-    characters = sum(
-        len(request.prompt) + len(request.options.system or "") for request in model.requests
-    )
-    found = zip(
-        ("calls", "characters"), (len(model.requests), characters), COSTS[subtasks], strict=True
-    )
+    calls = len(model.requests)
+    characters = 0
+    for request in model.requests:
+        characters += len(request.prompt) + len(request.options.system or "")
+    most_calls, most_characters = COSTS[subtasks]
+    who = f"of the model, {subtasks} subtasks"
     return [
-        single(f"{unit} of the model, {subtasks} subtasks", [value], unit, most)
-        for unit, value, most in found
+        single(f"calls {who}", [calls], "calls", most_calls),
+        single(f"characters {who}", [characters], "characters", most_characters),
     ]
 
 
@@ -184,9 +185,9 @@ def _exchanges(subtasks: int, *, whole: bool) -> list[tuple[str, int, int]]:
 
 
 def _p95(values: Sequence[float]) -> float:
-    return (
-        statistics.quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]
-    )
+    if len(values) == 1:
+        return values[0]
+    return statistics.quantiles(values, n=20, method="inclusive")[-1]
 
 
 def _round(subtasks: int, runs: int) -> dict[str, list[float]]:
@@ -211,12 +212,15 @@ def _with(name: str) -> list[Figure]:
         phases: dict[str, float] = {}
         for phase, spent in theirs:
             phases[phase] = phases.get(phase, 0) + spent
-        figures = figures or [
-            single(f"{phase.value}, {who}", [phases[phase.value]], "s", target)
-            for phase, target in TARGETS.items()
-            if phase.value in phases
-        ]
-        whole = sum(phases.values()) + sum(spent for kind, spent in ours if kind == _EVERY)
+        if not figures:  # the phases of the first task stand for all
+            for phase, target in TARGETS.items():
+                if phase.value in phases:
+                    spent = phases[phase.value]
+                    figures.append(single(f"{phase.value}, {who}", [spent], "s", target))
+        whole = sum(phases.values())
+        for kind, spent in ours:
+            if kind == _EVERY:
+                whole += spent
         wholes.append(single(f"{task}, {who}", [whole], "s", seconds))
     return [*figures, *wholes]
 
@@ -367,11 +371,11 @@ class Answers:
 
     def _actions(self, prompt: str) -> JsonValue:
         _, _, part = prompt.partition("<part>\n")
-        names: list[JsonValue] = [
-            json.loads(line) for line in part.partition("</part>")[0].split("\n") if line
-        ] or [*self._names]
-        found: list[JsonValue] = [
-            {
+        stated = part.partition("</part>")[0].split()
+        names = list(map(json.loads, stated)) or self._names
+        found: list[JsonValue] = []
+        for name in names:
+            action: JsonObject = {
                 "task_id": name,
                 "action_type": "write",
                 "tool": "write_file",
@@ -379,8 +383,7 @@ class Answers:
                 "purpose": f"so that {name} can be read",
                 "expected_outcome": f"{name}.txt says what {name} is about",
             }
-            for name in names
-        ]
+            found.append(action)
         return {"action_plan": {"actions": found}}
 
 

@@ -23,27 +23,38 @@ def bars(title: str, rows: Sequence[tuple[str, float, float, float]]) -> str:
     ]
     for number, (name, value, low, high) in enumerate(rows):
         top = 40 + step * number
-        ends = [left + wide * share / 100 for share in (value, low, high)]
-        lines += [
-            _text(left - 8, top + 14, name, 'text-anchor="end"'),
-            f'<rect x="{left}" y="{top}" width="{ends[0] - left:.1f}" height="18" fill="{COLOURS[0]}"/>',
-            f'<line x1="{ends[1]:.1f}" y1="{top + 9}" x2="{ends[2]:.1f}" y2="{top + 9}" stroke="black" stroke-width="2"/>',
-            _text(left + wide + 12, top + 14, f"{value:.1f} %"),
-        ]
+        middle = top + 9
+        scale = wide / 100
+        width = f"{value * scale:.1f}"
+        begin = f"{left + low * scale:.1f}"
+        end = f"{left + high * scale:.1f}"
+        lines.append(_text(left - 8, top + 14, name, 'text-anchor="end"'))
+        lines.append(
+            f'<rect x="{left}" y="{top}" width="{width}" height="18" fill="{COLOURS[0]}"/>'
+        )
+        lines.append(
+            f'<line x1="{begin}" y1="{middle}" x2="{end}" y2="{middle}" stroke="black" stroke-width="2"/>'
+        )
+        lines.append(_text(left + wide + 12, top + 14, f"{value:.1f} %"))
     return "\n".join([*lines, "</svg>\n"])
 
 
 def curves(title: str, across: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> str:
     """Lines through points, both axes logarithmic."""
-    points = [point for line in series.values() for point in line]
-    ranges = [_decades([point[axis] for point in points]) for axis in (0, 1)]
+    points: list[tuple[float, float]] = []
+    for line in series.values():
+        points += line
+    all_x, all_y = zip(*points, strict=True)
+    first_x, last_x = _decades(all_x)
+    first_y, last_y = _decades(all_y)
     width = 480
     height = 260
     left = 60
     top = 40
 
     def place(point: tuple[float, float]) -> tuple[float, float]:
-        x, y = ((math.log10(v) - lo) / (hi - lo) for v, (lo, hi) in zip(point, ranges, strict=True))
+        x = (math.log10(point[0]) - first_x) / (last_x - first_x)
+        y = (math.log10(point[1]) - first_y) / (last_y - first_y)
         return left + x * width, top + (1 - y) * height
 
     lines = [
@@ -51,22 +62,28 @@ def curves(title: str, across: str, series: Mapping[str, Sequence[tuple[float, f
         _BACK,
         _text(10, 22, title, 'font-weight="bold"'),
     ]
-    for power in range(ranges[0][0], ranges[0][1] + 1):
-        x, y = place((10.0**power, 10.0 ** ranges[1][0]))
-        lines += [_text(x, y + 18, f"{10**power:,}", 'text-anchor="middle"'), _rule(x, y, x, top)]
-    for power in range(ranges[1][0], ranges[1][1] + 1):
-        x, y = place((10.0 ** ranges[0][0], 10.0**power))
-        lines += [
-            _text(x - 6, y + 4, f"{10.0**power:g}", 'text-anchor="end"'),
-            _rule(x, y, left + width, y),
-        ]
+    for power in range(first_x, last_x + 1):
+        x, y = place((10.0**power, 10.0**first_y))
+        lines.append(_text(x, y + 18, f"{10**power:,}", 'text-anchor="middle"'))
+        lines.append(_rule(x, y, x, top))
+    for power in range(first_y, last_y + 1):
+        x, y = place((10.0**first_x, 10.0**power))
+        lines.append(_text(x - 6, y + 4, f"{10.0**power:g}", 'text-anchor="end"'))
+        lines.append(_rule(x, y, left + width, y))
     lines.append(_text(left + width / 2, top + height + 40, across, 'text-anchor="middle"'))
     for (name, line), colour in zip(series.items(), COLOURS, strict=False):
-        at = [place(point) for point in line]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
-        lines.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        lines += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in at]
-        lines.append(_text(at[-1][0] + 8, at[-1][1] + 4, name, f'fill="{colour}"'))
+        path: list[str] = []
+        dots: list[str] = []
+        x = 0.0
+        y = 0.0
+        for point in line:
+            x, y = place(point)
+            path.append(f"{x:.1f},{y:.1f}")
+            dots.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>')
+        shape = " ".join(path)
+        lines.append(f'<polyline points="{shape}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        lines += dots
+        lines.append(_text(x + 8, y + 4, name, f'fill="{colour}"'))
     return "\n".join([*lines, "</svg>\n"])
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from pydantic import BaseModel
 
-from replanning.plan import JsonObject
+from replanning.plan import JsonObject, JsonValue
 
 Files = Sequence[tuple[str, bytes]]
 """Published files: the path in their repository, and what they hold."""
@@ -86,11 +86,11 @@ def planbench(files: Files) -> bytes:
     Raises:
         ValueError: an instance does not say what such an instance says.
     """
-    return b"".join(
-        json.dumps(_instance(answered)).encode() + b"\n"
-        for _, text in files
-        for answered in _Answers.model_validate_json(text).instances
-    )
+    lines: list[str] = []
+    for _, text in files:
+        for answered in _Answers.model_validate_json(text).instances:
+            lines.append(f"{json.dumps(_instance(answered))}\n")
+    return "".join(lines).encode()
 
 
 def _instance(answered: _Answered) -> JsonObject:
@@ -100,19 +100,17 @@ def _instance(answered: _Answered) -> JsonObject:
         raise ValueError(
             f"instance {answered.instance_id} does not state facts, goal, plan and event as the others do"
         )
-    init, goal, true, false = (
-        sorted(_facts(said[name])) for name in ("init", "goal", "true", "false")
-    )
-    plan = [_read(line, _ACTIONS) for line in said["plan"].splitlines()]
-    step = int(said["step"])
+    plan: list[JsonValue] = []
+    for line in said["plan"].splitlines():
+        plan.append(_read(line, _ACTIONS))
     return {
         "id": answered.instance_id,
-        "init": [*init],
-        "goal": [*goal],
-        "plan": [*plan],
-        "event_after_step": step,
-        "became_true": [*true],
-        "became_false": [*false],
+        "init": _facts(said["init"]),
+        "goal": _facts(said["goal"]),
+        "plan": plan,
+        "event_after_step": int(said["step"]),
+        "became_true": _facts(said["true"]),
+        "became_false": _facts(said["false"]),
         "goal_already_met": not answered.ground_truth_plan.strip(),
         "reference_repair": [*answered.ground_truth_plan.split("\n")[:-1]],
         "gpt4_raw": answered.llm_raw_response,
@@ -121,13 +119,20 @@ def _instance(answered: _Answered) -> JsonObject:
     }
 
 
-def _facts(sentence: str) -> Iterator[str]:
-    return (_read(part, _FACTS) for part in re.split(r", | and ", sentence.strip()) if part)
+def _facts(sentence: str) -> JsonValue:
+    """The facts of a sentence, sorted."""
+    facts: list[str] = []
+    for part in re.split(r", | and ", sentence.strip()):
+        if part:
+            facts.append(_read(part, _FACTS))
+    facts.sort()
+    return [*facts]
 
 
 def _read(sentence: str, forms: Iterable[tuple[re.Pattern[str], str]]) -> str:
     for pattern, form in forms:
-        if match := pattern.fullmatch(sentence.strip()):
+        match = pattern.fullmatch(sentence.strip())
+        if match is not None:
             return form.format(*match.groups())
     raise ValueError(f"{sentence!r} is not said in the words of the blocks world")
 
@@ -145,20 +150,18 @@ def workflows(files: Files) -> bytes:
 def _execution(path: str, published: _Workflow) -> JsonObject:
     tasks = published.workflow.specification.tasks
     runs = published.workflow.execution.tasks
-    number = {task.id: index for index, task in enumerate(tasks)}
+    numbers: dict[str, int] = {}
+    for task in tasks:
+        numbers[task.id] = len(numbers)
     seconds = {ran.id: round(ran.runtimeInSeconds, 3) for ran in runs}
-    try:
-        rows = [
-            [task.name, seconds[task.id], [number[parent] for parent in task.parents]]
-            for task in tasks
-        ]
-    except KeyError as error:
-        raise ValueError(f"{path}: nothing is said of task {error}") from error
-    return {
-        "name": published.name,
-        "file": path,
-        "tasks": [[name, time, [*parents]] for name, time, parents in rows],  # type: ignore[list-item, misc]
-    }
+    rows: list[JsonValue] = []
+    for task in tasks:
+        try:
+            parents: list[JsonValue] = [numbers[parent] for parent in task.parents]
+            rows.append([task.name, seconds[task.id], parents])
+        except KeyError as error:
+            raise ValueError(f"{path}: nothing is said of task {error}") from error
+    return {"name": published.name, "file": path, "tasks": rows}
 
 
 CONVERTERS: Final[Mapping[str, Callable[[Files], bytes]]] = {

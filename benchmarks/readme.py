@@ -63,8 +63,11 @@ def outdated(folder: Path = RESULTS) -> list[str]:
     """Return the names of the results that other code than the present was measured for."""
     stamps = _stamps(folder)
     code = code_hash()
-    names = sorted(path.stem for path in folder.glob("*.json") if path.name != MEASURED)
-    return [name for name in names if stamps.get(name) != code]
+    old: list[str] = []
+    for path in sorted(folder.glob("*.json")):
+        if path.name != MEASURED and stamps.get(path.stem) != code:
+            old.append(path.stem)
+    return old
 
 
 def _stamps(folder: Path) -> dict[str, str]:
@@ -102,26 +105,21 @@ def written(text: str, folder: Path = RESULTS) -> str:
 def drawn(folder: Path = RESULTS) -> dict[str, str]:
     """The plots by their file names."""
     rows = _planbench_rows(_read(folder, "planbench"))
-    first = [row for row in rows if row.file == rows[0].file]
-    by_name = {row.strategy: row for row in first}
-    recovered = [
-        (ORDER[name].replace("`", ""), r.percent, r.low, r.high)
-        for name, r in by_name.items()
-        if name in ORDER
-    ]
-    recovered.sort(
-        key=lambda row: list(ORDER.values()).index(
-            next(v for v in ORDER.values() if v.replace("`", "") == row[0])
-        )
-    )
-    found = {"planbench.svg": plots.bars(f"Recovered of {first[0].instances} instances", recovered)}
-    grown = [figure for figure in Report.from_json(_read(folder, "speed")).figures if figure.size]
+    by_name = {row.strategy: row for row in rows if row.file == rows[0].file}
+    recovered = []
+    for name, words in ORDER.items():
+        row = by_name.get(name)
+        if row is not None:
+            recovered.append((words.replace("`", ""), row.percent, row.low, row.high))
+    title = f"Recovered of {rows[0].instances} instances"
+    found = {"planbench.svg": plots.bars(title, recovered)}
     series: dict[str, list[tuple[float, float]]] = {}
-    for figure in grown:
-        series.setdefault(figure.name, []).append((float(figure.size or 0), figure.value))
-        series.setdefault(f"floor of {figure.name}", []).append(
-            (float(figure.size or 0), figure.floor or 0.0)
-        )
+    for figure in Report.from_json(_read(folder, "speed")).figures:
+        if figure.size:
+            size = float(figure.size)
+            series.setdefault(figure.name, []).append((size, figure.value))
+            floor = series.setdefault(f"floor of {figure.name}", [])
+            floor.append((size, figure.floor or 0.0))
     if series:
         found["speed.svg"] = plots.curves("Microseconds for each task", "tasks in the plan", series)
     return found
@@ -129,11 +127,15 @@ def drawn(folder: Path = RESULTS) -> dict[str, str]:
 
 def write() -> list[Path]:
     """Renew the pages and the plots; what was written."""
+    paths: list[Path] = []
     for page in PAGES:
         page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")
+        paths.append(page)
     for name, svg in drawn().items():
-        (RESULTS / name).write_text(svg, encoding="utf-8")
-    return [*PAGES, *(RESULTS / name for name in drawn())]
+        path = RESULTS / name
+        path.write_text(svg, encoding="utf-8")
+        paths.append(path)
+    return paths
 
 
 def _read(folder: Path, name: str) -> object:
@@ -141,20 +143,21 @@ def _read(folder: Path, name: str) -> object:
 
 
 def _planbench_rows(data: object) -> list[planbench.Row]:
-    return TypeAdapter(list[planbench.Row]).validate_python(_without(data, "percent"))
-
-
-def _without(data: object, key: str) -> list[JsonObject]:
-    rows = TypeAdapter(list[JsonObject]).validate_python(data)
-    return [{name: value for name, value in row.items() if name != key} for row in rows]
+    stated = TypeAdapter(list[JsonObject]).validate_python(data)
+    for row in stated:
+        row.pop("percent", None)  # which follows from the others
+    return TypeAdapter(list[planbench.Row]).validate_python(stated)
 
 
 def _planbench(data: object) -> str:
     rows = _planbench_rows(data)
-    files = list(dict.fromkeys(row.file for row in rows))
-    sizes = [next(row.instances for row in rows if row.file == file) for file in files]
-    heads = [f"recovered of {size} | distance" for size in sizes]
-    lines = [f"| strategy | {' | '.join(heads)} |", "|---|" + "---|---|" * len(files)]
+    sizes = {row.file: row.instances for row in rows}
+    head = "| strategy |"
+    rule = "|---|"
+    for size in sizes.values():
+        head += f" recovered of {size} | distance |"
+        rule += "---|---|"
+    lines = [head, rule]
     for strategy, words in ORDER.items():
         some = [row for row in rows if row.strategy == strategy]
         lines.append(f"| {words} | {' | '.join(map(_recovered, some))} |")
@@ -162,28 +165,38 @@ def _planbench(data: object) -> str:
 
 
 def _recovered(row: planbench.Row) -> str:
-    distance = "" if row.distance is None else f"{row.distance:.2f}"
+    distance = ""
+    if row.distance is not None:
+        distance = f"{row.distance:.2f}"
     return f"{row.percent:.1f} % ({row.low:.1f}–{row.high:.1f}) | {distance}"
 
 
 def _trivial(rows: Sequence[planbench.Row]) -> str:
-    alone, verified, repair = (
-        [row for row in rows if row.strategy == name]
-        for name in ("gpt4", "gpt4, verified", "repair")
-    )
-    times = ", ".join(
-        f"{row.p50:.0f} / {row.p99:.0f} ms"
-        for row in repair
-        if row.p50 is not None and row.p99 is not None
-    )
+    instances = 0
+    vain = 0
+    vain_verified = 0
+    trivial = 0
+    early = 0
+    changed = 0
+    times: list[str] = []
+    for row in rows:
+        if row.strategy == "gpt4":
+            instances += row.instances
+            vain += row.vain
+        elif row.strategy == "gpt4, verified":
+            vain_verified += row.vain
+        elif row.strategy == "repair":
+            trivial += row.trivial
+            early += row.early
+            changed += row.false_interventions
+            if row.p50 is not None and row.p99 is not None:
+                times.append(f"{row.p50:.0f} / {row.p99:.0f} ms")
     return (
-        f"In brackets 95 % Wilson intervals. Distance: actions added and removed, mean over what was recovered. GPT-4's recorded "
-        f"sentences are translated into replies of the `llm` provider. Alone, in {sum(row.vain for row in alone)} of "
-        f"{sum(row.instances for row in alone)} instances something was begun that could not be done; verified, in "
-        f"{sum(row.vain for row in verified)}: what would fail is not begun, and a model asked once cannot do more. The "
-        f"{sum(row.trivial for row in repair)} further instances in which the event reaches the goal are apart: `repair` ended "
-        f"{sum(row.early for row in repair)} of them early and changed {sum(row.false_interventions for row in repair)}. From "
-        f"trigger to decision it took {times} (p50 / p99)."
+        "In brackets 95 % Wilson intervals. Distance: actions added and removed, mean over what was recovered. GPT-4's recorded "
+        f"sentences are translated into replies of the `llm` provider. Alone, in {vain} of {instances} instances something was "
+        f"begun that could not be done; verified, in {vain_verified}: what would fail is not begun, and a model asked once cannot "
+        f"do more. The {trivial} further instances in which the event reaches the goal are apart: `repair` ended {early} of them "
+        f"early and changed {changed}. From trigger to decision it took {', '.join(times)} (p50 / p99)."
     )
 
 
@@ -192,20 +205,18 @@ def _summary(folder: Path) -> str:
     rows = _planbench_rows(_read(folder, "planbench"))
     shares = {row.strategy: f"{row.percent:.1f} %" for row in rows if row.file == rows[0].file}
     outcomes = TypeAdapter(list[outages.Row]).validate_python(_read(folder, "tools"))
-    can, cannot = (
-        [row for row in outcomes if row.recoverable is wanted] for wanted in (True, False)
-    )
+    recovered, proven = outages.recovered_and_proven(outcomes)
     runs = TypeAdapter(list[workflows.Row]).validate_python(_read(folder, "workflows"))
     report = Report.from_json(_read(folder, "speed"))
     chain = "trigger to revision, chain of"
-    small, large = (
-        figure
-        for figure in report.figures
-        if figure.name.startswith(chain) and figure.name.endswith("tasks, p50")
-    )
+    chains = [figure for figure in report.figures if figure.name.startswith(chain)]
+    small, large = (figure for figure in chains if figure.name.endswith("tasks, p50"))
     size = large.name.removeprefix(chain).split()[0]
     own = report.peers[0]
     others = ", ".join(f"{peer.name} {peer.times:.1f} ×" for peer in report.peers[1:])
+    finished = sum(row.finished for row in runs)
+    repeated = sum(row.repeated for row in runs)
+    makespan = statistics.median(row.makespan for row in runs)
     lines = [
         "| figure | result | compared with | why it matters |",
         "|---|---|---|---|",
@@ -214,14 +225,14 @@ def _summary(folder: Path) -> str:
             f"| GPT-4's replans alone {shares['gpt4']}; retrying the step {shares['retry']} | the run goes on instead of ending |"
         ),
         (
-            f"| outages of one or two tools in plans like agents' | {sum(row.succeeded for row in can)}/{len(can)} recovered, "
-            f"{sum(row.proven for row in cannot)}/{len(cannot)} proven hopeless | what the tools that are left allow "
+            f"| outages of one or two tools in plans like agents' | {recovered} recovered, "
+            f"{proven} proven hopeless | what the tools that are left allow "
             "| no way is missed, and nothing hopeless is tried for long |"
         ),
         _failing_tools(folder),
         (
-            f"| real workflows in which 5 % of the tasks fail | {sum(row.finished for row in runs)}/{len(runs)} finished, "
-            f"{sum(row.repeated for row in runs)} tasks repeated | {statistics.median(row.makespan for row in runs):.2f} × the time "
+            f"| real workflows in which 5 % of the tasks fail | {finished}/{len(runs)} finished, "
+            f"{repeated} tasks repeated | {makespan:.2f} × the time "
             "without faults | finished work is kept |"
         ),
         (

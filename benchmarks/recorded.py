@@ -39,13 +39,15 @@ def gpt4(instance: Instance) -> list[Action]:
 def said(instance: Instance, domain: Domain) -> JsonObject:
     """The same as a reply of a model: the rest of the plan goes, these steps come in its place."""
     left = range(instance.after + 1, len(instance.plan) + 1)
-    changes: list[JsonValue] = [
-        {"kind": "remove", "task_id": f"s{number}"} for number in reversed(left)
-    ]
+    changes: list[JsonValue] = []
+    for number in reversed(left):
+        changes.append({"kind": "remove", "task_id": f"s{number}"})
+    before: list[JsonValue] = []
     for number, action in enumerate(gpt4(instance), 1):
-        parameters = domain.schemas[action.name].parameters if action.name in domain.schemas else ()
-        arguments: JsonObject = dict(zip(parameters, action.arguments, strict=False))
-        before: list[JsonValue] = [f"gpt4-{number - 1}"] if number > 1 else []
+        arguments: JsonObject = {}
+        if action.name in domain.schemas:
+            parameters = domain.schemas[action.name].parameters
+            arguments.update(zip(parameters, action.arguments, strict=False))
         task: JsonObject = {
             "id": f"gpt4-{number}",
             "tool": action.name,
@@ -53,6 +55,7 @@ def said(instance: Instance, domain: Domain) -> JsonObject:
             "depends_on": before,
         }
         changes.append({"kind": "add", "task": task})
+        before = [f"gpt4-{number}"]
     return {"candidates": [{"reason": "the steps of GPT-4", "changes": changes, "confidence": 1.0}]}
 
 

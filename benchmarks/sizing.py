@@ -58,36 +58,39 @@ class Capacity:
 
     def table(self) -> str:
         """Figures as Markdown tables."""
-        cells = [
-            (
-                row.name,
-                *(
-                    "" if value is None else f"{rounded(value)} {row.unit}".strip()
-                    for value in row.values
-                ),
-            )
-            for row in self.rows
-        ]
-        text = f"{self.machine}; {self.server}.\n\n{_markdown(('figure', 'memory', 'SQLite', 'PostgreSQL'), cells)}"
+        figures = []
+        for row in self.rows:
+            cells = [row.name]
+            for value in row.values:
+                cell = ""
+                if value is not None:
+                    cell = f"{rounded(value)} {row.unit}".strip()
+                cells.append(cell)
+            figures.append(cells)
+        table = _markdown(("figure", "memory", "SQLite", "PostgreSQL"), figures)
+        text = f"{self.machine}; {self.server}.\n\n{table}"
+        if not self.clients:
+            return text
         heads = (
             "processes that append to one PostgreSQL server",
             "records a second",
             "connections",
         )
-        clients = [
-            (str(number), rounded(records), str(links)) for number, records, links in self.clients
-        ]
-        return f"{text}\n\n{_markdown(heads, clients)}" if clients else text
+        clients = []
+        for number, records, links in self.clients:
+            clients.append((str(number), rounded(records), str(links)))
+        return f"{text}\n\n{_markdown(heads, clients)}"
 
     def sizes(self) -> str:
         """Needs of each number of open runs, as a Markdown table; the sizing page states the formulas."""
         if not self.clients:
             return "This table needs figures of a PostgreSQL server."
         most = _as_shown(max(records for _, records, _ in self.clients))
-        record, idle, memory, renewal, disk = (
-            _as_shown(next(row.values[-1] or 0.0 for row in self.rows if row.name == name))
-            for name in (RECORD.format("50 runs"), IDLE_LOOP, MEMORY.format(TASKS), RENEWAL, DISK)
-        )
+        record = self._on_postgres(RECORD.format("50 runs"))
+        idle = self._on_postgres(IDLE_LOOP)
+        memory = self._on_postgres(MEMORY.format(TASKS))
+        renewal = self._on_postgres(RENEWAL)
+        disk = self._on_postgres(DISK)
         heads = (
             "open runs",
             "tasks a second",
@@ -105,11 +108,9 @@ class Capacity:
             servers = (records / most + runs * renewal / 1e6 / SECONDS_OF_RENEWAL) / HEADROOM
             gigabytes = runs * memory / 1e6
             disk_of_a_day = records * disk * 86_400 / 1e9
-            memory_of_all = (
-                f"{rounded(gigabytes)} GB"
-                if gigabytes >= 0.1
-                else f"{rounded(1000 * gigabytes)} MB"
-            )
+            memory_of_all = f"{rounded(gigabytes)} GB"
+            if gigabytes < 0.1:
+                memory_of_all = f"{rounded(1000 * gigabytes)} MB"
             if runs == EXAMPLE:
                 example = f"""For {runs:,} runs:
 
@@ -125,6 +126,11 @@ class Capacity:
             )
         return f"{_markdown((*heads, 'disk for a day'), lines)}\n\n{example}"
 
+    def _on_postgres(self, name: str) -> float:
+        """Return a figure of PostgreSQL as it is shown; 0 where it does not apply."""
+        row = next(row for row in self.rows if row.name == name)
+        return _as_shown(row.values[-1] or 0.0)
+
     def to_json(self) -> JsonObject:
         """The same for programs."""
         return asdict(self)
@@ -136,13 +142,10 @@ class Capacity:
 
 
 def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join(
-        [
-            f"| {' | '.join(heads)} |",
-            "|---" * len(heads) + "|",
-            *(f"| {' | '.join(row)} |" for row in rows),
-        ]
-    )
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for row in rows:
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)
 
 
 def _as_shown(value: float) -> float:
@@ -152,5 +155,7 @@ def _as_shown(value: float) -> float:
 
 def rounded(value: float) -> str:
     """Return a number with three digits that count."""
-    digits = 2 - math.floor(math.log10(abs(value))) if value else 0
+    if value == 0:
+        return "0"
+    digits = 2 - math.floor(math.log10(abs(value)))
     return f"{round(value, digits):,.{max(0, digits)}f}"

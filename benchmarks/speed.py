@@ -67,12 +67,12 @@ def measure(
         lambda: [] if short else _growth(rounds),
     )
     for part in parts:
-        found = part()
-        figures += found
-        for figure in found:
-            report(
-                f"{figure.name}{f', {figure.size:,}' if figure.size else ''}: {figure.value:.1f} {figure.unit}"
-            )
+        for figure in part():
+            figures.append(figure)
+            name = figure.name
+            if figure.size:
+                name = f"{name}, {figure.size:,}"
+            report(f"{name}: {figure.value:.1f} {figure.unit}")
     work = peers.WORK.format(tasks=PEER_TASKS)
     return Report(where, rounds, tuple(figures), tuple(compared), tuple(skipped), work)
 
@@ -88,10 +88,12 @@ def _ratio(
     size: int | None = None,
 ) -> Figure:
     """Time subject and floor in turn, after a round to warm up."""
-    pairs = [(each(subject, tasks), each(floor, tasks)) for _ in range(rounds + 1)][1:]
-    return paired(
-        name, [ours for ours, _ in pairs], [theirs for _, theirs in pairs], bar, size=size
-    )
+    ours: list[float] = []
+    floors: list[float] = []
+    for _ in range(rounds + 1):
+        ours.append(each(subject, tasks))
+        floors.append(each(floor, tasks))
+    return paired(name, ours[1:], floors[1:], bar, size=size)
 
 
 def _small(rounds: int) -> Figure:
@@ -101,10 +103,11 @@ def _small(rounds: int) -> Figure:
         swarm = ReplanningEngine().attach(SwarmOrchestrator(nothing))
         return await _timed(swarm, _chain(20)) - await _bare_tasks(20)
 
-    extra = [statistics.median(anyio.run(run) for _ in range(20)) for _ in range(rounds)]
-    return single(
-        "a plan of 20 tasks, beyond the bare tasks", [1000 * seconds for seconds in extra], "ms"
-    )
+    extra: list[float] = []
+    for _ in range(rounds):
+        seconds = statistics.median(anyio.run(run) for _ in range(20))
+        extra.append(1000 * seconds)
+    return single("a plan of 20 tasks, beyond the bare tasks", extra, "ms")
 
 
 def _growth(rounds: int) -> list[Figure]:
@@ -213,15 +216,14 @@ def _with_earlier(done: int) -> Plan:
 
 def _layers(tasks: int) -> Plan:
     """A plan of layers of ten tasks, each of which depends on all of the layer before."""
-    each = (
-        Task(
-            id=f"t{i}",
-            timeout=60.0,
-            depends_on=tuple(f"t{n}" for n in range(i // 10 * 10 - 10, i // 10 * 10) if n >= 0),
-        )
-        for i in range(tasks)
-    )
-    return Plan(goal=Goal(objective="measure"), tasks=tuple(each))
+    layered: list[Task] = []
+    before: tuple[str, ...] = ()
+    for start in range(0, tasks, 10):
+        names = [f"t{number}" for number in range(start, min(start + 10, tasks))]
+        for name in names:
+            layered.append(Task(id=name, timeout=60.0, depends_on=before))
+        before = tuple(names)
+    return Plan(goal=Goal(objective="measure"), tasks=tuple(layered))
 
 
 async def _failures(plan: Plan, count: int) -> list[float]:
@@ -257,9 +259,12 @@ async def failures(engine: ReplanningEngine, plan: Plan, count: int) -> list[flo
 def _replans(rounds: int, count: int, large: int) -> list[Figure]:
     """Latency from trigger to revision at 1,000 tasks, and what more tasks, tools and records add to it."""
     chain = _chain(1_000)
-    shares = [_latencies(chain, count) for _ in range(rounds)]
-    p50 = [median for median, _ in shares]
-    p99 = [late for _, late in shares]
+    p50: list[float] = []
+    p99: list[float] = []
+    for _ in range(rounds):
+        median, late = _latencies(chain, count)
+        p50.append(median)
+        p99.append(late)
     name = "trigger to revision, chain of 1,000 tasks"
     layers = [_latencies(_layers(1_000), count)[0] for _ in range(rounds)]
     earlier = EARLIER_RECORDS // 2
@@ -278,15 +283,12 @@ def _replans(rounds: int, count: int, large: int) -> list[Figure]:
 
 def _grown(name: str, large: Plan, small: Plan, rounds: int, count: int) -> Figure:
     """Measure the latency of a larger plan beside that of a smaller one, in turn."""
-    pairs = []
+    ours: list[float] = []
+    floors: list[float] = []
     for _ in range(rounds):
-        pairs.append((_latencies(large, count)[0], _latencies(small, count)[0]))
-    return paired(
-        f"trigger to revision, {name}, p50",
-        [ours for ours, _ in pairs],
-        [floor for _, floor in pairs],
-        1.2,
-    )
+        ours.append(_latencies(large, count)[0])
+        floors.append(_latencies(small, count)[0])
+    return paired(f"trigger to revision, {name}, p50", ours, floors, 1.2)
 
 
 def _latencies(plan: Plan, count: int) -> tuple[float, float]:
@@ -298,15 +300,18 @@ def _latencies(plan: Plan, count: int) -> tuple[float, float]:
 
 async def _burst(failures: int, tail: int) -> float:
     """Seconds until tasks that failed at once, all before a chain, are replaced by another tool."""
-    tools = [{"name": name, "capability": "work"} for name in ("usual", "other")]
-    first = [Task(id=f"f{i}", tool="usual") for i in range(failures)]
-    chain = [
-        Task(id=f"t{i}", depends_on=(f"t{i - 1}",) if i else tuple(task.id for task in first))
-        for i in range(tail)
-    ]
-    plan = Plan.model_validate(
-        {"goal": {"objective": "measure"}, "tools": tools, "tasks": [*first, *chain]}
+    tools = (
+        ToolSpec(name="usual", capability="work"),
+        ToolSpec(name="other", capability="work"),
     )
+    first = [Task(id=f"f{i}", tool="usual") for i in range(failures)]
+    tasks = list(first)
+    before = tuple(task.id for task in first)
+    for number in range(tail):
+        task = Task(id=f"t{number}", depends_on=before)
+        tasks.append(task)
+        before = (task.id,)
+    plan = Plan(goal=Goal(objective="measure"), tools=tools, tasks=tuple(tasks))
     async with ReplanningEngine(["repair"]).open(plan) as run:
         attempts = [run.started(task.id) for task in first]
         with quiet():
@@ -347,15 +352,17 @@ async def _independent(failures: int) -> float:
 
 def _bursts(rounds: int, failures: int, tail: int) -> list[Figure]:
     """Cost of many failures at once, together and apart."""
-    pairs = [
-        (anyio.run(_burst, failures, tail), anyio.run(_burst, 2 * failures, tail))
-        for _ in range(rounds)
-    ]
+    each_failure: list[float] = []
+    growth: list[float] = []
+    for _ in range(rounds):
+        once = anyio.run(_burst, failures, tail)
+        twice = anyio.run(_burst, 2 * failures, tail)
+        each_failure.append(1000 * once / failures)
+        growth.append(twice / once)
     apart = [anyio.run(_independent, 20) for _ in range(rounds)]
-    growth = [twice / once for once, twice in pairs]
     name = f"burst of {failures:,} failures before {tail:,} tasks"
     return [
-        single(f"{name}, per failure", [1000 * once / failures for once, _ in pairs], "ms", 1),
+        single(f"{name}, per failure", each_failure, "ms", 1),
         single(f"{name}, twice as many", growth, "×", 2.2),
         single("20 failures of their own, provider takes 0.2 s", apart, "s", 0.6),
     ]

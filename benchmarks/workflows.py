@@ -74,14 +74,12 @@ def load(folder: Path) -> list[Workflow]:
     """The recorded workflows."""
     with gzip.open(folder / FILE) as file:
         data = json.load(file)
-    return [
-        Workflow(
-            f"{d['name']} {d['file']}",
-            tuple(t[1] for t in d["tasks"]),
-            tuple(tuple(t[2]) for t in d["tasks"]),
-        )
-        for d in data
-    ]
+    found = []
+    for recorded in data:
+        _, seconds, parents = zip(*recorded["tasks"], strict=True)
+        name = f"{recorded['name']} {recorded['file']}"
+        found.append(Workflow(name, tuple(seconds), tuple(map(tuple, parents))))
+    return found
 
 
 def faulty(workflow: Workflow, seed: int) -> tuple[Plan, frozenset[str]]:
@@ -96,15 +94,13 @@ def faulty(workflow: Workflow, seed: int) -> tuple[Plan, frozenset[str]]:
     ]
     tasks = []
     for number, parents in enumerate(workflow.parents):
-        spare = number in broken and chance.random() < 0.5
-        tasks.append(
-            Task(
-                id=f"t{number}",
-                tool="usual" if spare or number not in broken else "lone",
-                depends_on=tuple(f"t{parent}" for parent in parents),
-                fallbacks=(Fallback(tool="spare"),) if number in broken and not spare else (),
-            )
-        )
+        tool = "usual"  # which has an equal one
+        fallbacks: tuple[Fallback, ...] = ()
+        if number in broken and chance.random() >= 0.5:
+            tool = "lone"
+            fallbacks = (Fallback(tool="spare"),)
+        depends_on = tuple(f"t{parent}" for parent in parents)
+        tasks.append(Task(id=f"t{number}", tool=tool, depends_on=depends_on, fallbacks=fallbacks))
     plan = Plan(
         name=workflow.name,
         goal=Goal(objective="finish the workflow"),
@@ -138,23 +134,29 @@ async def _run(workflow: Workflow, plan: Plan, broken: frozenset[str], bare: flo
 
         result = await engine.attach(SwarmOrchestrator(work, max_concurrency=WIDTH)).run(plan)
         makespan = clock.elapsed
-    records = list(engine.store.read(result.run))
-    started = Counter(r.body.task for r in records if isinstance(r.body, AttemptStarted))
-    finished = Counter(r.body.task for r in records if isinstance(r.body, AttemptSucceeded))
-    changed = {
-        c.task_id
-        for revision in result.revisions
-        for c in revision.changes
-        if isinstance(c, ReplaceTask)
-    }
-    rest = [task.id for task in plan.tasks if task.id not in broken]
-    clean = sum(
-        started[task_id] == 1 and finished[task_id] == 1 and task_id not in changed
-        for task_id in rest
-    )
-    before, after = (
-        engine.history(result.run).plan_at(number) for number in (0, len(result.revisions))
-    )
+    started: Counter[str] = Counter()
+    finished: Counter[str] = Counter()
+    for record in engine.store.read(result.run):
+        if isinstance(record.body, AttemptStarted):
+            started[record.body.task] += 1
+        elif isinstance(record.body, AttemptSucceeded):
+            finished[record.body.task] += 1
+    changed: set[str] = set()
+    for revision in result.revisions:
+        for change in revision.changes:
+            if isinstance(change, ReplaceTask):
+                changed.add(change.task_id)
+    untouched = 1.0
+    if len(plan.tasks) > len(broken):
+        affected = changed | broken
+        clean = 0
+        for task in plan.tasks:
+            once = (started[task.id], finished[task.id]) == (1, 1)
+            clean += once and task.id not in affected
+        untouched = clean / (len(plan.tasks) - len(broken))
+    history = engine.history(result.run)
+    before = _edges(history.plan_at(0))
+    after = _edges(history.plan_at(len(result.revisions)))
     return Row(
         workflow.name,
         len(plan.tasks),
@@ -162,20 +164,24 @@ async def _run(workflow: Workflow, plan: Plan, broken: frozenset[str], bare: flo
         result.status == "succeeded",
         len(result.revisions),
         sum(count > 1 for count in finished.values()),
-        clean / len(rest) if rest else 1.0,
+        untouched,
         makespan / bare if bare else makespan,
-        len(_edges(before) ^ _edges(after)),
+        len(before ^ after),
         tuple(round(1000 * seconds, 3) for seconds in store.waits),
     )
 
 
 def _edges(plan: Plan) -> set[tuple[str, str]]:
     """Return the dependencies between tasks; a replacement counts under the id that it replaced."""
-    return {
-        (dep.partition("~")[0], task.id.partition("~")[0])
-        for task in plan.tasks
-        for dep in task.depends_on
-    }
+    edges: set[tuple[str, str]] = set()
+    for task in plan.tasks:
+        for dependency in task.depends_on:
+            edges.add((_replaced_id(dependency), _replaced_id(task.id)))
+    return edges
+
+
+def _replaced_id(task_id: str) -> str:
+    return task_id.partition("~")[0]
 
 
 class _Timed(MemoryStore):
@@ -192,11 +198,9 @@ class _Timed(MemoryStore):
         if isinstance(record.body, TriggerFired):
             self._fired[record.body.trigger.id] = time.perf_counter()
         elif isinstance(record.body, DecisionMade):
-            self.waits += [
-                time.perf_counter() - self._fired.pop(t)
-                for t in record.body.triggers
-                if t in self._fired
-            ]
+            for trigger in record.body.triggers:
+                if trigger in self._fired:
+                    self.waits.append(time.perf_counter() - self._fired.pop(trigger))
 
 
 def measure(
@@ -222,24 +226,40 @@ def table(rows: Sequence[Row]) -> str:
         "| workflows | tasks | faults | finished | run again | others untouched | edges | makespan | engine, p50 / p99 |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    kinds = [kind for kind in KINDS if any(kind in row.workflow for row in rows)]
-    for kind in [*kinds, "others", "all"]:
-        some = [row for row in rows if kind in ("all", _kind(row))]
-        if not some:
-            continue
-        waits = sorted(wait for row in some for wait in row.waits)
-        engine = (
-            f"{statistics.median(waits):.1f} / {waits[int(0.99 * len(waits))]:.1f} ms"
-            if waits
-            else ""
-        )
-        lines.append(
-            f"| {kind} ({len(some)}) | {sum(r.tasks for r in some):,} | {sum(r.faults for r in some):,}"
-            f" | {sum(r.finished for r in some)}/{len(some)} | {sum(r.repeated for r in some)}"
-            f" | {100 * min(r.untouched for r in some):.1f} % | {sum(r.edges for r in some)}"
-            f" | {statistics.median(r.makespan for r in some):.3f} | {engine} |"
-        )
+    for kind in [*KINDS, "others"]:
+        some = [row for row in rows if _kind(row) == kind]
+        if some:
+            lines.append(_line(kind, some))
+    if rows:
+        lines.append(_line("all", rows))
     return "\n".join(lines)
+
+
+def _line(kind: str, rows: Sequence[Row]) -> str:
+    """The rows of one kind, added up in a line of the table."""
+    tasks = 0
+    faults = 0
+    finished = 0
+    repeated = 0
+    edges = 0
+    waits: list[float] = []
+    for row in rows:
+        tasks += row.tasks
+        faults += row.faults
+        finished += row.finished
+        repeated += row.repeated
+        edges += row.edges
+        waits += row.waits
+    engine = ""
+    if waits:
+        waits.sort()
+        engine = f"{statistics.median(waits):.1f} / {waits[int(0.99 * len(waits))]:.1f} ms"
+    untouched = 100 * min(row.untouched for row in rows)
+    makespan = statistics.median(row.makespan for row in rows)
+    return (
+        f"| {kind} ({len(rows)}) | {tasks:,} | {faults:,} | {finished}/{len(rows)} | {repeated}"
+        f" | {untouched:.1f} % | {edges} | {makespan:.3f} | {engine} |"
+    )
 
 
 def _kind(row: Row) -> str:
