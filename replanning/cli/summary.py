@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from rich.console import Console
@@ -72,10 +72,63 @@ _STATUS_LOOKS: Final = {
 }
 
 
+@dataclass(frozen=True)
+class _JournalContents:
+    """Contents of the journal of a run that its summary shows; empty where it cannot be read.
+
+    Attributes:
+        live: the last state of the run, which is known in any case.
+        history: the changes of the plan, with their reasons.
+        started: its beginning, in seconds since the epoch.
+        trace_id: id of the trace of its spans; empty without one.
+        tasks: the tasks that people see.
+        lists: the progress of lists.
+        repairs: the changes of the plan that somebody decided.
+        is_planned: whether planning mode made the plan.
+    """
+
+    live: LivePlan
+    history: ReplanHistory | None = None
+    started: float = 0.0
+    trace_id: str = ""
+    tasks: Sequence[TaskRow] = ()
+    lists: Sequence[ElementsReport] = ()
+    repairs: Sequence[Repair] = ()
+    is_planned: bool = False
+
+
+def _read_journal(store: RunStore, result: RunResult, live: LivePlan) -> _JournalContents:
+    """Return the contents of a journal; of one that is incomplete, with the state of the run."""
+    try:
+        records = list(store.read(result.run))
+        replayed = replay_records(records)
+        history = ReplanHistory(lambda after: records[after:], max_events=len(records))
+    except (StoreError, UnknownRun) as error:
+        print_message(f"the history cannot be read: {error}")
+        return _JournalContents(live)
+    if not result.unjournaled:
+        live = replayed.live
+    rows = task_rows(live, replayed.ledger, replayed.updated)
+    repairs: list[Repair] = []
+    for repair in find_repairs(history, live):
+        # That a list was expanded is no change of the plan that somebody decided.
+        if repair.revision is not None and repair.by not in FORESEEN:
+            repairs.append(repair)
+    return _JournalContents(
+        live,
+        history=history,
+        started=replayed.started,
+        trace_id=(replayed.opened.trace or "--").split("-")[1],
+        # Phases of planning mode mean nothing to people.
+        tasks=[row for row in rows if not is_phase_task(live.entry(row.id).task)],
+        lists=list(elements_reports(live, replayed.ledger.awaited_questions)),
+        repairs=repairs,
+        is_planned=any(is_phase_task(entry.task) for entry in live),
+    )
+
+
 class RunSummary:
     """Summary of a run that has ended or is paused, from its journal.
-
-    It has many attributes because the summary shows a run from all sides.
 
     Args:
         result: the result of the run.
@@ -112,13 +165,13 @@ class RunSummary:
     ) -> None:
         self._redact = redact
         self.result = result
-        self.live = live
+        self._journal = _read_journal(store, result, live)
+        self.live = self._journal.live
         self.exit_code = ExitCode.INTERRUPTED if interrupted else _EXIT_CODES[self.result.status]
         self.notes: Sequence[str] = ()
         self._elapsed = elapsed
         self._store = place
         self._durable = store.durable
-        self._trace_id = ""
         self._trace_place = ""
         if tracer is not None:
             # An exporter of a plugin may have no endpoint.
@@ -134,34 +187,6 @@ class RunSummary:
                     self._has_missing_notices = True
         self._resume_options = [*resume_options, *secret_words(live.plan)]
         self._resume = self._command("resume", self.result.run, *self._resume_options)
-        self._tasks: list[TaskRow] = []
-        self._has_plan_file = False
-        self._repairs: list[Repair] = []
-        self._lists: list[ElementsReport] = []
-        self._history: ReplanHistory | None = None
-        try:
-            records = list(store.read(result.run))
-            replayed = replay_records(records)
-            history = ReplanHistory(lambda after: records[after:], max_events=len(records))
-        except (StoreError, UnknownRun) as error:
-            print_message(f"the history cannot be read: {error}")
-            return
-        self._started = replayed.started
-        self._history = history
-        if not result.unjournaled:
-            self.live = replayed.live
-        self._trace_id = (replayed.opened.trace or "--").split("-")[1]
-        rows = task_rows(self.live, replayed.ledger, replayed.updated)
-        # Phases of planning mode mean nothing to people.
-        self._tasks = [row for row in rows if not is_phase_task(self.live.entry(row.id).task)]
-        planned = any(is_phase_task(entry.task) for entry in self.live)
-        self._has_plan_file = not planned and not is_on_temporal(place)
-        for repair in find_repairs(history, self.live):
-            # That a list was expanded is no change of the plan that somebody decided.
-            if repair.revision is not None and repair.by not in FORESEEN:
-                self._repairs.append(repair)
-        asking = replayed.ledger.awaited_questions
-        self._lists = list(elements_reports(self.live, asking))
 
     def report(self, *, json: bool) -> int:
         """Print the summary on standard output and return the exit code."""
@@ -173,7 +198,7 @@ class RunSummary:
         if not out.is_terminal:
             out.width = 10_000  # nothing is cut or wrapped
         mark, style = _STATUS_LOOKS.get(result.status, ("✗", "bold red"))
-        count = len(self._repairs)
+        count = len(self._journal.repairs)
         out.print()
         reason = str(self._redact(result.reason))
         out.print(f"{mark} {result.status}: {escape_control(reason)}", style=style)
@@ -198,7 +223,7 @@ class RunSummary:
         else:
             out.print("  history  not kept; --store FILE keeps it")
         if self._trace_place:
-            trace_id = f"{self._trace_id} at " if self._trace_id else ""
+            trace_id = f"{self._journal.trace_id} at " if self._journal.trace_id else ""
             out.print(f"  trace    {trace_id}{self._trace_place}")
         for problem in self._unsent:
             out.print(f"  missing  {escape_control(problem)}", style="yellow")
@@ -210,22 +235,22 @@ class RunSummary:
 
     def _print_tasks(self, out: Console) -> None:
         """Print the tasks of a plan that has changed or has lists, and why it changed."""
-        for found in self._lists:
+        for found in self._journal.lists:
             mark = "!"
             for line in found.left_out_lines():
                 out.print(f"  {mark} {escape_control(line)}", style="yellow")
                 mark = " "
-        count = len(self._repairs)
+        count = len(self._journal.repairs)
         if count:
             out.print("\nThe plan before and after\n", style="bold")
-        elif self._lists:
+        elif self._journal.lists:
             out.print("\nThe tasks\n", style="bold")
         else:
             return
-        print_table(out, task_table(fold_rows(self._tasks, MAX_TASKS_SHOWN), cut=False))
+        print_table(out, task_table(fold_rows(self._journal.tasks, MAX_TASKS_SHOWN), cut=False))
         if count:
             out.print("\nWhat changed in the plan, and why", style="bold")
-            print_repairs(out, self._repairs[:MAX_REVISIONS_SHOWN], self._started)
+            print_repairs(out, self._journal.repairs[:MAX_REVISIONS_SHOWN], self._journal.started)
         if count > MAX_REVISIONS_SHOWN:
             out.print(f"\n… and {pluralise(count - MAX_REVISIONS_SHOWN, 'more revision')}")
 
@@ -249,7 +274,7 @@ class RunSummary:
                 name: self._redact(shown_form(output)) for name, output in result.outputs.items()
             },
             "tasks": self._states_json(),
-            "elements": {found.task: dict(found.counts) for found in self._lists},
+            "elements": {found.task: dict(found.counts) for found in self._journal.lists},
             "revisions": list(self._revisions_json()),
             "questions": list(result.questions),
             "stale": {task_id: list(causes) for task_id, causes in result.stale.items()},
@@ -264,7 +289,7 @@ class RunSummary:
             "unsent": list(self._unsent),
         }
         if self._trace_place:
-            document["trace"] = {"place": self._trace_place, "id": self._trace_id or None}
+            document["trace"] = {"place": self._trace_place, "id": self._journal.trace_id or None}
         if self.exit_code in (ExitCode.PAUSED, ExitCode.INTERRUPTED) and self._durable:
             document["resume"] = self._resume
         return document
@@ -272,12 +297,12 @@ class RunSummary:
     def _states_json(self) -> JsonObject:
         states: JsonObject = {entry.id: str(entry.state) for entry in self.live}
         # An expanded task is in the state of its elements, for nothing has replaced it.
-        for found in self._lists:
+        for found in self._journal.lists:
             states[found.task] = str(found.state)
         return states
 
     def _revisions_json(self) -> Iterator[JsonObject]:
-        history = self._history
+        history = self._journal.history
         diffs = revision_diffs(history) if history is not None else {}
         for entry in history.entries if history is not None else ():
             if entry.after is not None:
@@ -319,7 +344,7 @@ class RunSummary:
             yield self._resume, "continues with the answer"
         elif self.exit_code in (ExitCode.PAUSED, ExitCode.INTERRUPTED):
             yield self._resume, "continues where it stopped"
-        if self._repairs:
+        if self._journal.repairs:
             yield (
                 self._command("why", run),
                 "why the plan changed last: cause, candidates and scores, rule, diff",
@@ -335,7 +360,7 @@ class RunSummary:
             "tasks, attempts and replans in the order of time",
         )
         # A hint proposes what works here: the pages are an extra.
-        if self._repairs and can_show_pages():
+        if self._journal.repairs and can_show_pages():
             yield self._command("view", run, "--open"), "the run in the browser"
         if self._has_missing_notices:
             yield (
@@ -348,7 +373,7 @@ class RunSummary:
                 again,
                 "runs the tasks that lack a secret; FILE is the plan the run started with",
             )
-        elif result.status == "failed" and self._has_plan_file:
+        elif result.status == "failed" and self._has_plan_file():
             again = self._command("resume", run, *self._resume_options, "--plan", "FILE")
             yield (
                 again,
@@ -367,12 +392,18 @@ class RunSummary:
                 "starts a new run from a revision of this one; 0 is the original plan",
             )
 
+    def _has_plan_file(self) -> bool:
+        """Return whether the run started with a plan file, and can take a corrected one."""
+        if self._journal.history is None or self._journal.is_planned:
+            return False
+        return not is_on_temporal(self._store)
+
     def _questions_without_proposal(self) -> set[QuestionId]:
         """Return the questions to which no candidate can be approved."""
         found: set[QuestionId] = set()
-        if self._history is None:
+        if self._journal.history is None:
             return found
-        for event in self._history.events:
+        for event in self._journal.history.events:
             if event.question is None:
                 continue
             if not event.candidates:

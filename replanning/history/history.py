@@ -84,20 +84,13 @@ class ReplanHistory:
 
     It is derived from the journal and keeps the newest replans in memory, never a plan: the plan at
     a revision is found by replaying. `run.history`, `engine.history(run_id)` and
-    `ReplanHistory.of(store, run_id)` make one. It has many attributes because a reader looks at a
-    run as a whole; only `fold` changes them.
+    `ReplanHistory.of(store, run_id)` make one. Only `fold` changes it.
 
     Args:
         records: the journal.
         max_events: number of replans to keep, the newest; metrics cover all.
 
     Attributes:
-        run: the id of the run.
-        plan: the plan at the start.
-        goal: the current goal.
-        forked_from: the run and revision it was forked from.
-        status: `running`, or the status with which the run ended.
-        reason: why it ended.
         unstored: the tasks whose last outputs were not stored, each with the reason.
         stale: the finished tasks whose results are stale, each with the causes, as they were last
             recorded.
@@ -112,18 +105,12 @@ class ReplanHistory:
         JournalCorrupt: the journal does not begin with the opening of a run.
     """
 
-    plan: Plan
-    goal: Goal
-
     def __init__(self, records: RecordSource, *, max_events: int = MAX_EVENTS) -> None:
         if max_events < 1:
             raise ValueError(f"max_events must be at least 1, got {max_events}")
         self.records = records
-        # `plan` and `goal` have no value before the first record, which may be missing.
-        self.run = RunId("")
-        self.forked_from: tuple[RunId, int] | None = None
-        self.status: CurrentRunStatus = "running"
-        self.reason = ""
+        self._opened: RunOpened | None = None
+        self._ended: RunEnded | None = None
         self.stale: Mapping[TaskId, tuple[str, ...]] = {}
         self.unstored: dict[TaskId, str] = {}
         self.started = 0.0
@@ -134,11 +121,10 @@ class ReplanHistory:
         self.goal_edits: deque[GoalEdit] = deque(maxlen=max_events)
         self.dropped_triggers: deque[DroppedTrigger] = deque(maxlen=max_events)
         self._kept = _KeptReplans(max_events)
-        self._causes = _Causes()
+        self._next = _NextReplan()
         self._questions = _OpenQuestions()
-        self._pending_usage = Usage()
         self.refresh()
-        if not hasattr(self, "plan"):
+        if self._opened is None:
             raise JournalCorrupt(
                 "the journal does not begin with the opening of a run, so it has no history"
             )
@@ -157,6 +143,47 @@ class ReplanHistory:
             JournalCorrupt: its journal cannot be read.
         """
         return cls(lambda after: store.read(RunId(run_id), after), max_events=max_events)
+
+    @property
+    def _opening(self) -> RunOpened:
+        assert self._opened is not None  # a history without it is not made
+        return self._opened
+
+    @property
+    def run(self) -> RunId:
+        """The id of the run."""
+        return self._opening.run
+
+    @property
+    def forked_from(self) -> tuple[RunId, int] | None:
+        """The run and the revision that it was forked from."""
+        return self._opening.forked_from
+
+    @property
+    def plan(self) -> Plan:
+        """The plan at the start."""
+        return self._opening.plan
+
+    @property
+    def goal(self) -> Goal:
+        """The current goal."""
+        if self.goal_edits:
+            return self.goal_edits[-1].goal
+        return self.plan.goal
+
+    @property
+    def status(self) -> CurrentRunStatus:
+        """`running`, or the status with which the run ended."""
+        if self._ended is None:
+            return "running"
+        return self._ended.status
+
+    @property
+    def reason(self) -> str:
+        """Why the run ended; empty while it runs."""
+        if self._ended is None:
+            return ""
+        return self._ended.reason
 
     @property
     def events(self) -> tuple[ReplanEvent, ...]:
@@ -345,29 +372,23 @@ class ReplanHistory:
             return
         match body:
             case RunOpened():
-                self.run = body.run
-                self.plan = body.plan
-                self.goal = body.plan.goal
-                self.forked_from = body.forked_from
+                self._opened = body
                 self.started = at
             case RunEnded():
-                self.status = body.status
-                self.reason = body.reason
+                self._ended = body
             case RunResumed():
-                self.status = "running"
-                self.reason = ""
+                self._ended = None
             case ResultsStale():
                 self.stale = body.tasks
             case GoalChanged():
-                self.goal = body.goal
                 edit = GoalEdit(at, body.goal, body.changed, body.reason, body.by)
                 self.goal_edits.append(edit)
             case AttemptFailed():
-                self._causes.fail(body)
+                self._next.fail(body)
             case TriggerFired():
-                self._causes.triggers[body.trigger.id] = body.trigger
+                self._next.triggers[body.trigger.id] = body.trigger
             case TriggerDropped():
-                trigger = self._causes.triggers.pop(body.trigger, None)
+                trigger = self._next.triggers.pop(body.trigger, None)
                 # A decision may have settled it before, and then it had a consequence.
                 if trigger is not None:
                     dropped = DroppedTrigger(at, trigger, body.reason)
@@ -376,12 +397,12 @@ class ReplanHistory:
             case UsageCharged():
                 # Usage of work is not that of a replan.
                 if body.provider is not None:
-                    self._pending_usage += body.usage
+                    self._next.usage += body.usage
             case AlternativesConsidered():
-                triggers = self._causes.resolve(body.triggers)
+                triggers = self._next.resolve(body.triggers)
                 # Replans are considered one after another: usage since the last one is this one's.
-                spent = self._pending_usage
-                self._pending_usage = Usage()
+                spent = self._next.usage
+                self._next.usage = Usage()
                 candidates = body.candidates
                 event = ReplanEvent(
                     body.replan,
@@ -390,7 +411,7 @@ class ReplanHistory:
                     candidates,
                     body.notes,
                     spent=spent,
-                    outputs=self._causes.outputs(triggers),
+                    outputs=self._next.outputs(triggers),
                 )
                 self._kept.store(event)
             case DecisionMade():
@@ -420,7 +441,7 @@ class ReplanHistory:
                 note = f"the answer of {person} was refused: {body.reason}"
                 self._add_note(body.question, note)
             case TriggerAttached():
-                trigger = self._causes.triggers.get(body.trigger)
+                trigger = self._next.triggers.get(body.trigger)
                 names = self._questions.attached.setdefault(body.question, [])
                 before = _attached_note(names)
                 names.append(trigger_name(trigger))
@@ -432,16 +453,16 @@ class ReplanHistory:
         The cases are a replan that is kept, one that was evicted while a person was asked about it,
         and one that no record of considered alternatives began, because a limit decided at once.
         """
-        triggers = self._causes.resolve(body.triggers)
+        triggers = self._next.resolve(body.triggers)
         # A question settles nothing: its triggers are named again by the final decision.
         if body.decision != "ask":
             for trigger in triggers:
-                del self._causes.triggers[trigger.id]
+                del self._next.triggers[trigger.id]
         if self._kept.record_late_decision(body.replan, body.decision, body.duration):
             return
         event = self._kept.events.get(body.replan)
         if event is None:
-            outputs = self._causes.outputs(triggers)
+            outputs = self._next.outputs(triggers)
             event = ReplanEvent(body.replan, at, triggers, outputs=outputs)
         question = event.question
         if body.decision == "ask" and question is not None:
@@ -585,10 +606,16 @@ class _KeptReplans:
         self._undecided[replan] = decision
 
 
-class _Causes:
-    """Triggers without a decision, and the outputs for which tasks have failed."""
+class _NextReplan:
+    """What the next replan is made of.
+
+    Attributes:
+        triggers: the triggers without a decision.
+        usage: what providers have spent since the last replan.
+    """
 
     def __init__(self) -> None:
+        self.usage = Usage()
         self.triggers: dict[TriggerId, Trigger] = {}
         self._unexpected: dict[TaskId, str] = {}
 

@@ -223,7 +223,11 @@ class ReplanningPlugin(SimplePlugin):
         given = request["context"]
         outputs = {name: decode(output) for name, output in given.pop("results").items()}
         results = _Results(task, outputs, given.pop("missing"))
-        context = ActivityContext(task, results=results, **given, redactor=self._redactor)
+        reads: list[str] = []
+        values = CopyOnRead(given.pop("context"), reads.append, given.pop("lost"))
+        context = ActivityContext(
+            task, context=values, results=results, reads=reads, redactor=self._redactor, **given
+        )
         attempt = cast("TaskContext", context)  # which has the same methods
         heart = asyncio.create_task(_beat())
         try:
@@ -376,8 +380,7 @@ replayer.
 class ActivityContext:
     """Context of an attempt in an activity; what work reports takes effect when the attempt ends.
 
-    `current_attempt` returns it to the functions that the work calls. It has many attributes
-    because work may read them all, as those of `TaskContext`.
+    `current_attempt` returns it to the functions that the work calls.
 
     Attributes:
         task: the task.
@@ -396,7 +399,6 @@ class ActivityContext:
         reads: the keys of the context that the work has read.
         confirms: whether another tool than that of the task is asked, to confirm what that has
             said.
-        tool: None, because the worker has the description of the tool.
     """
 
     task: Task
@@ -408,18 +410,20 @@ class ActivityContext:
     feedback: str
     continuations: int
     confirms: bool
-    lost: InitVar[Sequence[str]]
     redactor: InitVar[Redactor]
+    reads: list[str]
     arguments: JsonObject = field(init=False)
     secrets: list[str] = field(default_factory=list)
     reports: list[list[Any]] = field(default_factory=list)
-    reads: list[str] = field(default_factory=list)
-    tool: None = None
 
-    def __post_init__(self, lost: Sequence[str], redactor: Redactor) -> None:
+    def __post_init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
         self.arguments = self.task.arguments
-        self.context = CopyOnRead(self.context, self.reads.append, lost)
+
+    @property
+    def tool(self) -> None:
+        """None, because the worker has the description of the tool."""
+        return None
 
     @property
     def task_id(self) -> TaskId:

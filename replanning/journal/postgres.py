@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, ClassVar, Final
 
@@ -152,8 +153,6 @@ class PostgresStore(SqlStore):
     is as durable as the server's commits. Where a connection is lost during an append, the store
     withdraws the record, if the server has it, before it takes the next.
 
-    It has many attributes because half of them are the statements in which SQL databases differ.
-
     Args:
         place: the address, as in `postgresql://user@host/database`, or `key=value` pairs as libpq
             takes them; what it leaves out comes from libpq's variables, such as `PGHOST`. Give a
@@ -188,7 +187,7 @@ class PostgresStore(SqlStore):
         address = f"postgresql:{place}" if place.startswith("//") else place
         limit = str(max(2, round(timeout)))
         try:
-            self._address = make_conninfo(address, **_LIMITS, connect_timeout=limit)
+            server = make_conninfo(address, **_LIMITS, connect_timeout=limit)
         except psycopg.Error as error:
             problem = "this is no address of a PostgreSQL database"
             raise StoreError(f"{problem}: {_first_line(error)}") from None
@@ -198,16 +197,16 @@ class PostgresStore(SqlStore):
         self._doubtful: dict[RunId, tuple[dict[str, object], Future[None]]] = {}
         self._closed = threading.Event()
         self._pool = ConnectionPool(
-            self._address,
+            server,
             min_size=1,
             max_size=_MAX_CONNECTIONS,
             kwargs={"autocommit": True},
             open=False,
             timeout=timeout * 0.8,
         )
-        self._listener = _Listener(self._address, self._closed)
+        self._listener = _Listener(server, self._closed)
         try:
-            self._result("be opened", self._threads.submit(self._open))
+            self._result("be opened", self._threads.submit(partial(self._open, server)))
         except BaseException:
             self.close()
             raise
@@ -395,9 +394,9 @@ class PostgresStore(SqlStore):
             kind = _Unanswered if lost else StoreError
             raise kind(f"{self._name} cannot {doing}: {_first_line(error)}") from None
 
-    def _open(self) -> None:
+    def _open(self, server: str) -> None:
         """Migrate the tables to the current version, all or nothing, and open the pool."""
-        with psycopg.connect(self._address) as database:
+        with psycopg.connect(server) as database:
             database.execute("SELECT pg_advisory_xact_lock(%s, 0)", (_LOCK_KEY,))
             encoding = database.info.parameter_status("server_encoding")
             if encoding != "UTF8":

@@ -66,7 +66,7 @@ from replanning.planning.tasks import (
 )
 from replanning.run.run import PlanRun
 from replanning.secrets import MASK
-from replanning.settings import Settings
+from replanning.settings import PlanningSettings, Settings
 
 _log: Final = logging.getLogger("replanning.planning")
 
@@ -95,8 +95,6 @@ class UnexpectedResult(ReplanningError):
 class PlanningSession:
     """State and services that the phases, the actions and the recovery of one run share.
 
-    It has many attributes because each is a service that several of these use.
-
     Attributes:
         interactive: whether there is a gate that asks a person.
         plan_only: whether nothing is executed, so that every argument must be planned.
@@ -120,7 +118,7 @@ class PlanningSession:
         self.config = config
         self.tools = tools
         self.clock = environment.clock
-        self.settings = settings = config.planning
+        settings = config.planning
         self.interactive = interactive
         self.plan_only = plan_only
         self.tool_loop_only = is_tool_loop(run.live.plan)
@@ -157,6 +155,11 @@ class PlanningSession:
         for record in self.run.records(self._state.seq):
             self._state.fold(record)
         return self._state
+
+    @property
+    def settings(self) -> PlanningSettings:
+        """The settings of planning mode."""
+        return self.config.planning
 
     @property
     def reflects_on_errors(self) -> bool:
