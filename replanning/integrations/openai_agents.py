@@ -6,13 +6,14 @@ Tested with openai-agents 0.24. See docs/integrations/openai_agents.md.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import hashlib
 import inspect
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cache, wraps
 from typing import Any, Final, TypeVar
 
 from pydantic_core import to_jsonable_python
@@ -38,11 +39,10 @@ from replanning.journal import values
 try:
     from agents import (
         Agent,
-        AgentHooks,
         FunctionTool,
-        Handoff,
         ModelBehaviorError,
         RunContextWrapper,
+        RunResultStreaming,
         ToolInputGuardrailData,
         ToolInputGuardrailTripwireTriggered,
         ToolOriginType,
@@ -56,9 +56,9 @@ try:
         default_tool_error_function,
         function_tool,
         get_current_span,
-        handoff,
     )
-    from agents._public_agent import set_public_agent
+    from agents._public_agent import get_public_agent, set_public_agent
+    from agents.run import AgentRunner
     from agents.tool import (
         ValidToolOutputPydanticModelsTypeAdapter,
         default_tool_timeout_error_message,
@@ -93,14 +93,14 @@ async def replanned(
     context: object = None,
     approvals: bool = True,
 ) -> AsyncIterator[AgentT]:
-    """Copy of an agent whose tools an engine retries or replaces, in a session for the block.
+    """Attach an agent: an engine retries or replaces the tools that fail, in a session for the block.
 
-    The agents that it hands over to are copied, too; after the block the copies act like the
-    original agents. The session succeeds if the last run in the block had a final output. It is
-    `paused` if that run was interrupted, or an exception leaves the block.
+    Every agent that is run in the block is attached, in its async task and in those that are created
+    there, but none within a tool. The session succeeds if the last run in the block had a final
+    output. It is `paused` if that run was interrupted, or an exception leaves the block.
 
     Args:
-        agent: the agent; it is not changed.
+        agent: the agent, which the block is given as it is.
         engine: the engine; by default one with its defaults.
         capabilities: by the name of a tool, its capability, or the fields that `replanning.tool`
             takes. Tools of the same capability can stand in for one another.
@@ -117,29 +117,112 @@ async def replanned(
     Raises:
         RunOwned: another process owns the session of this thread.
         StoreError: the session of this thread has another objective, or the store fails.
-        TypeError: this is not an agent.
         ValueError: capabilities name tools that do not exist or are not attached, or a field is not
             valid for a tool.
     """
     engine = engine or ReplanningEngine()
-    copies = _Agents(engine, context, agents, keyed=thread is not None)
-    wrapped = copies.wrap(agent)
-    for each in agents:
-        copies.wrap(each)
-    await copies.describe()
-    tools = describe_tools(copies.described, capabilities, noun="attached function tool")
-    objective = objective or f"Run of the agent {wrapped.name}"
-    run_id = None if thread is None else thread_run(engine, thread)
-    async with engine.session(
-        objective, tools=tools, run_id=run_id, passes=_PASSES, gate=approvals
-    ) as session:
-        copies.session = session
+    block = _Block(engine, keyed=thread is not None)
+    _ask_for_block()
+    token = _BLOCK.set(block)
+    try:
+        await block.describe([agent, *agents], RunContextWrapper(context))
+        tools = describe_tools(block.described, capabilities, noun="attached function tool")
+        objective = objective or f"Run of the agent {agent.name}"  # type: ignore[attr-defined]
+        run_id = None if thread is None else thread_run(engine, thread)
+        async with engine.session(
+            objective, tools=tools, run_id=run_id, passes=_PASSES, gate=approvals
+        ) as session:
+            block.session = session
+            try:
+                yield agent
+            finally:
+                block.session = None
+            if not block.has_final_output():
+                session.run.pause("the agent has no final output yet")
+    finally:
+        with suppress(ValueError):  # a generator may be closed in another context
+            _BLOCK.reset(token)
+
+
+@cache
+def _ask_for_block() -> None:
+    """Have the framework look for a block when it runs an agent, and when it lists tools.
+
+    Its classes are changed once, and stay so: the agents of the user are not changed, and clones
+    and agents that are handed over to are found as well.
+    """
+    list_tools = Agent.get_all_tools
+    list_mcp_tools = Agent.get_mcp_tools
+    run = AgentRunner.run
+    run_streamed = AgentRunner.run_streamed
+
+    @wraps(list_tools)
+    async def list_attached_tools(agent: Any, context: Any) -> list[Any]:
+        tools: list[Any] = await list_tools(agent, context)
+        block = _open_block()
+        if block is None:
+            return tools
+        owned = block.tools_of(agent)
+        return [block.attach(tool, owned) for tool in tools]
+
+    @wraps(list_mcp_tools)
+    async def list_noting_mcp_tools(agent: Any, context: Any) -> list[Any]:
+        block = _BLOCK.get()
+        if block is None or not agent.mcp_servers:
+            found: list[Any] = await list_mcp_tools(agent, context)
+            return found
+        listing = copy.copy(agent)
+        listing.mcp_servers = [_Server(each) for each in agent.mcp_servers]
+        set_public_agent(listing, get_public_agent(agent))  # which the filters of the servers see
+        owned = block.tools_of(agent)
         try:
-            yield wrapped
-        finally:
-            copies.session = None
-        if not copies.finished:
-            session.run.pause("the agent has no final output yet")
+            owned.listed = await list_mcp_tools(listing, context)
+        except Exception:
+            # After a server has ended, the model still has to read what stood in for its tool.
+            if not owned.listed or block.session is None:
+                raise
+        return owned.listed
+
+    @wraps(run)
+    async def run_noted(*args: Any, **kwargs: Any) -> Any:
+        with _outermost_run() as results:
+            results.append(await run(*args, **kwargs))
+        return results[0]
+
+    @wraps(run_streamed)
+    def run_streamed_noted(*args: Any, **kwargs: Any) -> Any:
+        with _outermost_run() as results:
+            results.append(run_streamed(*args, **kwargs))
+        return results[0]
+
+    Agent.get_all_tools = list_attached_tools
+    Agent.get_mcp_tools = list_noting_mcp_tools
+    AgentRunner.run = run_noted
+    AgentRunner.run_streamed = run_streamed_noted
+
+
+@contextmanager
+def _outermost_run() -> Iterator[list[Any]]:
+    """Yield where to put the result of a run; it is kept if no other run is around this one."""
+    results: list[Any] = []
+    block = _open_block()
+    if block is None or _IS_RUNNING.get():
+        yield results
+        return
+    block.results = results
+    token = _IS_RUNNING.set(True)
+    try:
+        yield results
+    finally:
+        _IS_RUNNING.reset(token)
+
+
+def _open_block() -> _Block | None:
+    """Return the block in whose context this runs, if its session is open."""
+    block = _BLOCK.get()
+    if block is None or block.session is None:
+        return None
+    return block
 
 
 class _Halted(Exception):
@@ -153,6 +236,12 @@ _CONTENTS: Final = (ToolOutputText, ToolOutputImage, ToolOutputFileContent)
 
 _OUTPUT: Final = "$openai"
 """Key of a recorded output that is no JSON; its value says what it was."""
+
+_BLOCK: Final[ContextVar[_Block | None]] = ContextVar("replanning_openai_agents", default=None)
+"""The block in whose context an agent runs; None within a tool, whose agents are its own affair."""
+
+_IS_RUNNING: Final = ContextVar("replanning_is_running", default=False)
+"""Whether an agent runs, so that runs within, such as of its guardrails, are told apart."""
 
 _REPORTED: Final[ContextVar[list[Any] | None]] = ContextVar("replanning_reported", default=None)
 """Where the tool that is being executed notes results of MCP servers that say that they are
@@ -180,160 +269,62 @@ class _Server:
         return result
 
 
-class _Hooks(AgentHooks):  # type: ignore[misc] # its types may not be installed
-    """Hooks of an agent that also record whether the last event was a final output."""
+@dataclass(eq=False)
+class _AgentTools:
+    """The attached tools of an agent.
 
-    def __init__(self, agents: _Agents, agent: Any) -> None:
-        def noting(name: str) -> Any:
-            async def call(*args: Any, **kwargs: Any) -> None:
-                agents.finished = name == "on_end"
-                if agent.hooks is not None:
-                    await getattr(agent.hooks, name)(*args, **kwargs)
-
-            return call
-
-        for name in filter(lambda each: each.startswith("on_"), dir(AgentHooks)):
-            setattr(self, name, noting(name))
-
-
-class _AttachedAgent:
-    """Base of the copies of agents; the class of a copy derives from this and that of the agent.
-
-    A copy reads all other fields of the agent as they are now, and equals it, so that
-    `result.last_agent == agent`.
+    Attributes:
+        agent: the agent, which is kept so that its id names it alone.
+        own: the tools by name.
+        listed: the last list of tools of its MCP servers.
     """
 
-    def __eq__(self, other: object) -> bool:
-        mine = vars(self)["_original"]
-        theirs = getattr(other, "_original", other)
-        return mine is theirs or bool(mine == theirs)
-
-    __hash__ = None  # type: ignore[assignment] # as agents
-
-    def __getattr__(self, name: str) -> Any:
-        if "_original" not in vars(self):  # while it is copied
-            raise AttributeError(name)
-        return getattr(vars(self)["_original"], name)
-
-    def clone(self, **changes: Any) -> Any:
-        """Return an attached copy of a changed agent."""
-        return self._agents.wrap(self._original.clone(**changes))
-
-    async def get_mcp_tools(self, context: Any) -> list[Any]:
-        """Return the attached tools of the MCP servers, or the last ones if a server fails."""
-        listing = copy.copy(self._original)
-        listing.mcp_servers = [_Server(each) for each in self._original.mcp_servers]
-        set_public_agent(listing, self._original)  # which the filters of the servers see
-        try:
-            tools = await listing.get_mcp_tools(context)
-        except Exception:
-            # After a server has ended, the model still has to read what stood in for its tool.
-            if not self._listed or self._agents.session is None:
-                raise
-        else:
-            self._listed[:] = [self._agents.wrap_tool(each, self._own) for each in tools]
-        return list(self._listed)
-
-    async def get_all_tools(self, context: Any) -> list[Any]:
-        """Return the tools for a turn, as they are now."""
-        self.follow()
-        return await super().get_all_tools(context)  # type: ignore[misc,no-any-return]
-
-    def follow(self) -> None:
-        """Attach the tools added since the last turn, and drop those that were removed."""
-        given = {id(each): each for each in self._original.tools}
-        for key, (_, made) in list(self._attached.items()):
-            if key not in given:
-                del self._attached[key]
-                self.tools[:] = [each for each in self.tools if each is not made]
-        for key, tool in given.items():
-            if key not in self._attached:
-                made = self._agents.wrap_tool(tool, self._own)
-                self._attached[key] = tool, made  # both are kept, so that an id names one tool
-                self.tools.append(made)
+    agent: Any
+    own: dict[str, _Tool] = field(default_factory=dict)
+    listed: list[Any] = field(default_factory=list)
 
 
-def _live_field(name: str) -> property:
-    """Return a field of a copy that has the value of the original, until it is set."""
+class _Block:
+    """The session of one block, the tools of the agents in it, and the result of its last run."""
 
-    def read(copied: Any) -> Any:
-        values = vars(copied)
-        return values[name] if name in values else getattr(values["_original"], name)
-
-    def write(copied: Any, value: Any) -> None:
-        vars(copied)[name] = value
-
-    return property(read, write)
-
-
-class _Agents:
-    """Copies of agents, and the descriptions of their tools."""
-
-    def __init__(
-        self, engine: ReplanningEngine, context: object, agents: Sequence[Any], *, keyed: bool
-    ) -> None:
+    def __init__(self, engine: ReplanningEngine, *, keyed: bool) -> None:
         self.engine = engine
-        self.session: Session | None = None
-        self.finished = not keyed  # a resumed conversation has no final output yet
-        self.described: dict[str, dict[str, object]] = {}
-        self._context = context
         self.keyed = keyed
-        self._named = {each.name: each for each in agents}
+        self.session: Session | None = None
+        self.described: dict[str, dict[str, object]] = {}
         self.tools: dict[str, _Tool] = {}
-        self._copies: dict[
-            int, tuple[Any, Any]
-        ] = {}  # both are kept, so that an id names one agent
+        self.results: list[Any] | None = None
+        self._agents: dict[int, _AgentTools] = {}
 
-    async def describe(self) -> None:
-        """Describe the tools of the agents' MCP servers; their own tools are described already."""
-        for _, made in list(self._copies.values()):
-            if made.mcp_servers:
-                await made.get_mcp_tools(RunContextWrapper(self._context))
+    async def describe(self, agents: Sequence[Any], context: Any) -> None:
+        """Describe the tools of agents, and of those that they hand over to."""
+        family = list(agents)
+        for agent in family:  # grows while it is iterated
+            owned = self.tools_of(agent)
+            for tool in (*agent.tools, *await agent.get_mcp_tools(context)):
+                self.attach(tool, owned)
+            for each in agent.handoffs:
+                if isinstance(each, Agent) and all(each is not other for other in family):
+                    family.append(each)
 
-    def wrap(self, agent: Any) -> Any:
-        """Return the copy of an agent."""
-        agent = getattr(agent, "_original", agent)  # of a copy, also of another block
-        if id(agent) in self._copies:
-            return self._copies[id(agent)][1]
-        fields = {each.name: _live_field(each.name) for each in dataclasses.fields(agent)}
-        kind: Any = type(type(agent).__name__, (_AttachedAgent, type(agent)), fields)
-        made = kind.__new__(kind)
-        vars(made).update(
-            _original=agent, _agents=self, _own={}, _attached={}, _listed=[], tools=[]
-        )
-        self._copies[id(agent)] = agent, made
-        made.hooks = _Hooks(self, agent)
-        made.follow()
-        made.handoffs = []
-        for each in agent.handoffs:
-            is_handoff = isinstance(each, Handoff)
-            made.handoffs.append(self._wrap_handoff(each) if is_handoff else self.wrap(each))
-        return made
+    def tools_of(self, agent: Any) -> _AgentTools:
+        """Return the attached tools of an agent."""
+        agent = get_public_agent(agent)
+        return self._agents.setdefault(id(agent), _AgentTools(agent))
 
-    def _wrap_handoff(self, original: Any) -> Any:
-        made = copy.copy(original)
-        target = self._named.get(original.agent_name)
-        if target is not None:  # a saved state finds agents by their handoffs
-            made = handoff(self.wrap(target))
-            for field in dataclasses.fields(original):
-                if field.init:
-                    setattr(made, field.name, getattr(original, field.name))
-
-        async def hand_over(context: Any, text: str) -> Any:
-            return self.wrap(await original.on_invoke_handoff(context, text))
-
-        made.on_invoke_handoff = hand_over
-        return made
-
-    def wrap_tool(self, original: Any, own: dict[str, _Tool]) -> Any:
-        """Return the copy of a tool.
+    def attach(self, original: Any, owned: _AgentTools) -> Any:
+        """Return the copy of a tool whose calls are calls of the session.
 
         Hosted tools, and those whose approval a function decides, stay as they are.
         """
         if not isinstance(original, FunctionTool) or callable(original.needs_approval):
             return original
         name = original.qualified_name
-        own[name] = tool = _Tool(self, original, own)
+        known = owned.own.get(name)
+        if known is not None and known.original is original:
+            return known.attached
+        tool = _Tool(self, original, owned.own)
+        owned.own[name] = tool
         self.tools.setdefault(name, tool)
         if original.is_enabled is not False and name not in self.described:
             # One that needs approval stands in for another one only if a person agrees.
@@ -345,28 +336,40 @@ class _Agents:
                 dangerous=dangerous,
                 **hinted_fields(getattr(original, "mcp_annotations", None)),
             )
-        made = copy.copy(original)
-        made.on_invoke_tool = tool
-        made.timeout_seconds = None  # which is that of each attempt
-        return made
+        return tool.attached
+
+    def has_final_output(self) -> bool:
+        """Return whether the last run had a final output; a resumed conversation has none yet."""
+        if self.results is None:
+            return not self.keyed
+        if not self.results or self.results[0].interruptions:
+            return False
+        [result] = self.results
+        return not isinstance(result, RunResultStreaming) or result.final_output is not None
 
 
 class _Tool:
     """Invocation of the copy of a tool: a call of the session, which executes the original.
 
     Args:
-        agents: the copies of agents.
+        block: the block.
         original: the tool.
         own: the tools of the same agent, which take precedence over those of others.
+
+    Attributes:
+        attached: the copy.
     """
 
     # The framework looks at the signature, and at the annotations, before each call.
     __signature__ = inspect.signature(lambda context, text: None)
 
-    def __init__(self, agents: _Agents, original: Any, own: Mapping[str, _Tool]) -> None:
-        self._agents = agents
-        self._original = original
+    def __init__(self, block: _Block, original: Any, own: Mapping[str, _Tool]) -> None:
+        self._block = block
+        self.original = original
         self._own = own
+        self.attached = copy.copy(original)
+        self.attached.on_invoke_tool = self
+        self.attached.timeout_seconds = None  # which is that of each attempt
         self._bare = set_function_tool_failure_error_function(copy.copy(original), None)
         self._bare.timeout_behavior = "raise_exception"
         # The wrapper that reports failures to the model is bound to each copy of a tool; a function
@@ -376,26 +379,26 @@ class _Tool:
         origin = get_function_tool_origin(original)
         is_agent = origin is not None and origin.type is ToolOriginType.AGENT_AS_TOOL
         # Only an approved call is made again under the same id, when a saved state is run again.
-        self._keyed = agents.keyed and original.needs_approval and not is_agent
+        self._keyed = block.keyed and original.needs_approval and not is_agent
 
     async def __call__(self, context: Any, text: str) -> Any:
         """Execute the tool, or what replaces it, as the model calls it."""
-        agents = self._agents
-        name = self._original.qualified_name
-        context.agent = getattr(context.agent, "_original", context.agent)
+        block = self._block
+        session = block.session
+        name = self.original.qualified_name
         arguments = None
         with suppress(ValueError):
             arguments = json.loads(text or "{}")
         # The tool itself tells the model about other arguments.
-        if agents.session is None or not isinstance(arguments, dict):
+        if session is None or not isinstance(arguments, dict):
             return await invoke_function_tool(
-                function_tool=self._original, context=context, arguments=text
+                function_tool=self.original, context=context, arguments=text
             )
 
         async def execute(called: str, values: Mapping[str, object]) -> object:
             if called == name and values == arguments:
                 return await self._execute(context, text)
-            stand_in = self._own.get(called) or agents.tools[called]
+            stand_in = self._own.get(called) or block.tools[called]
             return await stand_in._stand_in(context, values, called == name)
 
         key = ""
@@ -404,13 +407,13 @@ class _Tool:
             digest = hashlib.sha256(text.encode()).hexdigest()[:16]
             key = f"{context.tool_call_id} {item} {digest}"
         try:
-            if key and not agents.session.is_recorded(key):
-                earlier = earlier_output(agents.engine, agents.session.run.id, key)
+            if key and not session.is_recorded(key):
+                earlier = earlier_output(block.engine, session.run.id, key)
                 if earlier is not None:
                     return _restored(earlier[0])
             return await call_tool(
-                agents.engine,
-                agents.session,
+                block.engine,
+                session,
                 name,
                 arguments,
                 execute,
@@ -432,6 +435,7 @@ class _Tool:
         """Execute the tool once; raise its own exception, or the failure that a server reports."""
         noted: list[Any] = []
         token = _REPORTED.set(noted)
+        block = _BLOCK.set(None)
         try:
             if self._tells and self._bare.timeout_seconds is None:
                 output = await self._bare.on_invoke_tool(context, text)
@@ -442,6 +446,7 @@ class _Tool:
         except ToolTimeoutError as error:
             raise TimedOut(str(error)) from error
         finally:
+            _BLOCK.reset(block)
             _REPORTED.reset(token)
         if noted:
             message = joined_texts(noted[-1].content) or "the tool says that it failed"
@@ -456,7 +461,7 @@ class _Tool:
             arguments: of the tool.
             again: whether the model called this tool; the framework then guards its output.
         """
-        tool = self._original
+        tool = self.original
         text = json.dumps(arguments)
         own = ToolContext.from_agent_context(
             context,
@@ -485,7 +490,7 @@ class _Tool:
 
     async def _give_up(self, context: Any, error: Any) -> Any:
         """Handle an exception as the framework handles one of this tool."""
-        tool = self._original
+        tool = self.original
         text = None
         if isinstance(error, ToolTimeoutError):
             if tool.timeout_behavior == "raise_exception":

@@ -12,6 +12,7 @@ pytest.importorskip("agents")
 from agents import (
     Agent,
     AgentHooks,
+    GuardrailFunctionOutput,
     Runner,
     RunState,
     ToolGuardrailFunctionOutput,
@@ -19,6 +20,7 @@ from agents import (
     UserError,
     function_tool,
     handoff,
+    input_guardrail,
     set_trace_processors,
     tool_output_guardrail,
 )
@@ -196,7 +198,7 @@ async def test_same_as_without(tool, text, clock, recorder):
 
 
 async def test_changes_of_the_agent(clock):
-    """What changes in an agent during the block is heeded by its copy, tools too; its own tools and hooks are given the agent."""
+    """What changes in an agent during the block is heeded, tools too; its own tools are given the agent."""
     seen = []
 
     @function_tool
@@ -212,11 +214,11 @@ async def test_changes_of_the_agent(clock):
     )
     agent = agent_of(model, grow)
     engine = repairing(clock)
-    async with replanned(agent, engine) as attached:
-        result = await Runner.run(attached, "x?")
+    async with replanned(agent, engine):
+        result = await Runner.run(agent, "x?")
     assert outputs(result) == ["x", "x, from the archive"]
     assert model.calls[-1].system_instructions == "Be brief."
-    assert (result.last_agent == agent, seen) == (True, [True])
+    assert (result.last_agent is agent, seen) == (True, [True])
     [run] = engine.store.runs()
     tools = [entry.task.tool or entry.task.name for entry in engine.history(run.run).replay()]
     assert tools == ["grow", "search_archive"]
@@ -229,6 +231,65 @@ async def test_clone(clock):
         clone = attached.clone(name="other")
         assert outputs(await Runner.run(clone, "x?")) == ["x, from the archive"]
     assert (clone.name, clone == agent) == ("other", False)
+
+
+async def test_blocks_at_once(clock):
+    """Blocks of one agent that are open at once have a session each, and a run outside of them has none."""
+    agent = Agent(
+        "helper",
+        model=ScriptedModel(
+            [step for _ in range(3) for step in ([call_of("search")], [assistant_message("done")])]
+        ),
+        tools=[search, search_archive],
+    )
+    engines = [repairing(clock), repairing(clock)]
+    opened = [anyio.Event(), anyio.Event()]
+    turns = [anyio.Event(), anyio.Event()]
+    told: list[object] = []
+
+    async def work(number: int) -> None:
+        async with replanned(agent, engines[number], capabilities=WEB):
+            opened[number].set()
+            await turns[number].wait()
+            told.append(outputs(await Runner.run(agent, "x?")))
+        turns[-1].set()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(work, 0)
+        group.start_soon(work, 1)
+        await opened[0].wait()
+        await opened[1].wait()
+        told.append(outputs(await Runner.run(agent, "x?")))
+        turns[0].set()
+    apology = ["An error occurred while running the tool. Please try again."]
+    archived = ["x, from the archive"]
+    assert told == [apology, archived, archived]
+    assert [len(list(engine.store.runs())) for engine in engines] == [1, 1]
+
+
+@function_tool(needs_approval=True)
+async def risky(query: str) -> str:
+    """Do something that a person must approve."""
+    return query
+
+
+async def test_stream_that_waits_while_a_guardrail_runs(clock):
+    """A stream that waits for an approval leaves its session paused, whichever other agents have ended meanwhile."""
+
+    @input_guardrail
+    async def check(context: Any, agent: Any, given: Any) -> GuardrailFunctionOutput:
+        judge = agent_of(ScriptedModel([[assistant_message("fine")]]))
+        await Runner.run(judge, "is it fine?")
+        return GuardrailFunctionOutput(None, tripwire_triggered=False)
+
+    engine = repairing(clock)
+    agent = agent_of(calls("risky"), risky, input_guardrails=[check])
+    async with replanned(agent, engine, thread="talk"):
+        stream = Runner.run_streamed(agent, "x?")
+        async for _ in stream.stream_events():
+            pass
+        assert len(stream.interruptions) == 1
+    assert statuses(engine) == ["paused"]
 
 
 async def test_streaming(clock):
@@ -337,8 +398,8 @@ async def test_handoffs(explicit, clock):
     ) as agent:
         result = await Runner.run(agent, "x?")
         assert outputs(result)[-1] == "x, from the archive"
-        assert result.last_agent == helper != triage == agent
-        assert result.last_agent.handoffs[0] is agent
+        assert result.last_agent is helper
+        assert agent is triage
 
 
 async def test_handoff_to_others(clock):
@@ -705,7 +766,7 @@ async def test_model_is_not_asked_to_repeat_what_is_in_doubt(clock):
 
 
 async def test_conversation(clock):
-    """Several runs in one block are one session; after the block the copy does what the agent does."""
+    """Several runs in one block are one session; after the block the agent is as before."""
     model = ScriptedModel(
         [step for _ in range(3) for step in ([call_of("search")], [assistant_message("done")])]
     )
