@@ -58,6 +58,7 @@ from replanning.integrations.agent_plans import (
 )
 from replanning.integrations.kit import (
     UNFINISHED,
+    Arguments,
     Capabilities,
     ControlFlow,
     SessionTask,
@@ -295,7 +296,7 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
         if self._asks or _requires_approval(context.function):
             key = context.metadata.get("function_call_occurrence_id", "")
 
-        async def execute(other: str, values: Mapping[str, object]) -> object:
+        async def execute(other: str, values: Arguments) -> object:
             if other == name and values is arguments:
                 return await _execute(context, arguments, call_next)
             return await self._stand_in(context, other, values)
@@ -338,7 +339,7 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
             occurrence, call, additional_properties={METADATA: shown}
         )
 
-    async def _stand_in(self, context: Any, name: str, arguments: Mapping[str, object]) -> Any:
+    async def _stand_in(self, context: Any, name: str, arguments: Arguments) -> Any:
         """Execute a tool that stands in, with the function middleware of the agent."""
         tools = context.tools or (context.function,)
         tool = next(each for each in tools if getattr(each, "name", None) == name)
@@ -836,12 +837,12 @@ class _Turn:
 
         return ResponseStream(updates(), finalizer=lambda _: final[0])
 
-    async def _execute(self, name: str, arguments: Mapping[str, object]) -> object:
+    async def _execute(self, name: str, arguments: Arguments) -> object:
         run, messages, options = self._call(name, arguments)
         return self._journaled(name, await run(messages, **options))
 
     async def _stream_agent(
-        self, name: str, arguments: Mapping[str, object], end: Callable[[object], None]
+        self, name: str, arguments: Arguments, end: Callable[[object], None]
     ) -> AsyncGenerator[Any, None]:
         run, messages, options = self._call(name, arguments)
         stream = run(messages, **options)
@@ -860,9 +861,7 @@ class _Turn:
             await stream.close()
         end(self._journaled(name, response))
 
-    def _call(
-        self, name: str, arguments: Mapping[str, object]
-    ) -> tuple[Any, list[Any], dict[str, Any]]:
+    def _call(self, name: str, arguments: Arguments) -> tuple[Any, list[Any], dict[str, Any]]:
         """Return how an agent is asked: its `run`, the messages and the options."""
         agent = self._attachment.agents.get(name)
         if agent is None:

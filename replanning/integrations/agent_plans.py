@@ -26,6 +26,7 @@ from replanning.engine.session import CALL_KEY, Execute, Session
 from replanning.errors import CallSkipped, NeedsHuman
 from replanning.integrations.kit import (
     ONE_ATTEMPT,
+    Arguments,
     Capabilities,
     answer_questions,
     describe_tools,
@@ -431,9 +432,7 @@ def _order(entry: TaskEntry) -> int:
 Performing = Callable[[Execute], Awaitable[object]]
 """Performs steps, whose agents are executed so."""
 
-StreamAgent = Callable[
-    [str, Mapping[str, object], Callable[[object], None]], AsyncGenerator[Any, None]
-]
+StreamAgent = Callable[[str, Arguments, Callable[[object], None]], AsyncGenerator[Any, None]]
 """Streams what an agent says, given its name and its arguments, and tells its output at the end."""
 
 
@@ -452,7 +451,7 @@ async def forward(performing: Performing, stream: StreamAgent) -> AsyncGenerator
     """
     queue = asyncio.Queue[_StreamedRun | None]()
 
-    async def execute(name: str, arguments: Mapping[str, object]) -> object:
+    async def execute(name: str, arguments: Arguments) -> object:
         run = _StreamedRun(stream, name, arguments)
         queue.put_nowait(run)
         return await run.output()
@@ -478,7 +477,7 @@ class _StreamedRun:
     One async task takes its items, and another waits for its output.
     """
 
-    def __init__(self, stream: StreamAgent, name: str, arguments: Mapping[str, object]) -> None:
+    def __init__(self, stream: StreamAgent, name: str, arguments: Arguments) -> None:
         self._outputs: list[object] = []
         self._stream = stream(name, arguments, self._outputs.append)
         self._ended = asyncio.get_running_loop().create_future()

@@ -28,6 +28,7 @@ from replanning.errors import (
 from replanning.integrations.agent_plans import agent_fields
 from replanning.integrations.kit import (
     ONE_ATTEMPT,
+    Arguments,
     Capabilities,
     ReportedFailure,
     call_tool,
@@ -379,16 +380,14 @@ class _Attachment:
         self.session = None
         self.plan = None
 
-    def call(
-        self, tool: _Tool, own_function: Callable[..., Any], arguments: Mapping[str, object]
-    ) -> Any:
+    def call(self, tool: _Tool, own_function: Callable[..., Any], arguments: Arguments) -> Any:
         """Call a tool, or what replaces it, from any thread but that of the session."""
         session = self.session
         called = tool._called
         if session is None or not _fits(tool, arguments):  # the tool itself tells the model
             return own_function(**arguments)
 
-        def execute(name: str, values: Mapping[str, object]) -> object:
+        def execute(name: str, values: Arguments) -> object:
             function = (
                 own_function
                 if name == called
@@ -523,7 +522,7 @@ _Tool.current_usage_count = property(
 )
 
 
-def _fits(tool: Any, arguments: Mapping[str, object]) -> bool:
+def _fits(tool: Any, arguments: Arguments) -> bool:
     try:
         tool.args_schema.model_validate(arguments)
     except ValueError:

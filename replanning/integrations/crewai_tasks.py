@@ -26,6 +26,7 @@ from replanning.engine.engine import ReplanningEngine
 from replanning.engine.session import Execute
 from replanning.errors import CallSkipped
 from replanning.integrations.agent_plans import TASK, AgentSteps, retry_failed
+from replanning.integrations.kit import Arguments
 from replanning.integrations.session_thread import SessionThread
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
@@ -359,7 +360,7 @@ class CrewPlan:
         """
         live = self._session.session.run.live
 
-        async def execute(name: str, arguments: Mapping[str, object]) -> object:
+        async def execute(name: str, arguments: Arguments) -> object:
             attempt = current_attempt()
             assert attempt is not None
             entry = live.entry(attempt.task_id)

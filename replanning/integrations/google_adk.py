@@ -35,6 +35,7 @@ from replanning.integrations.agent_plans import (
 )
 from replanning.integrations.kit import (
     UNFINISHED,
+    Arguments,
     Capabilities,
     ControlFlow,
     ReportedFailure,
@@ -424,7 +425,7 @@ class _Run:
         before = _requests(context)
         executed = 0
 
-        async def execute(name: str, values: Mapping[str, object]) -> object:
+        async def execute(name: str, values: Arguments) -> object:
             nonlocal executed
             executed += 1
             # The requests of a tool that failed to the framework do not count.
@@ -622,7 +623,7 @@ class _Pipeline:
         """
 
         def stream(
-            name: str, arguments: Mapping[str, object], end: Callable[[object], None]
+            name: str, arguments: Arguments, end: Callable[[object], None]
         ) -> AsyncGenerator[Any, None]:
             executed.append(self._agent_for(name, arguments, agent))
             return _events(executed[-1], context, end)
@@ -685,7 +686,7 @@ class _Pipeline:
             session.run.apply(new, reason=f"{agent.name} begins")
         self._planned.update(task.id for task in tasks)
 
-    def _agent_for(self, name: str, arguments: Mapping[str, object], agent: Any) -> Any:
+    def _agent_for(self, name: str, arguments: Arguments, agent: Any) -> Any:
         """Return the agent that executes a task in the turn of another agent.
 
         What stands in for an agent saves its output under the key of that agent.

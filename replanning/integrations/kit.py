@@ -39,6 +39,7 @@ from replanning.run.attempt import current_attempt
 
 __all__ = [
     "ONE_ATTEMPT",
+    "Arguments",
     "Capabilities",
     "ControlFlow",
     "ReportedFailure",
@@ -61,6 +62,9 @@ __all__ = [
 
 Capabilities = Mapping[str, str | Mapping[str, object]]
 """Capabilities of tools by name, or the fields that `replanning.tool` takes."""
+
+Arguments = Mapping[str, object]
+"""Arguments of a tool by name."""
 
 UNFINISHED: Final = ("running", "paused", "needs_human")
 """Statuses of runs that can be resumed."""
@@ -376,7 +380,7 @@ class _Executions:
         self._encode = encode
         self._results: list[tuple[object, object]] = []
 
-    async def execute(self, name: str, arguments: Mapping[str, object]) -> object:
+    async def execute(self, name: str, arguments: Arguments) -> object:
         """Execute a tool, and return what the journal records of its result."""
         self.is_empty = False
         result = await self._execute(name, arguments)
@@ -404,7 +408,7 @@ async def call_tool(
     engine: ReplanningEngine,
     session: Session,
     tool: str,
-    arguments: Mapping[str, object],
+    arguments: Arguments,
     execute: Execute,
     *,
     key: str = "",

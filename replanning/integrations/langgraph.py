@@ -44,6 +44,7 @@ from replanning.errors import (
 )
 from replanning.integrations.kit import (
     ONE_ATTEMPT,
+    Arguments,
     Capabilities,
     ReportedFailure,
     SessionTask,
@@ -429,7 +430,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
     async def call(
         self,
         name: str,
-        arguments: Mapping[str, object],
+        arguments: Arguments,
         execute: Execute,
         call_id: str | None = None,
     ) -> object:
@@ -488,7 +489,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         self,
         key: str,
         name: str,
-        arguments: Mapping[str, object],
+        arguments: Arguments,
         execute: Execute,
         call_id: str | None,
     ) -> object:
@@ -597,7 +598,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
                 given_up = False
         return given_up
 
-    def _new_key(self, name: str, arguments: Mapping[str, object], call_id: str | None) -> str:
+    def _new_key(self, name: str, arguments: Arguments, call_id: str | None) -> str:
         """Return the key of a call of the node that is being executed, or of a tool that it calls.
 
         Some models give the calls of a message the same id, or an empty one: those are told apart
@@ -644,7 +645,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
     def call_from_thread(
         self,
         name: str,
-        arguments: Mapping[str, object],
+        arguments: Arguments,
         execute: Callable[..., Any],
         call_id: str | None = None,
     ) -> Any:
@@ -885,7 +886,7 @@ class _Node(Runnable):  # type: ignore[misc]  # its types are not followed
     def invoke(self, input: Any, config: Any = None, **options: Any) -> Any:  # noqa: A002
         """Execute the node in this thread."""
 
-        def execute(name: str, _: Mapping[str, object]) -> Any:
+        def execute(name: str, _: Arguments) -> Any:
             body = self._bodies[name]
             # It may have no synchronous function.
             if name != self.name and getattr(body, "func", body) is None:
@@ -898,7 +899,7 @@ class _Node(Runnable):  # type: ignore[misc]  # its types are not followed
     async def ainvoke(self, input: Any, config: Any = None, **options: Any) -> Any:  # noqa: A002
         """Execute the node."""
 
-        async def execute(name: str, _: Mapping[str, object]) -> Any:
+        async def execute(name: str, _: Arguments) -> Any:
             return await self._bodies[name].ainvoke(input, config, **options)
 
         return await _current_run().call(self.name, {}, execute)
@@ -927,7 +928,7 @@ class ReplanningMiddleware(AgentMiddleware):  # type: ignore[misc]  # its types 
         if request.tool is None:
             return handler(request)
 
-        def execute(name: str, arguments: Mapping[str, object]) -> Any:
+        def execute(name: str, arguments: Arguments) -> Any:
             own = _request(request, name, arguments)
             if own is not request and getattr(own.tool, "func", own.tool) is None:
                 function = run.in_event_loop(own.tool.coroutine)
@@ -944,7 +945,7 @@ class ReplanningMiddleware(AgentMiddleware):  # type: ignore[misc]  # its types 
         if request.tool is None:
             return await handler(request)
 
-        async def execute(name: str, arguments: Mapping[str, object]) -> Any:
+        async def execute(name: str, arguments: Arguments) -> Any:
             own = _request(request, name, arguments)
             noting = _NotingTool(own.tool)
             return _checked(await handler(own.override(tool=noting)), request, noting.raised)
@@ -984,7 +985,7 @@ class _NotingTool:
             raise
 
 
-def _request(request: Any, name: str, arguments: Mapping[str, object]) -> Any:
+def _request(request: Any, name: str, arguments: Arguments) -> Any:
     """Return the request for a tool, which may differ from the tool that the model called."""
     call = request.tool_call
     if name == call["name"] and arguments == call["args"]:

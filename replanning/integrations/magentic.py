@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio  # noqa: TID251 # the framework runs on asyncio alone
 import dataclasses
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from itertools import count
 from typing import Any, Final
@@ -24,6 +24,7 @@ from replanning.engine.engine import ReplanningEngine
 from replanning.engine.session import Session
 from replanning.errors import NotRunning, StoreError
 from replanning.integrations.kit import (
+    Arguments,
     Capabilities,
     ControlFlow,
     SessionTask,
@@ -250,7 +251,7 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
     async def _speak(self, session: Session, speaker: str, instruction: str) -> None:
         """Have a participant speak, or its replacement; the orchestrator sends it the request."""
 
-        async def execute(name: str, arguments: Mapping[str, object]) -> object:
+        async def execute(name: str, arguments: Arguments) -> object:
             self._requests.put_nowait((name, str(arguments["instruction"])))
             try:
                 reply = await self._replies.get()

@@ -32,6 +32,7 @@ from replanning.errors import (
     ToolError,
 )
 from replanning.integrations.kit import (
+    Arguments,
     call_tool,
     joined_texts,
     missing_framework,
@@ -344,7 +345,7 @@ class McpProxy:
             raise MCPError(code=INVALID_PARAMS, message=f"Unknown tool: {name}")
         failures: dict[str, CallToolResult | MCPError] = {}
 
-        async def execute(tool: str, given: Mapping[str, object]) -> CallToolResult:
+        async def execute(tool: str, given: Arguments) -> CallToolResult:
             failures.pop(tool, None)
             try:
                 result = await self._execute(tool, given, context)
@@ -405,9 +406,7 @@ class McpProxy:
             tool, session.name, session.secrets.redact(said) or "it does not say why"
         )
 
-    async def _execute(
-        self, name: str, arguments: Mapping[str, object], context: Any
-    ) -> CallToolResult:
+    async def _execute(self, name: str, arguments: Arguments, context: Any) -> CallToolResult:
         """Execute a tool, and return what its server answers.
 
         Raises:

@@ -22,6 +22,7 @@ from replanning.engine.engine import ReplanningEngine
 from replanning.engine.session import Session
 from replanning.errors import CallFailed, CallSkipped, NotRunning, StoreError
 from replanning.integrations.kit import (
+    Arguments,
     Capabilities,
     ReportedFailure,
     TimedOut,
@@ -395,7 +396,7 @@ class _Tool:
                 function_tool=self.original, context=context, arguments=text
             )
 
-        async def execute(called: str, values: Mapping[str, object]) -> object:
+        async def execute(called: str, values: Arguments) -> object:
             if called == name and values == arguments:
                 return await self._execute(context, text)
             stand_in = self._own.get(called) or block.tools[called]
@@ -453,7 +454,7 @@ class _Tool:
             raise ReportedFailure(message, output)
         return output
 
-    async def _stand_in(self, context: Any, arguments: Mapping[str, object], again: bool) -> Any:
+    async def _stand_in(self, context: Any, arguments: Arguments, again: bool) -> Any:
         """Execute the tool in place of another one, with the guardrails of a call.
 
         Args:

@@ -21,6 +21,7 @@ from pydantic_core import to_json
 from replanning.engine.engine import ReplanningEngine
 from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NotRunning, UnknownRun
 from replanning.integrations.kit import (
+    Arguments,
     Capabilities,
     ReportedFailure,
     SessionTask,
@@ -243,7 +244,7 @@ class _AgentRun:
         session = await self._task.session()
         executed = False
 
-        async def execute(other: str, values: Mapping[str, object]) -> object:
+        async def execute(other: str, values: Arguments) -> object:
             nonlocal executed
             # An approval applies to the first execution: of this tool, or of its substitute when
             # the agent stopped.
@@ -294,7 +295,7 @@ class _AgentRun:
             ) from error
 
     async def _dispatch(
-        self, name: str, arguments: Mapping[str, object], ctx: Any, *, approved: bool
+        self, name: str, arguments: Arguments, ctx: Any, *, approved: bool
     ) -> object:
         """Call another tool as the framework does, with its own context, hooks and span."""
         manager = ctx.tool_manager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio  # noqa: TID251 - other threads wake its loop without waiting for it
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from queue import SimpleQueue
@@ -18,14 +18,14 @@ from opentelemetry import context as otel
 
 from replanning.engine.session import Execute, Session
 from replanning.errors import NotRunning
-from replanning.integrations.kit import has_deadline
+from replanning.integrations.kit import Arguments, has_deadline
 from replanning.run.attempt import as_current_attempt, current_attempt, run_in_thread
 
 __all__ = ["ExecuteInThread", "SessionThread"]
 
 ResultT = TypeVar("ResultT")
 
-ExecuteInThread = Callable[[str, Mapping[str, object]], object]
+ExecuteInThread = Callable[[str, Arguments], object]
 """Executes a tool, given its name and its arguments, in the thread of the call."""
 
 _Work = Callable[[], Coroutine[Any, Any, None]]
@@ -229,7 +229,7 @@ class _Call:
             raise self._error
         return self._output
 
-    async def _hand_over(self, name: str, arguments: Mapping[str, object]) -> object:
+    async def _hand_over(self, name: str, arguments: Arguments) -> object:
         """Have a tool executed where the call was made."""
         attempt = current_attempt()
         spans = otel.get_current()
@@ -276,18 +276,18 @@ class _ThreadCall(_Call):
         function: Callable[[Execute], Coroutine[Any, Any, Any]],
         execute: ExecuteInThread | None,
     ) -> None:
-        async def execute_in_coroutine(name: str, arguments: Mapping[str, object]) -> object:
+        async def execute_in_coroutine(name: str, arguments: Arguments) -> object:
             return self._execute_now(name, arguments)
 
         self.inbox = SimpleQueue[_Work | None]()
         self._execute_in_thread = execute
         super().__init__(thread, function, execute_in_coroutine, self.inbox.put)
 
-    def _execute_now(self, name: str, arguments: Mapping[str, object]) -> object:
+    def _execute_now(self, name: str, arguments: Arguments) -> object:
         assert self._execute_in_thread is not None
         return self._execute_in_thread(name, arguments)
 
-    async def _hand_over(self, name: str, arguments: Mapping[str, object]) -> object:
+    async def _hand_over(self, name: str, arguments: Arguments) -> object:
         if not has_deadline(self._thread.session):
             return await super()._hand_over(name, arguments)
         exits = list[BaseException]()
@@ -333,7 +333,7 @@ class _AsyncCall(_Call):
         self.scope = anyio.CancelScope()
         super().__init__(thread, function, execute, put)
 
-    async def _hand_over(self, name: str, arguments: Mapping[str, object]) -> object:
+    async def _hand_over(self, name: str, arguments: Arguments) -> object:
         try:
             return await super()._hand_over(name, arguments)
         except asyncio.CancelledError:
