@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections import Counter
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
     Awaitable,
     Callable,
     Coroutine,
+    Iterator,
     Mapping,
     Sequence,
 )
@@ -51,10 +51,11 @@ from replanning.integrations.agent_plans import (
     TASK,
     AgentStep,
     AgentSteps,
+    WorkflowEdge,
     agent_plan,
     agent_session,
-    certain_nodes,
     forward,
+    visit_certain_nodes,
 )
 from replanning.integrations.kit import (
     UNFINISHED,
@@ -606,16 +607,17 @@ class _Attachment:
 
     def _make_steps(self) -> list[AgentStep]:
         """Return a step for each agent that the workflow runs in any case."""
+        steps: list[AgentStep] = []
+
+        def visit(executor_id: str, before: Sequence[str]) -> Sequence[str]:
+            if executor_id not in self.members:
+                return before
+            name = _name_of(self.members[executor_id])
+            steps.append(AgentStep(executor_id, name, tuple(before)))
+            return (executor_id,)
+
         start = self._workflow.get_start_executor().id
-        last: dict[str, list[str]] = {}
-        steps = []
-        for executor_id, sources in certain_nodes(start, _certain_edges(self._workflow)):
-            after = [each for source in sources for each in last[source]]
-            last[executor_id] = list(dict.fromkeys(after))
-            if executor_id in self.members:
-                name = _name_of(self.members[executor_id])
-                steps.append(AgentStep(executor_id, name, tuple(last[executor_id])))
-                last[executor_id] = [executor_id]
+        visit_certain_nodes(start, _edges_of(self._workflow), visit)
         return steps
 
     def _run(self, message: Any = None, *, stream: bool = False, **options: Any) -> Any:
@@ -699,8 +701,7 @@ class _Attachment:
             await self._leave("the workflow waits for its user")
             return
         if self._steps is not None:
-            with suppress(NotRunning):
-                self._steps.skip_rest("the framework has ended without it")
+            self._steps.skip_rest()
         await self._leave()
 
     async def _leave(self, pause_reason: str = "") -> None:
@@ -984,27 +985,17 @@ def _member_of(executor: Any) -> Any:
     return None
 
 
-def _certain_edges(workflow: Any) -> list[tuple[str, str, bool]]:
-    """Return the edges of a workflow, and whether the target always runs once for all of them."""
+def _edges_of(workflow: Any) -> Iterator[WorkflowEdge]:
+    """Yield the edges of a workflow, without those by which responses reach an executor."""
     known = {executor.id for executor in workflow.get_executors_list()}
-    edges = []
-    counts = Counter[str]()
     for group in workflow.edge_groups:
         is_joined = isinstance(group, FanInEdgeGroup)
         is_selected = isinstance(group, FanOutEdgeGroup) and group.selection_func is not None
         for number, edge in enumerate(group.edges):
-            # The edge by which responses reach an executor.
-            if edge.source_id not in known:
-                continue
-            # Several joined edges run their target once.
-            if number == 0 or not is_joined:
-                counts[edge.target_id] += 1
-            is_certain = not (is_selected or edge.has_condition)
-            edges.append((edge.source_id, edge.target_id, is_certain))
-    certain: list[tuple[str, str, bool]] = []
-    for source, target, is_certain in edges:
-        certain.append((source, target, is_certain and counts[target] == 1))
-    return certain
+            if edge.source_id in known:
+                join = group.id if is_joined else (group.id, number)
+                is_certain = not is_selected and not edge.has_condition
+                yield WorkflowEdge(edge.source_id, edge.target_id, is_certain, join)
 
 
 def _answer_in(message: Any) -> Any:

@@ -16,14 +16,14 @@ from collections.abc import (
 from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from threading import get_ident
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import anyio
 
 from replanning.changes import RetryTask, SkipTask
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.session import CALL_KEY, Execute, Session
-from replanning.errors import CallSkipped, NeedsHuman
+from replanning.errors import CallSkipped, NeedsHuman, NotRunning
 from replanning.integrations.kit import (
     ONE_ATTEMPT,
     Arguments,
@@ -54,6 +54,8 @@ EARLIER: Final = "earlier"
 
 It has their names and outputs.
 """
+
+IdT = TypeVar("IdT", bound=str)
 
 _PERFORMABLE: Final = {TaskState.READY, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION, *STUCK}
 
@@ -323,14 +325,15 @@ class AgentSteps:
         """Skip a step that has failed, because the framework goes on without its output."""
         self._skip(self._unfinished(self._run.live.entry(TaskId(step))), reason)
 
-    def skip_rest(self, reason: str) -> None:
+    def skip_rest(self, reason: str = "the framework has ended without it") -> None:
         """Skip the steps that were not performed when the framework has ended without them."""
         rest: list[TaskEntry] = []
         for step in self._open_steps():
             for leaf in self._unfinished(step):
                 if leaf.state not in STUCK:
                     rest.append(leaf)
-        self._skip(rest, reason)
+        with suppress(NotRunning):
+            self._skip(rest, reason)
 
     def _skip(self, leaves: Sequence[TaskEntry], reason: str) -> None:
         changes = [SkipTask(task_id=leaf.id, reason=reason) for leaf in leaves]
@@ -533,33 +536,53 @@ class _StreamedRun:
             self._stepping = None
 
 
-def certain_nodes(
-    start: str, edges: Iterable[tuple[str, str, bool]]
-) -> list[tuple[str, list[str]]]:
-    """Return the nodes of a graph that always run, and once: behind no condition, and in no loop.
+class WorkflowEdge(NamedTuple):
+    """Edge in the graph of a workflow.
+
+    Attributes:
+        source: the node that it leaves.
+        target: the node that it enters.
+        is_certain: whether it is always followed.
+        join: what identifies the edges that run their target once, all together.
+    """
+
+    source: str
+    target: str
+    is_certain: bool
+    join: object
+
+
+def visit_certain_nodes(
+    start: str,
+    edges: Iterable[WorkflowEdge],
+    visit: Callable[[str, Sequence[IdT]], Sequence[IdT]],
+) -> None:
+    """Visit the nodes of a graph that always run, and once: behind no condition, and in no loop.
+
+    Each is visited after those that it waits for. None is if the first node is in a loop, as one
+    that decides who comes next.
 
     Args:
         start: the first node.
-        edges: from a node to another, and whether it is always followed.
-
-    Returns:
-        The nodes, each after those that it waits for, and with these. There are none if the first
-        node is in a loop, as one that decides who comes next.
+        edges: the edges.
+        visit: given a node and the steps before it, returns the steps that the next node waits for.
     """
     sources: dict[str, list[str]] = {}
-    uncertain = set[str]()
-    for source, target, is_certain in edges:
-        sources.setdefault(target, []).append(source)
-        if not is_certain:
-            uncertain.add(target)
+    joins: dict[str, set[object]] = {}
+    uncertain: set[str] = set()
+    for edge in edges:
+        sources.setdefault(edge.target, []).append(edge.source)
+        joins.setdefault(edge.target, set()).add(edge.join)
+        if not edge.is_certain or len(joins[edge.target]) > 1:
+            uncertain.add(edge.target)
     if start in sources:
-        return []
-    reached = {start}
-    nodes: list[tuple[str, list[str]]] = [(start, [])]
+        return
+    last = {start: visit(start, ())}
     left = [node for node in sources if node not in uncertain]
-    while ready := [node for node in left if reached.issuperset(sources[node])]:
+    while ready := [node for node in left if last.keys() >= set(sources[node])]:
         for node in ready:
             left.remove(node)
-            reached.add(node)
-            nodes.append((node, sources[node]))
-    return nodes
+            before: dict[IdT, None] = {}
+            for source in sources[node]:
+                before.update(dict.fromkeys(last[source]))
+            last[node] = visit(node, tuple(before))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio  # noqa: TID251 # ADK runs on asyncio alone, and a session needs a task of its own
 import contextvars
-from collections import ChainMap, Counter
+from collections import ChainMap
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from copy import copy
@@ -23,15 +23,16 @@ from replanning.changes import AddTask
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool as DescribedTool
 from replanning.engine.session import Execute, Session
-from replanning.errors import CallSkipped, NeedsHuman, NotRunning
+from replanning.errors import CallSkipped, NeedsHuman
 from replanning.integrations.agent_plans import (
     TASK,
     AgentSteps,
     Performing,
+    WorkflowEdge,
     agent_fields,
-    certain_nodes,
     forward,
     retry_failed,
+    visit_certain_nodes,
 )
 from replanning.integrations.kit import (
     UNFINISHED,
@@ -666,8 +667,7 @@ class _Pipeline:
     def end(self) -> None:
         """Skip the agents that the framework has ended without."""
         if self._steps is not None:
-            with suppress(NotRunning):
-                self._steps.skip_rest("the framework has ended without it")
+            self._steps.skip_rest()
 
     async def _open(self, context: Any) -> Session:
         self._session = session = await self._run.open()
@@ -884,20 +884,22 @@ def _agents_in(workflow: Any) -> list[Any]:
 
 def _add_workflow(workflow: Any, tasks: list[Task]) -> None:
     """Add the tasks of the agents that a workflow runs in any case."""
-    edges = workflow.graph.edges if workflow.graph else ()
-    nodes = {edge.to_node.name: edge.to_node for edge in edges}
-    counts = Counter(edge.to_node.name for edge in edges)
-    named = []
-    for edge in edges:
+    nodes: dict[str, Any] = {}
+    edges: list[WorkflowEdge] = []
+    for number, edge in enumerate(workflow.graph.edges if workflow.graph else ()):
+        target = edge.to_node
+        nodes[target.name] = target
         # An agent runs once for each node before it, unless these are joined.
-        is_once = counts[edge.to_node.name] == 1 or isinstance(edge.to_node, JoinNode)
-        named.append((edge.from_node.name, edge.to_node.name, is_once and edge.route is None))
-    last: dict[str, list[TaskId]] = {}
-    for name, sources in certain_nodes(START.name, named):
-        after = [task_id for source in sources for task_id in last[source]]
-        last[name] = list(dict.fromkeys(after))
-        if isinstance(nodes.get(name), BaseAgent):
-            last[name] = _add_tasks(nodes[name], last[name], tasks)
+        join = "" if isinstance(target, JoinNode) else number
+        edges.append(WorkflowEdge(edge.from_node.name, target.name, edge.route is None, join))
+
+    def visit(name: str, before: Sequence[TaskId]) -> Sequence[TaskId]:
+        node = nodes.get(name)
+        if not isinstance(node, BaseAgent):
+            return before
+        return _add_tasks(node, before, tasks)
+
+    visit_certain_nodes(START.name, edges, visit)
 
 
 _PASSES: Final = (_Interrupted, LlmCallsLimitExceededError)
