@@ -19,7 +19,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
@@ -314,9 +314,8 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         engine: the engine.
         session: the session, which is open.
         asks: whether a question interrupts the graph.
-        task: keeps the session open, if the graph runs in an event loop.
+        task: keeps the session open.
         thread: has the session, if the graph runs without an event loop.
-        opened: ends the thread.
     """
 
     run_inline = True
@@ -331,9 +330,8 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         session: Session,
         *,
         asks: bool,
-        task: SessionTask | None = None,
-        thread: SessionThread | None = None,
-        opened: ExitStack | None = None,
+        task: SessionTask,
+        thread: SessionThread | None,
     ) -> None:
         self.engine = engine
         self.session = session
@@ -341,7 +339,6 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         self.thread = thread
         self.is_left = False
         self._asks = asks
-        self._opened = opened
         self._pause_reason = ""  # empty unless the run will be resumed
         self._made: set[str] = set()  # keys of calls that are under way or have ended well
         self._failed: set[str] = set()  # keys of calls that have failed here
@@ -384,22 +381,8 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
 
     async def end(self, error: BaseException | None = None) -> None:
         """Leave the session, which pauses if the graph was interrupted or raised this."""
-        assert self.task is not None
-        if self._leave(error):
-            await self.task.end(self._pause_reason)
-
-    def end_in_thread(self, error: BaseException | None = None) -> None:
-        """Do the same from the thread of a graph that runs without an event loop."""
-        assert self._opened is not None
-        if self._leave(error):
-            if self._pause_reason:
-                self.session.run.pause(self._pause_reason)
-            self._opened.close()
-
-    def _leave(self, error: BaseException | None) -> bool:
-        """Return whether the session is still to be left."""
         if self.is_left:
-            return False
+            return
         self.is_left = True
         _OPEN.pop(self.session.run.id, None)
         if isinstance(error, Exception):
@@ -408,24 +391,22 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
             self._pause_reason = _UNREAD
         elif error is not None:
             self._pause_reason = f"the graph was cut off by {type(error).__name__}"
-        return True
+        await self.task.end(self._pause_reason)
 
     async def make_way(self) -> None:
-        """Leave the session to another run of the thread, as soon as no call is under way."""
-        await self._until_idle()
-        self._pause_reason = _UNREAD
-        await self.end()
+        """Leave the session to another run of the thread, as soon as no call is under way.
 
-    def make_way_in_thread(self) -> None:
-        """Do the same from the thread of a graph that runs without an event loop."""
-        assert self.thread is not None
-        self.thread.call(lambda _: self._until_idle())
-        self._pause_reason = _UNREAD
-        self.end_in_thread()
+        The session of another event loop cannot be left from here.
+        """
+        if self.thread is not None:
+            await anyio.to_thread.run_sync(self.thread.call, lambda _: self._leave_unread())
+        elif self.task.is_of_this_loop():
+            await self._leave_unread()
 
-    async def _until_idle(self) -> None:
+    async def _leave_unread(self) -> None:
         while self._nodes:
             await next(iter(self._nodes.values())).idle.wait()
+        await self.end(GeneratorExit())
 
     async def call(
         self,
@@ -707,11 +688,6 @@ class _Attachment:
         resumes = bool(inner) or given is None or is_answer
         return thread_run(self.engine, str(thread), part=part, resumes=resumes)
 
-    def _session(self, run_id: str | None, *, asks: bool) -> Any:
-        return self.engine.session(
-            self.objective, tools=self.tools, run_id=run_id, asks=asks, gate=self.approvals
-        )
-
     def _configurable(self, graph: Any, config: Any) -> Mapping[str, Any]:
         stated: dict[str, Any] = {}
         for each in (graph.config, config):
@@ -738,52 +714,41 @@ class _Attachment:
         """Return whether the graph refuses to run: it has a checkpointer, but no thread."""
         return self._has_checkpointer(graph, config) and not self._configurable(graph, config)
 
-    async def open(self, graph: Any, given: Any, config: Any) -> _Run | None:
+    async def open(
+        self, graph: Any, given: Any, config: Any, thread: SessionThread | None = None
+    ) -> _Run | None:
         """Open a session in a task of its own, because any task may close a stream.
 
-        None if the graph refuses to run.
+        Args:
+            graph: the graph.
+            given: its input.
+            config: its configuration.
+            thread: the one in which this is called, if the graph runs without an event loop.
+
+        Returns:
+            The run; None if the graph refuses to run.
         """
         if self._lacks_thread(graph, config):
             return None
         run_id = self._run_id(graph, given, config)
         earlier = _OPEN.get(run_id or "")
         if earlier is not None:
-            await _make_way(earlier)
+            await earlier.make_way()
         asks = self._asks(graph, config)
-        task = SessionTask(self._session(run_id, asks=asks))
+        opened = self.engine.session(
+            self.objective, tools=self.tools, run_id=run_id, asks=asks, gate=self.approvals
+        )
+        task = SessionTask(opened)
         try:
             session = await task.session()
         except BaseException:
             task.leave(_UNREAD)
             raise
-        run = _Run(self.engine, session, asks=asks, task=task)
+        if thread is not None:
+            thread.session = session
+        run = _Run(self.engine, session, asks=asks, task=task, thread=thread)
         _OPEN[run.session.run.id] = run
         return run
-
-    def open_in_thread(self, graph: Any, given: Any, config: Any) -> _Run | None:
-        """Open a session on an event loop in its own thread; None if the graph refuses to run."""
-        if self._lacks_thread(graph, config):
-            return None
-        run_id = self._run_id(graph, given, config)
-        earlier = _OPEN.get(run_id or "")
-        if earlier is not None and earlier.thread is not None:
-            earlier.make_way_in_thread()
-        asks = self._asks(graph, config)
-        opened = ExitStack()
-        thread = opened.enter_context(SessionThread.open(self._session(run_id, asks=asks)))
-        run = _Run(self.engine, thread.session, asks=asks, thread=thread, opened=opened)
-        _OPEN[run.session.run.id] = run
-        return run
-
-
-async def _make_way(earlier: _Run) -> None:
-    """Have an earlier run of a thread leave its session; that of another event loop cannot."""
-    if earlier.thread is not None:
-        await anyio.to_thread.run_sync(earlier.make_way_in_thread)
-        return
-    assert earlier.task is not None
-    if earlier.task.is_of_this_loop():
-        await earlier.make_way()
 
 
 def _value(result: Any) -> Any:
@@ -820,29 +785,32 @@ class ReplannedGraph(CompiledStateGraph):  # type: ignore[misc]  # its types are
 
     def stream(self, input: Any, config: Any = None, **options: Any) -> Iterator[Any]:  # noqa: A002
         """Run the graph in this thread; `invoke` does so too."""
-        run = self.attachment.open_in_thread(self, input, config)
-        if run is None:
-            yield from super().stream(input, config, **options)
-            return
-        parts = super().stream(input, run.added_to(config), **options)
-        try:
-            while True:
-                # Whoever reads the stream may do so from another context each time.
-                with run.as_current():
-                    try:
-                        part = next(parts)
-                    except StopIteration:
-                        break
-                yield part
-        except BaseException as error:
+        with SessionThread.begin() as thread:
+            run = thread.call(lambda _: self.attachment.open(self, input, config, thread))
+            if run is None:
+                yield from super().stream(input, config, **options)
+                return
+            parts = super().stream(input, run.added_to(config), **options)
             try:
-                with run.as_current():
-                    parts.close()
-            finally:
-                with suppress(ReplanningError):  # the exception of the graph is the one to raise
-                    run.end_in_thread(error)
-            raise
-        run.end_in_thread()
+                while True:
+                    # Whoever reads the stream may do so from another context each time.
+                    with run.as_current():
+                        try:
+                            part = next(parts)
+                        except StopIteration:
+                            break
+                    yield part
+            except BaseException as error:
+                failure = error
+                try:
+                    with run.as_current():
+                        parts.close()
+                finally:
+                    # The exception of the graph is the one to raise.
+                    with suppress(ReplanningError):
+                        thread.call(lambda _: run.end(failure))
+                raise
+            thread.call(lambda _: run.end())
 
     async def astream(
         self,

@@ -58,11 +58,20 @@ class SessionThread:
         Args:
             opened: the session that `ReplanningEngine.session` returns.
         """
+        with (
+            cls.begin() as thread,
+            thread._portal.wrap_async_context_manager(opened) as thread.session,
+        ):
+            yield thread
+
+    @classmethod
+    @contextmanager
+    def begin(cls) -> Iterator[SessionThread]:
+        """Start the thread without a session, which a function that it calls opens and sets."""
         with start_blocking_portal(name="replanning") as portal:
             thread = cls(portal)
             try:
-                with portal.wrap_async_context_manager(opened) as thread.session:
-                    yield thread
+                yield thread
             finally:
                 with thread._lock:
                     thread._is_closed = True
