@@ -191,44 +191,34 @@ def _ask_for_attachment() -> None:
     aexecute = CrewTask._aexecute_core
     skipped = ConditionalTask.get_skipped_task_output
 
-    def first_of(crew: Any, tasks: Any, start_index: int | None) -> int:
-        restored: int | None = crew._get_execution_start_index(tasks)
-        return (start_index or 0) if restored is None else restored
-
     @wraps(run)
     def run_tasks(
         crew: Any, tasks: Any, start_index: int | None = 0, *args: Any, **kwargs: Any
     ) -> Any:
-        plan = _current_plan()
-        if plan is None:
-            return run(crew, tasks, start_index, *args, **kwargs)
-        with plan.kickoff(crew, tasks, first_of(crew, tasks, start_index)):
+        with _kickoff(crew, tasks, start_index):
             return run(crew, tasks, start_index, *args, **kwargs)
 
     @wraps(arun)
     async def arun_tasks(
         crew: Any, tasks: Any, start_index: int | None = 0, *args: Any, **kwargs: Any
     ) -> Any:
-        plan = _current_plan()
-        if plan is None:
-            return await arun(crew, tasks, start_index, *args, **kwargs)
-        with plan.kickoff(crew, tasks, first_of(crew, tasks, start_index)):
+        with _kickoff(crew, tasks, start_index):
             return await arun(crew, tasks, start_index, *args, **kwargs)
 
     @wraps(execute)
-    def execute_task(task: Any, agent: Any, context: str | None, tools: Any) -> Any:
+    def execute_task(*given: Any) -> Any:
+        work = _work_of(*given)
         plan = _current_plan()
-        work = CrewWork(task, agent or task.agent, context, tools)
         if plan is None or work.agent is None:  # CrewAI says that there must be one
-            return execute(task, agent, context, tools)
+            return execute(*work)
         return plan.perform(work, execute)
 
     @wraps(aexecute)
-    async def aexecute_task(task: Any, agent: Any, context: str | None, tools: Any) -> Any:
+    async def aexecute_task(*given: Any) -> Any:
+        work = _work_of(*given)
         plan = _current_plan()
-        work = CrewWork(task, agent or task.agent, context, tools)
         if plan is None or work.agent is None:
-            return await aexecute(task, agent, context, tools)
+            return await aexecute(*work)
         return await plan.aperform(work, aexecute)
 
     @wraps(skipped)
@@ -245,6 +235,25 @@ def _ask_for_attachment() -> None:
     ConditionalTask.get_skipped_task_output = skip_task
 
 
+def _work_of(task: Any, agent: Any, context: str | None, tools: Any) -> CrewWork:
+    """Return what CrewAI executes, by the agent that it would choose."""
+    return CrewWork(task, agent or task.agent, context, tools)
+
+
+@contextmanager
+def _kickoff(crew: Any, tasks: Any, start_index: int | None) -> Iterator[None]:
+    """Plan the tasks of a crew while it runs, if it runs in a block."""
+    plan = _current_plan()
+    if plan is None:
+        yield
+        return
+    first: int | None = crew._get_execution_start_index(tasks)
+    if first is None:
+        first = start_index or 0
+    with plan.kickoff(crew, tasks, first):
+        yield
+
+
 def _current_plan() -> CrewPlan | None:
     """Return the plan of the block in whose context this runs; None outside of blocks."""
     attachment = _current.get()
@@ -258,7 +267,7 @@ def _require_tasks(crew: Any, names: Collection[str]) -> None:
         ValueError: there is no such task.
     """
     known = [task.name for task in crew.tasks if task.name] if isinstance(crew, Crew) else []
-    problems = unknown_names(dict.fromkeys(names, ""), known, "task")
+    problems = unknown_names(names, known, "task")
     if problems:
         raise ValueError(f"optional: {'; '.join(problems)}")
 

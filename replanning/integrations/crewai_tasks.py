@@ -409,33 +409,21 @@ class CrewPlan:
     def _chosen(self, step: _Step, work: CrewWork, planned: _Planned) -> CrewWork:
         """Return what CrewAI executes for a task of the plan.
 
-        There are three cases: the task that CrewAI has reached, or what replaces it; a later task
-            of the crew, which is
-        done earlier; and a task that a provider has added.
+        That is the task that CrewAI has reached, or what replaces it, or one that a provider has
+        added before it.
 
         Raises:
             LookupError: the crew has no such agent.
         """
-        own = self._roots.get(planned.root)
-        if own is step:
-            task = work.task
-            agent = work.agent
-            parts = [work.context or "", *planned.inputs]
-        elif own is not None:
-            task = own.task
-            agent = own.task.agent
-            parts = list(planned.inputs)
-        else:
-            task = None
-            agent = None
-            parts = list(planned.inputs)
-        tools = work.tools if own is step else None
-        if agent is None or planned.agent != self._names.get(agent.key, planned.agent):
+        is_added = planned.root != step.id
+        task, agent, context, tools = work
+        if is_added or planned.agent != self._names.get(agent.key, planned.agent):
             agent = step.agents.get(planned.agent)
             tools = None
         if agent is None:
             raise LookupError(f"the crew has no agent {planned.agent!r}")
-        if task is None:
+        if is_added:
+            context = ""
             task = CrewTask(
                 description=planned.instruction or planned.task.name or planned.id,
                 expected_output="\n".join(planned.task.acceptance) or _EXPECTED_OUTPUT,
@@ -447,9 +435,8 @@ class CrewPlan:
             tools = task.tools or agent.tools or []
             if step.crew is not None:
                 tools = step.crew._prepare_tools(agent, task, tools)
-        context = work.context
-        if planned.inputs or own is not step:
-            context = DIVIDERS.join(part for part in parts if part)
+        if planned.inputs:
+            context = DIVIDERS.join(filter(None, [context, *planned.inputs]))
         return CrewWork(task, agent, context, tools)
 
     def _keep(self, planned: _Planned, output: TaskOutput) -> JsonValue:

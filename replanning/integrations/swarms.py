@@ -166,9 +166,12 @@ class _Attachment:
         plan = self.plan(str(objective), steps, agents, always=always)
         opened = agent_session(self.engine, plan, thread=self.thread, approvals=self.approvals)
         asks = self.approvals and self.thread is not None
-        with SessionThread.open(opened) as thread:
-            performed = AgentSteps(self.engine, thread.session, asks=asks)
-            yield _Run(thread, performed, {**self.stand_ins, **agents})
+        try:
+            with SessionThread.open(opened) as thread:
+                performed = AgentSteps(self.engine, thread.session, asks=asks)
+                yield _Run(thread, performed, {**self.stand_ins, **agents})
+        except _Stopped as stopped:
+            raise stopped.error from stopped.error.__cause__
 
 
 class _Run:
@@ -374,8 +377,6 @@ class _Concurrent(_Parallel):
             with self._replanning.run(task, steps, agents) as run:
                 inner.agents = list(self._members(run, agents, skipped=_SKIPPED).values())
                 return super(_Concurrent, inner).run(task, *args, **kwargs)  # type: ignore[misc]
-        except _Stopped as stopped:
-            raise stopped.error from stopped.error.__cause__
         finally:
             self.conversation = inner.conversation
 
@@ -402,23 +403,20 @@ class _Graph(_Parallel):
             inner.checkpoint_dir = None  # the journal has what was done, and the plan stays whole
         steps, ids_by_node = inner._steps()
         agents = {step.id: self.nodes[step.agent].agent for step in steps}
-        try:
-            # The framework goes on after an agent that failed: the error is its output.
-            with self._replanning.run(self.task, steps, self._agents_by_name(), always=True) as run:
-                members = self._members(run, agents, skipped=None, transcript=True)
-                layers = []
-                for layer in self._execution_plan:
-                    entries = []
-                    for node, agent, *rest in layer:
-                        if node in ids_by_node:
-                            loops = [members[step_id] for step_id in ids_by_node[node]]
-                            agent = _in_turn(agent, loops)  # noqa: PLW2901
-                        entries.append((node, agent, *rest))
-                    layers.append(entries)
-                inner._execution_plan = layers
-                return super(_Graph, inner).run(task, *args, **kwargs)  # type: ignore[misc]
-        except _Stopped as stopped:
-            raise stopped.error from stopped.error.__cause__
+        # The framework goes on after an agent that failed: the error is its output.
+        with self._replanning.run(self.task, steps, self._agents_by_name(), always=True) as run:
+            members = self._members(run, agents, skipped=None, transcript=True)
+            layers = []
+            for layer in self._execution_plan:
+                entries = []
+                for node, agent, *rest in layer:
+                    if node in ids_by_node:
+                        loops = [members[step_id] for step_id in ids_by_node[node]]
+                        agent = _in_turn(agent, loops)  # noqa: PLW2901
+                    entries.append((node, agent, *rest))
+                layers.append(entries)
+            inner._execution_plan = layers
+            return super(_Graph, inner).run(task, *args, **kwargs)  # type: ignore[misc]
 
     def _steps(self: Any) -> tuple[list[AgentStep], dict[str, list[str]]]:
         """Return the steps of all loops, and by node the ids of its steps."""
