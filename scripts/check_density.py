@@ -63,7 +63,7 @@ OTHER_PACKAGES: dict[str, dict[str, float]] = {
     "providers/_planner": {},
     "replanning/cli": {},
     "replanning/expectations": {},
-    "replanning/integrations": {BOOLEANS: 48.6},
+    "replanning/integrations": {},
     "replanning/journal": {},
     "replanning/llm": {},
     "replanning/planning": {},

@@ -58,7 +58,7 @@ from replanning.integrations.agent_plans import (
     visit_certain_nodes,
 )
 from replanning.integrations.kit import (
-    UNFINISHED,
+    METADATA,
     Arguments,
     Capabilities,
     ControlFlow,
@@ -67,7 +67,9 @@ from replanning.integrations.kit import (
     call_tool,
     describe_tools,
     find_run,
+    is_unfinished,
     missing_framework,
+    named_questions,
     output_in_run,
     shown_questions,
     thread_run,
@@ -112,13 +114,6 @@ except (ImportError, AttributeError) as error:
         __name__, "the Microsoft Agent Framework (tested with agent-framework-core 1.23)", error
     ) from error
 
-METADATA: Final = "replanning"
-"""Key in the additional properties of a tool, for its fields, and of a request for an approval.
-
-It also begins the key in the state of an `AgentSession` for the run that it continues.
-"""
-
-
 _PASSES: Final = (MiddlewareTermination, MiddlewareFailure, UserInputRequiredException)
 
 
@@ -153,7 +148,7 @@ class Replanned(AgentMiddleware):  # type: ignore[misc] # its types may not be i
         approvals: bool | None = None,
     ) -> None:
         self.engine = ReplanningEngine() if engine is None else engine
-        self.capabilities = dict(capabilities or {})
+        self.capabilities = capabilities
         self.objective = objective
         self.approvals = approvals
 
@@ -181,26 +176,25 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
         self._objective = attachment.objective
         if not self._objective:
             self._objective = f"Run of the agent {name}" if name else "Run of an agent"
+        # An `AgentSession` remembers the run that it continues.
         self._agent_session = context.session
         self._state_key = f"{METADATA} {name}".rstrip()
-        self._resumed: str | None = None
-        # The run whose approvals may come a second time.
-        self._ended = ""
-        left = ""
+        left: str | None = None
         if context.session is not None:
-            left = str(context.session.state.get(self._state_key, ""))
-        if left:
-            known = find_run(self._engine, left)
-            if known is None or known.status in UNFINISHED:
-                self._resumed = left
-            else:
-                self._ended = left
-        self._run_id = self._resumed
+            left = context.session.state.get(self._state_key)
+        # The approvals of a run that has ended may come a second time.
+        self._ended: str | None = None
+        if left is not None and not is_unfinished(self._engine, left):
+            self._ended = left
+            left = None
+        self._resumed = left is not None
+        self._run_id = left
         self._task: SessionTask | None = None
         self._asks = False
-        given = context.client_kwargs.get("middleware", ())
-        # Without that of an earlier turn of the same loop.
-        given = [each for each in given if not isinstance(each, _AgentRun)]
+        given: list[Any] = []
+        for each in context.client_kwargs.get("middleware", ()):
+            if not isinstance(each, _AgentRun):  # of an earlier turn of the same loop
+                given.append(each)
         client = getattr(context.agent, "client", None)
         self._others = [
             *getattr(client, "function_middleware", ()),
@@ -268,7 +262,7 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
 
     async def process(self, context: Any, call_next: Callable[[], Awaitable[None]]) -> None:
         """Call a tool, or what replaces it."""
-        if self._ended and "approval_response" in context.metadata:
+        if self._ended is not None and "approval_response" in context.metadata:
             occurrence = context.metadata.get("function_call_occurrence_id", "")
             earlier = output_in_run(self._engine, self._ended, occurrence)
             if earlier is not None:
@@ -292,6 +286,7 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
         arguments = context.arguments
         response = context.metadata.get("approval_response")
         approved = response is not None
+        properties = getattr(response, "additional_properties", {})
         # Only a call that a person is asked about is made again, by the next run, with the same id.
         key = ""
         if self._asks or _requires_approval(context.function):
@@ -313,7 +308,7 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
                 once=approved,
                 asks=self._asks,
                 approved=approved,
-                approved_questions=_named_questions(response),
+                approved_questions=named_questions(properties.get(METADATA)),
                 encode=_journaled,
                 decode=_restored,
             )
@@ -427,14 +422,6 @@ async def _execute(context: Any, arguments: Any, call_next: Callable[[], Awaitab
     if _is_request(context.result):
         raise ControlFlow("middleware put the call to a person", context.result)
     return context.result
-
-
-def _named_questions(response: Any) -> list[str]:
-    """Return the questions that a response to a request names; none without a response."""
-    shown = getattr(response, "additional_properties", {}).get(METADATA)
-    if not isinstance(shown, list):
-        return []
-    return [str(each.get("question")) for each in shown if isinstance(each, Mapping)]
 
 
 def _is_request(result: object) -> bool:
@@ -766,7 +753,7 @@ class _Attachment:
                 continue
             answer_questions(
                 self.engine,
-                [each["question"] for each in answer.additional_properties[METADATA]],
+                named_questions(answer.additional_properties[METADATA]),
                 approved=answer.approved,
                 by="the user of the workflow",
             )

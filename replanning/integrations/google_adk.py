@@ -16,7 +16,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import aclosing, suppress
 from copy import copy
 from functools import partial
-from itertools import count
 from typing import Any, Final
 
 from replanning.changes import AddTask
@@ -35,7 +34,7 @@ from replanning.integrations.agent_plans import (
     visit_certain_nodes,
 )
 from replanning.integrations.kit import (
-    UNFINISHED,
+    METADATA,
     Arguments,
     Capabilities,
     ControlFlow,
@@ -45,11 +44,12 @@ from replanning.integrations.kit import (
     call_tool,
     describe_tools,
     find_run,
+    is_unfinished,
     missing_framework,
+    named_questions,
     shown_questions,
     tool_fields,
 )
-from replanning.journal.store import RunInfo
 from replanning.plan.document import Plan
 from replanning.plan.tasks import Goal, Task
 from replanning.plan.types import TaskId
@@ -82,9 +82,6 @@ try:
     )
 except (ImportError, AttributeError) as error:
     raise missing_framework(__name__, "Google ADK (tested with google-adk 2.13)", error) from error
-
-METADATA: Final = "replanning"
-"""Key in the `custom_metadata` of a tool and in the payload of a request to confirm."""
 
 _DELTAS: Final = frozenset({"state_delta", "artifact_delta"})
 """Fields of the actions of a call that hold its changes rather than its requests."""
@@ -302,12 +299,9 @@ class _Run:
         self.pipeline.learn(family, has_workflow=context.agent is None)
         for each in self.pipeline.agents.values():
             self._fields.setdefault(each.name, agent_fields(each.description))
-        capabilities: Capabilities = self._owner.capabilities
-        if not known:
-            capabilities = {
-                name: stated for name, stated in capabilities.items() if name in self._fields
-            }
-        self._described = describe_tools(self._fields, capabilities)
+        capabilities = self._owner.capabilities
+        absent = () if known else capabilities
+        self._described = describe_tools(self._fields, capabilities, absent=absent)
 
     def _root_agents(self, context: Any) -> list[Any]:
         """Return the root agent of an invocation, and the further agents of the plugin."""
@@ -389,15 +383,15 @@ class _Run:
         first = str(self.context.invocation_id)
         events = self.context.session.events
         run_id = first
-        known: RunInfo | None = None
+        engine = self._owner.engine
         if any(each.invocation_id == first and each.author != "user" for each in events):
-            for number in count(2):
-                known = find_run(self._owner.engine, run_id)
-                if known is None or known.status in UNFINISHED:
-                    break
+            number = 2
+            while not is_unfinished(engine, run_id):
                 run_id = f"{first}.{number}"
-        if known is not None:
-            return run_id, known.objective
+                number += 1
+            known = find_run(engine, run_id)
+            if known is not None:
+                return run_id, known.objective
         parts = getattr(self.context.user_content, "parts", None) or ()
         words = " ".join(part.text for part in parts if part.text).strip()
         if not words:
@@ -417,7 +411,7 @@ class _Run:
         if asked:
             answer_questions(
                 self._owner.engine,
-                [each["question"] for each in asked.get("questions", ())],
+                named_questions(asked.get("questions")),
                 approved=answer.confirmed,
                 by="the confirmation of the call",
             )
@@ -552,51 +546,54 @@ class _Pipeline:
         if self._groups or self.tasks:
             self.agents = {agent.name: agent for agent in reversed(family)}
 
-    async def run(self, agent: Any, context: Any) -> AsyncGenerator[Any, None]:
+    def run(self, agent: Any, context: Any) -> AsyncIterator[Any]:
         """Run an agent where the framework runs it.
 
-        The outermost agent of a plan runs as always, and is followed by the tasks that were added
-        behind its last one. An agent whose turn has come is performed, unless it was performed
-        ahead of its turn. Whatever else the framework runs, such as an agent after a transfer, is
-        its own affair.
+        Whatever is neither the outermost agent of a plan nor one whose turn has come, such as an
+        agent after a transfer, is the framework's own affair.
         """
         task_id = TaskId(agent.name)
-        performing: Performing | None = None
-        is_paused = False
         if agent.name in self._groups:
-            await self._begin(agent, context)
-            self._unfinished.add(agent.name)
-            async with aclosing(_original(agent)(context)) as events:
-                async for event in events:
-                    if context.should_pause_invocation(event):
-                        is_paused = True
-                    yield event
-            if not is_paused and self._added_behind():
-                performing = self._perform_rest
-        elif task_id in self._planned - self._turns:
+            return self._run_group(agent, context)
+        if task_id in self._planned - self._turns:
             self._turns.add(task_id)
-            await self._open(context)
-            self._unfinished.add(agent.name)
-            self._answer_questions(context)
-            if task_id not in self._entered:
-                performing = partial(self._perform, task_id)
-        else:
-            async with aclosing(_original(agent)(context)) as events:
+            return self._run_step(agent, context, task_id)
+        events: AsyncIterator[Any] = _original(agent)(context)
+        return events
+
+    async def _run_group(self, agent: Any, context: Any) -> AsyncGenerator[Any, None]:
+        """Run the outermost agent of a plan, and then the tasks added behind its last agent."""
+        await self._begin(agent, context)
+        self._unfinished.add(agent.name)
+        is_paused = False
+        async with aclosing(_original(agent)(context)) as events:
+            async for event in events:
+                if context.should_pause_invocation(event):
+                    is_paused = True
+                yield event
+        if not is_paused and self._added_behind():
+            async with aclosing(self._forward(agent, context, self._perform_rest, [])) as events:
                 async for event in events:
                     yield event
-            return
+        # It may have ended some of its agents by itself.
+        self._unfinished.clear()
+
+    async def _run_step(
+        self, agent: Any, context: Any, task_id: TaskId
+    ) -> AsyncGenerator[Any, None]:
+        """Perform the task of an agent, unless it was performed ahead of its turn."""
+        await self._open(context)
+        self._unfinished.add(agent.name)
+        self._answer_questions(context)
         executed: list[Any] = []
-        if performing is not None:
-            forwarded = self._forward(agent, context, performing, executed)
-            async with aclosing(forwarded) as events:
+        is_paused = False
+        if task_id not in self._entered:
+            performing = partial(self._perform, task_id)
+            async with aclosing(self._forward(agent, context, performing, executed)) as events:
                 async for event in events:
                     if context.should_pause_invocation(event):
                         is_paused = True
                     yield event
-        if agent.name in self._groups:
-            # It may have ended some of its agents by itself.
-            self._unfinished.clear()
-            return
         self._unfinished.discard(agent.name)
         if context.is_resumable and not is_paused and executed[-1:] != [agent]:
             # Whoever stood in for the agent has said that it has ended itself.
@@ -719,12 +716,8 @@ class _Pipeline:
 
     def _request(self, agent: Any, context: Any, questions: Sequence[str]) -> Any:
         """Return a request for input that puts questions to the user in the turn of an agent."""
-        shown = shown_questions(self._owner.engine, self._run.id, questions)
-        texts = []
-        for question in self._owner.engine.pending(self._run.id):
-            if question.id in questions:
-                choices = [each.alternative.reason for each in question.candidates]
-                texts.append(f"{question.text}: {'; or '.join(choices)}")
+        shown: list[Any] = shown_questions(self._owner.engine, self._run.id, questions)
+        texts = [f"{each['text']}: {'; or '.join(each['choices'])}" for each in shown]
         request = RequestInput(
             interrupt_id=_QUESTION + questions[0],
             message=" ".join(texts),

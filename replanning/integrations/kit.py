@@ -38,6 +38,7 @@ from replanning.plan.types import JSON_TYPES, RunId, TaskId
 from replanning.run.attempt import current_attempt
 
 __all__ = [
+    "METADATA",
     "ONE_ATTEMPT",
     "Arguments",
     "Capabilities",
@@ -52,7 +53,9 @@ __all__ = [
     "find_run",
     "has_deadline",
     "hinted_fields",
+    "is_unfinished",
     "joined_texts",
+    "named_questions",
     "output_in_run",
     "shown_questions",
     "thread_run",
@@ -65,6 +68,9 @@ Capabilities = Mapping[str, str | Mapping[str, object]]
 
 Arguments = Mapping[str, object]
 """Arguments of a tool by name."""
+
+METADATA: Final = "replanning"
+"""Key in the metadata of a framework for what is ours: the fields of a tool, or open questions."""
 
 UNFINISHED: Final = ("running", "paused", "needs_human")
 """Statuses of runs that can be resumed."""
@@ -151,6 +157,7 @@ def describe_tools(
     capabilities: Capabilities | None,
     *,
     noun: str = "tool",
+    absent: Collection[str] = (),
 ) -> list[FunctionTool[..., Any]]:
     """Return the tools of an agent for a session, whose calls state how to execute them.
 
@@ -159,12 +166,13 @@ def describe_tools(
         capabilities: their capabilities or further fields by name; they override those of the
             descriptions.
         noun: the noun for what capabilities may name.
+        absent: names of tools that exist and are not described here; capabilities may name them.
 
     Raises:
         ValueError: capabilities name an unknown tool, or a field is not valid; lists all problems.
     """
     stated = capabilities or {}
-    problems = unknown_names(stated, tools, noun)
+    problems = unknown_names(stated, (*tools, *absent), noun)
     described: list[FunctionTool[..., Any]] = []
     for name, fields in tools.items():
         merged: dict[str, Any] = {"name": name, **fields, **_stated_fields(stated.get(name))}
@@ -181,12 +189,10 @@ async def _executed_elsewhere(**_: object) -> object:
     raise LookupError("this tool is executed by its framework")
 
 
-def unknown_names(
-    capabilities: Capabilities, known: Collection[str], noun: str = "tool"
-) -> list[str]:
-    """Return a problem for each unknown name in capabilities."""
+def unknown_names(names: Iterable[str], known: Collection[str], noun: str = "tool") -> list[str]:
+    """Return a problem for each name that is not known."""
     problems: list[str] = []
-    for name in capabilities:
+    for name in names:
         if name not in known:
             hint = did_you_mean(str(name), known)
             problems.append(join_parts(f"there is no {noun} called {name!r}", hint))
@@ -227,6 +233,22 @@ def find_run(engine: ReplanningEngine, run_id: str) -> RunInfo | None:
         if run.run == run_id:
             return run
     return None
+
+
+def is_unfinished(engine: ReplanningEngine, run_id: str) -> bool:
+    """Return whether a run can be begun or resumed: it is not known yet, or has not ended."""
+    known = find_run(engine, run_id)
+    return known is None or known.status in UNFINISHED
+
+
+def named_questions(shown: object) -> list[str]:
+    """Return the ids of questions, from what a framework brings back of `shown_questions`."""
+    questions: list[str] = []
+    if isinstance(shown, list):
+        for each in shown:
+            if isinstance(each, Mapping):
+                questions.append(str(each.get("question")))
+    return questions
 
 
 def joined_texts(parts: Iterable[Any]) -> str:

@@ -217,15 +217,16 @@ class McpProxy:
             if name in described:
                 for field, text in _misfits(self._stated_expectation(name), further):
                     yield Problem(f"{place}.{field}", text)
-                second = further.second_tool
-                problem = second and confirmation_problem(second, name, described)
+                problem = None
+                if further.second_tool:
+                    problem = confirmation_problem(further.second_tool, name, described)
                 if problem:
                     yield Problem(f"{place}.agrees_with", problem)
             elif name in self._tools:
                 text = "nothing can be expected of a tool whose name is not valid in a plan"
                 yield Problem(place, f"{text}; give it another name in the file of servers")
             elif not self.unavailable:
-                [text] = unknown_names({name: ""}, self._tools)
+                [text] = unknown_names([name], self._tools)
                 yield Problem(place, text)
 
     def _stated_expectation(self, name: str) -> Expectation | None:

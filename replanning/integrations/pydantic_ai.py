@@ -21,6 +21,7 @@ from pydantic_core import to_json
 from replanning.engine.engine import ReplanningEngine
 from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NotRunning, UnknownRun
 from replanning.integrations.kit import (
+    METADATA,
     Arguments,
     Capabilities,
     ReportedFailure,
@@ -31,6 +32,7 @@ from replanning.integrations.kit import (
     has_deadline,
     hinted_fields,
     missing_framework,
+    named_questions,
     shown_questions,
     tool_fields,
     withdraw_questions,
@@ -69,11 +71,6 @@ try:
     _MANAGER: Final = RunContext.__dataclass_fields__["tool_manager"]
 except (ImportError, AttributeError, KeyError) as error:
     raise missing_framework(__name__, "pydantic-ai, and was tested with 2.68", error) from error
-
-METADATA: Final = "replanning"
-"""Key in the metadata of a tool, for fields of its description, and of a request for an approval,
-for the question.
-"""
 
 _PASSES: Final = (
     CallDeferred,
@@ -121,7 +118,7 @@ class Replanned(AbstractCapability[Any]):  # type: ignore[misc]
         approvals: bool | None = None,
     ) -> None:
         self.engine = ReplanningEngine() if engine is None else engine
-        self.capabilities = dict(capabilities or {})
+        self.capabilities = capabilities
         self.approvals = approvals
         self._run: _AgentRun | None = None
 
@@ -176,11 +173,6 @@ class _AgentRun:
 
     def open(self, ctx: Any, tools: Mapping[str, Any], hidden: set[str]) -> None:
         """Open the session with the tools of the first step, of which some may be hidden."""
-        # Capabilities may name a tool that is hidden in this step.
-        absent = hidden - set(tools)
-        capabilities = {
-            name: stated for name, stated in self._capabilities.items() if name not in absent
-        }
         fields: dict[str, dict[str, object]] = {}
         for name, tool in tools.items():
             definition = tool.tool_def
@@ -196,7 +188,8 @@ class _AgentRun:
                 stated=metadata.get(METADATA),
                 **hinted_fields(metadata.get("annotations")),
             )
-        described = describe_tools(fields, capabilities, noun="function tool")
+        absent = hidden - set(tools)
+        described = describe_tools(fields, self._capabilities, noun="function tool", absent=absent)
         run_id = _first_run(ctx)
         self._resumed = run_id != ctx.run_id
         self._asked = self._resumed
@@ -241,6 +234,9 @@ class _AgentRun:
         if ctx.tool_call_id in self._dispatched:
             return await toolset.wrapped.call_tool(name, arguments, ctx, tool)
         assert self._task is not None, "tools are listed before they are called"
+        brought = {}
+        if isinstance(ctx.tool_call_metadata, Mapping):
+            brought = ctx.tool_call_metadata.get(METADATA, {})
         session = await self._task.session()
         executed = False
 
@@ -273,7 +269,7 @@ class _AgentRun:
                 passes=_PASSES if ctx.last_attempt else (*_PASSES, ModelRetry),
                 asks=self._asks(ctx),
                 approved=ctx.tool_call_approved,
-                approved_questions=_named_questions(ctx),
+                approved_questions=named_questions(brought.get("questions")),
                 resumed=self._resumed,
                 encode=_recorded,
                 decode=_restored,
@@ -360,13 +356,6 @@ def _tool_names(calls: Sequence[ToolCallPart]) -> str:
     """Return the names of the tools of calls, each once."""
     names = dict.fromkeys(call.tool_name for call in calls)
     return join_names([repr(name) for name in names], 5)
-
-
-def _named_questions(ctx: Any) -> list[str]:
-    """Return the questions that the approval of a call names, in the metadata of its request."""
-    metadata = ctx.tool_call_metadata
-    shown = metadata.get(METADATA, {}) if isinstance(metadata, Mapping) else {}
-    return [str(each.get("question")) for each in shown.get("questions", ())]
 
 
 def _recorded(result: Any) -> Any:
