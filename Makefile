@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 CORE_TESTS := $(addprefix tests/,secrets plan live decision settings engine run tools planning triggers judging)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo release test test-deep test-slow cover lint format bench effects test-all test-local test-frameworks framework-suites docs docs-look reference jaeger temporal-demo
+.PHONY: help setup demo release test test-deep test-slow cover lint format bench effects test-all test-local test-frameworks framework-suites docs docs-look view-look reference jaeger temporal-demo
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -116,6 +116,9 @@ reference: $(VENV)/.dev ## write anew the pages and pictures of docs/ that follo
 docs-look: docs ## look at every page of the site in a browser: what is cut off, and a picture of each, and of each command, in build/pictures
 	@.venv-docs/bin/python scripts/look_at_docs.py --pictures $(ARGS)
 	@.venv-docs/bin/python scripts/look_at_commands.py
+
+view-look: $(VENV)/.dev ## look at the pages of runs in a browser: a picture of each in build/pictures, and those of the documentation anew
+	@$(BIN)/python scripts/look_at_runs.py --docs $(ARGS)
 
 jaeger: ## build Jaeger, once: minutes; the tests of tracing in `make test-slow` use it
 	@scripts/jaeger

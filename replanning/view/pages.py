@@ -109,7 +109,7 @@ def runs_content(
                     "status": shown_status,
                     "records": info.records,
                     "created": _moment(info.created),
-                    "age": f"{format_duration(max(0.0, now - info.updated))} ago",
+                    "age": _age(now - info.updated),
                 }
             )
     return {
@@ -120,6 +120,13 @@ def runs_content(
         "search": search,
         "status": status,
     }
+
+
+def _age(seconds: float) -> str:
+    # In whole minutes: a list that is open is sent again whenever its text changes.
+    if seconds < 60:
+        return "under 1 min ago"
+    return f"{format_duration(seconds // 60 * 60)} ago"
 
 
 def _status_of(info: RunInfo) -> str:

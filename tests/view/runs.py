@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from replanning import Plan, ReplanningEngine, RunResult, Settings, Task
+from replanning import Goal, Plan, ReplanningEngine, RunResult, Settings, Task
 from replanning.journal import RunStore
 
 HOSTILE = "<script>alert(1)</script>"
@@ -21,6 +21,24 @@ tasks:
 
 ASKING = Settings.model_validate({"alternatives": {"require_approval": True}})
 """Settings with which a person must agree to every change."""
+
+
+async def large_run(store: RunStore | str | Path) -> None:
+    """Carry out the next hundred tasks of a plan of 10,000, and pause it."""
+    engine = ReplanningEngine([], store=store)
+    if "large" in [info.run for info in engine.store.runs()]:
+        opened = engine.resume("large")
+    else:
+        tasks = [Task(id=f"task-{number}", tool="any") for number in range(10_000)]
+        plan = Plan(goal=Goal(objective="Do ten thousand things"), tasks=tasks)
+        opened = engine.open(plan, run_id="large")
+    async with opened as run:
+        count = 0
+        async for task in run.ready():
+            async with run.attempt(task):
+                count += 1
+            if count == 100:
+                run.pause("that is enough")
 
 
 async def work(task: Task, context: object) -> object:

@@ -1,6 +1,5 @@
 """The pages in a real browser: live updates, the slider, answers, the keyboard, widths, and what axe finds."""
 
-import os
 import re
 import shutil
 from collections.abc import Awaitable, Callable, Iterator
@@ -11,19 +10,23 @@ from typing import Any
 import anyio
 import pytest
 
-from tests.support.cli import STORE, cli
-from tests.view.runs import HOSTILE, asking_run, repaired_run
+from replanning.view.pages import MAX_ROWS
+from tests.support.cli import PATIENCE, STORE, cli, process, write_plan
+from tests.view.runs import HOSTILE, asking_run, large_run, repaired_run
 from tests.view.test_command import Served
 
 playwright = pytest.importorskip(
-    "playwright.sync_api", reason="the dependency group `browser` is not installed"
+    "playwright.sync_api", reason="the dependency group `dev` is not installed"
+)
+axe = pytest.importorskip(
+    "axe_playwright_python", reason="the dependency group `dev` is not installed"
 )
 
 pytestmark = [pytest.mark.deep, pytest.mark.integration]
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-AXE = os.environ.get("AXE_CORE", "")
-"""The file `axe.min.js` of the package axe-core of npm; without it, its rules are not checked."""
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
+AXE = Path(axe.__file__).with_name("axe.min.js")
 
 WIDTHS = (390, 1440)
 
@@ -61,6 +64,7 @@ class Reader:
 
     def __init__(self, browser: Any, address: str, **options: Any) -> None:
         self.context = browser.new_context(**options)
+        self.context.set_default_timeout(PATIENCE * 1000)
         self.page = self.context.new_page()
         self.complaints: list[str] = []
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
@@ -75,7 +79,7 @@ class Reader:
 
     def sees(self, text: str) -> None:
         """Wait until the page shows a text."""
-        self.page.get_by_text(text).first.wait_for(timeout=20_000)
+        self.page.get_by_text(text).first.wait_for()
 
 
 @pytest.fixture
@@ -133,8 +137,8 @@ def test_answers(reader: Reader, folder: Path, verdict: str) -> None:
     form = reader.page.locator("form", has=reader.page.get_by_role("button", name=button))
     form.get_by_label("Your name").fill("Ada Lovelace")
     form.get_by_label("Comment").fill("as agreed")
-    form.get_by_role("button", name=button).click()
-    reader.page.wait_for_url("**/runs/asking")
+    with reader.page.expect_navigation():
+        form.get_by_role("button", name=button).click()
     carry_out(asking_run, folder / STORE)
     told = cli(folder, "why", "asking", "--store", STORE).stdout
     assert re.search(rf"{verdict} by Ada\s+Lovelace", told)
@@ -154,16 +158,92 @@ def test_stale_answer(browser: Any, served: Served, folder: Path) -> None:
     first.context.close()
 
 
-def test_keyboard(reader: Reader) -> None:
-    """The pages can be used without a mouse: a link to the content first, and a focus that is seen."""
+def press_tab_until(reader: Reader, selector: str) -> None:
+    """Go on by the keyboard until an element has the focus, which is seen."""
+    for _ in range(60):
+        reader.page.keyboard.press("Tab")
+        focused = reader.page.locator(":focus")
+        if focused.evaluate("(element, selector) => element.matches(selector)", selector):
+            assert focused.evaluate("element => getComputedStyle(element).outlineStyle") != "none"
+            return
+    raise AssertionError(f"the keyboard does not reach {selector}")
+
+
+def test_keyboard(reader: Reader, folder: Path) -> None:
+    """A question is found and answered by the keyboard alone; a link to the content comes first."""
     reader.page.keyboard.press("Tab")
     assert reader.page.locator(":focus").inner_text() == "Skip to the content"
-    for _ in range(12):
-        reader.page.keyboard.press("Tab")
-        if reader.page.locator(":focus").inner_text() == "repaired":
-            break
+    press_tab_until(reader, "a[href='/runs/asking']")
     reader.page.keyboard.press("Enter")
-    reader.sees("Why the plan changed")
+    reader.sees("1 question waits for an answer")
+    press_tab_until(reader, ".candidate [name=by]")
+    reader.page.keyboard.type("Ada")
+    press_tab_until(reader, ".candidate button[value=approve]")
+    with reader.page.expect_navigation():
+        reader.page.keyboard.press("Space")
+    carry_out(asking_run, folder / STORE)
+    assert "approve by Ada" in cli(folder, "why", "asking", "--store", STORE).stdout
+
+
+def test_focus_stays(reader: Reader, folder: Path) -> None:
+    """What has the focus keeps it when its part of the page is brought up to date."""
+    link = reader.page.locator("a[href='/runs/repaired']")
+    link.focus()
+    cli(folder, "reject", "asking", "--store", STORE, "--wait", 0)
+    carry_out(asking_run, folder / STORE)
+    reader.page.locator("[data-part=runs]").get_by_text("failed").wait_for()
+    assert reader.page.locator(":focus").get_attribute("href") == "/runs/repaired"
+
+
+def test_copy_by_keyboard(browser: Any, folder: Path) -> None:
+    """A command is copied by the keyboard; where the browser does not allow that, it is selected."""
+    plan = write_plan(folder, {"fail": "exit 1"}, "id: first, tool: fail")
+    process(folder, "run", plan, "--no-replan", "--run-id", "failed", "--store", STORE, code=1)
+    command = f"replanning resume failed --retry --store {folder / STORE}"
+    with Served(folder, "failed", "--store", STORE) as served:
+        for granted in (["clipboard-read", "clipboard-write"], []):
+            reader = Reader(browser, served.address, permissions=granted)
+            if not granted:
+                reader.page.evaluate("delete Navigator.prototype.clipboard")
+            press_tab_until(reader, "summary")
+            reader.page.keyboard.press("Enter")
+            press_tab_until(reader, "[data-copy]")
+            reader.page.keyboard.press("Enter")
+            if granted:
+                reader.page.get_by_text("Copied").first.wait_for()
+                assert reader.page.evaluate("navigator.clipboard.readText()") == command
+            else:
+                reader.page.get_by_text("Selected").first.wait_for(state="attached")
+                assert reader.page.evaluate("String(getSelection())") == command
+            assert reader.complaints == []
+            reader.context.close()
+
+
+def test_writing_is_not_disturbed(reader: Reader, folder: Path) -> None:
+    """A part of a page stays while somebody is in one of its fields, and is brought up to date afterwards."""
+    reader.page.get_by_role("link", name="asking").click()
+    reader.sees("1 question waits for an answer")
+    name = reader.page.get_by_label("Your name").first
+    name.focus()
+    cli(folder, "reject", "asking", "--store", STORE, "--wait", 0)
+    carry_out(asking_run, folder / STORE)
+    reader.page.locator("[data-part=head]").get_by_text("failed").first.wait_for()
+    assert name.is_visible()
+    name.blur()
+    name.wait_for(state="detached")
+
+
+def test_large_plan(browser: Any, folder: Path) -> None:
+    """A plan of 10,000 tasks is shown in lines that a person can read, and follows the run like any other."""
+    carry_out(large_run, folder / STORE)
+    with Served(folder, "large", "--store", STORE) as served:
+        reader = Reader(browser, served.address)
+        reader.sees("100 of 10000 tasks done")
+        assert reader.page.locator("[data-part=tasks] tbody tr").count() <= MAX_ROWS + 10
+        carry_out(large_run, folder / STORE)
+        reader.sees("200 of 10000 tasks done")
+        assert reader.complaints == []
+        reader.context.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -178,17 +258,17 @@ def test_looks(browser: Any, served: Served, folder: Path, width: int, scheme: s
         bypass_csp=True,
     )
     root = reader.page.url.split("?")[0]
-    for path in ("", "runs/repaired", "runs/asking", "runs/repaired/decisions/1"):
+    paths = ("", "runs/repaired", "runs/asking", "runs/asking/tasks/read", "runs/repaired/journal")
+    for path in (*paths, "runs/repaired/decisions/1", "runs/nothing"):
         reader.page.goto(f"{root}{path}")
         overflow = reader.page.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert overflow <= 0, path
-        if AXE:
-            reader.page.add_script_tag(path=AXE)
-            found = reader.page.evaluate("axe.run()")
-            serious = []
-            for violation in found["violations"]:
-                if violation["impact"] in ("serious", "critical"):
-                    serious.append((violation["id"], violation["nodes"][0]["html"]))
-            assert serious == [], path
+        reader.page.add_script_tag(path=AXE)
+        found = reader.page.evaluate("axe.run()")
+        serious = []
+        for violation in found["violations"]:
+            if violation["impact"] in ("serious", "critical"):
+                serious.append((violation["id"], violation["nodes"][0]["html"]))
+        assert serious == [], path
     assert reader.complaints == []
     reader.context.close()

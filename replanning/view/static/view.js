@@ -19,6 +19,7 @@ function place(name, html) {
     return;
   }
   delete waiting[name];
+  const focused = part.contains(document.activeElement) ? keyOf(document.activeElement) : null;
   const opened = [...part.querySelectorAll("details")].map((one) => one.open);
   const scrolled = [...part.querySelectorAll(".wide")].map((one) => one.scrollLeft);
   part.innerHTML = html;
@@ -28,7 +29,19 @@ function place(name, html) {
   part.querySelectorAll(".wide").forEach((one, index) => {
     if (scrolled[index]) one.scrollLeft = scrolled[index];
   });
+  if (focused) {
+    // Whoever goes through the page by the keyboard stays where they are.
+    const same = [...part.querySelectorAll(FOCUSABLE)].find((one) => keyOf(one) === focused);
+    if (same) same.focus({ preventScroll: true });
+  }
   fillNames(part);
+}
+
+const FOCUSABLE = "a, summary, [tabindex]";
+
+function keyOf(element) {
+  const name = element.getAttribute("href") ?? element.getAttribute("aria-label");
+  return `${element.tagName} ${name ?? element.textContent}`;
 }
 
 function isBusy(part) {
