@@ -59,8 +59,8 @@ def text_of(page: httpx.Response) -> str:
 async def test_list_of_runs(pages: httpx.AsyncClient) -> None:
     """The first page lists the runs with their status, and a search leaves those that match."""
     everything = text_of(await pages.get("/"))
-    assert "repaired succeeded" in everything
-    assert "asking needs human" in everything
+    assert f"repaired Read a page {HOSTILE} succeeded" in everything
+    assert f"asking Read a page {HOSTILE} needs human" in everything
     found = await pages.get("/", params={"search": "REPAIRED page"})
     assert "/runs/repaired" in found.text
     assert "/runs/asking" not in found.text
