@@ -76,6 +76,9 @@ from replanning.version import __version__
 
 _MAX_NAMED_TASKS: Final = 5
 
+_MAX_OUTCOMES: Final = 1_000
+"""Outcomes of a tool among which those before a run are looked for."""
+
 _GIVING_UP: Final[tuple[DecisionKind, ...]] = ("keep", "abort")
 
 
@@ -326,7 +329,18 @@ class _RecordedReplan:
 
 
 class _Moment(NamedTuple):
-    """The situation of a recorded decision, for as long as the next one is not looked at."""
+    """The situation of a recorded decision, for as long as the next one is not looked at.
+
+    Attributes:
+        recorded: the replan.
+        made: the decision on record.
+        version: the version of this library that made it.
+        triggers: why replanning was considered.
+        situation: what providers and policy saw.
+        policy: decides again.
+        known: the settings of the run.
+        unstored: the tasks whose outputs the journal lacks.
+    """
 
     recorded: _RecordedReplan
     made: DecisionMade
@@ -334,6 +348,7 @@ class _Moment(NamedTuple):
     triggers: tuple[Trigger, ...]
     situation: Situation
     policy: ReplanPolicy
+    known: Settings
     unstored: tuple[TaskId, ...]
 
 
@@ -442,7 +457,7 @@ class RecordedDecisions:
         """Replay a journal; yield the situation before each decision that the policy made."""
         replayed = replay_records(records[:1])
         opened, live, ledger, began, _ = replayed
-        settings = self.settings(Settings.model_validate(opened.settings or {}))
+        known = Settings.model_validate(opened.settings or {})
         version = opened.version
         outputs = _UnstoredOutputs(live)
         position = 1
@@ -454,8 +469,11 @@ class RecordedDecisions:
                 if isinstance(record.body, RunResumed):
                     version = record.body.version
                     if record.body.settings is not None:
-                        settings = self.settings(Settings.model_validate(record.body.settings))
+                        known = Settings.model_validate(record.body.settings)
             position = recorded.position
+            # That the delay of a task is over is not on record.
+            live.advance(recorded.at)
+            settings = self.settings(known)
             ids = recorded.made.triggers
             if recorded.considered is not None:
                 ids = recorded.considered.triggers
@@ -464,8 +482,16 @@ class RecordedDecisions:
             effects = partial(run_effects, records[:position])
             situation = self._situation(replayed, effects, settings, elapsed)
             policy = self.policy or ReplanPolicy(settings)
-            unstored = tuple(outputs.lacking)
-            yield _Moment(recorded, recorded.made, version, triggers, situation, policy, unstored)
+            yield _Moment(
+                recorded,
+                recorded.made,
+                version,
+                triggers,
+                situation,
+                policy,
+                known,
+                tuple(outputs.lacking),
+            )
 
     def _situation(
         self,
@@ -517,7 +543,8 @@ class RecordedDecisions:
             settings = situation.settings
             scorer = ConfidenceScorer(settings.weights, shrink=settings.alternatives.shrink)
         if type(scorer) is ConfidenceScorer and considered is not None:
-            generator.scorer = _ScorerOnRecord(scorer, considered.candidates)
+            were_shrunk = moment.known.alternatives.shrink
+            generator.scorer = _ScorerOnRecord(scorer, considered.candidates, were_shrunk)
         if considered is not None and self.replies_on_record:
             paths = type(generator.path_generator)
             generator.path_generator = paths(_replies(considered.candidates))
@@ -641,6 +668,10 @@ def _decided_elsewhere(records: Sequence[Record]) -> dict[int, LeftOut]:
 
 def _allowed(moment: _Moment) -> tuple[list[Trigger], Decision | None]:
     """Return the triggers about which providers may be asked, and the refusal of the others."""
+    # The limits were checked before providers were asked, and may have been reached since.
+    is_same = moment.situation.settings.limits == moment.known.limits
+    if moment.recorded.considered is not None and is_same:
+        return list(moment.triggers), None
     view = PlanView(moment.situation.live)
     allowed: list[Trigger] = []
     refusal: Decision | None = None
@@ -786,22 +817,32 @@ class _EarlierOutcomes(MemoryStore):
         self, *, tool: str | None = None, capability: str | None = None, limit: int = 50
     ) -> Sequence[ToolOutcome]:
         """Return the last outcomes before the run, newest first."""
-        newest = self._all.outcomes(tool=tool, capability=capability, limit=limit)
-        return [outcome for outcome in newest if outcome.at < self._before]
+        newest = self._all.outcomes(tool=tool, capability=capability, limit=_MAX_OUTCOMES)
+        earlier = [outcome for outcome in newest if outcome.at < self._before]
+        return earlier[:limit]
 
 
 class _ScorerOnRecord(ConfidenceScorer):
     """Scores with the past success that is on record of the same changes.
 
     It comes from the outcomes of other runs as well, of which a store has others today.
+
+    Args:
+        scorer: scores by itself.
+        candidates: the alternatives on record, with their scores.
+        were_shrunk: whether their self-assessments were shrunk by the success of their sources.
     """
 
-    def __init__(self, scorer: ConfidenceScorer, candidates: Sequence[Candidate]) -> None:
+    def __init__(
+        self, scorer: ConfidenceScorer, candidates: Sequence[Candidate], were_shrunk: bool
+    ) -> None:
         super().__init__(scorer.weights, shrink=scorer.shrink)
-        self._known: dict[str, Score] = {}
+        self._were_shrunk = were_shrunk
+        self._known: dict[str, tuple[Alternative, Score]] = {}
         for candidate in candidates:
             if candidate.score is not None:
-                self._known[changes_hash(candidate.alternative.changes)] = candidate.score
+                known = (candidate.alternative, candidate.score)
+                self._known[changes_hash(candidate.alternative.changes)] = known
 
     def score(self, alternative: Alternative, *args: Any, **options: Any) -> Score:
         """Return the score of an alternative, with the evidence on record if there is some."""
@@ -809,19 +850,21 @@ class _ScorerOnRecord(ConfidenceScorer):
         known = self._known.get(changes_hash(alternative.changes))
         if known is None:
             return score
+        before, evidence = known
         own = score.self_assessment
-        if self.shrink:
-            own = known.self_assessment
+        if self.shrink and self._were_shrunk and before.source == alternative.source:
+            if before.confidence == alternative.confidence:
+                own = evidence.self_assessment
         weights = self.weights
         total = weights.self_assessment * own
-        total += weights.past_success * known.past_success
+        total += weights.past_success * evidence.past_success
         total += weights.availability * score.availability
         total += weights.simplicity * score.simplicity
         return replace(
             score,
             total=round(total, 6),
             self_assessment=own,
-            past_success=known.past_success,
+            past_success=evidence.past_success,
         )
 
 

@@ -487,6 +487,11 @@ async def test_shrunken_confidence():
     history = engine.history(result.run)
     found = await ReplanningEngine([], store=MemoryStore()).replay(history)
     assert found.decisions[0].differences == ()
+    plain = await make_engine("repair", store=engine.store).what_if(history)
+    assert plain.decisions[0].again.score is not None
+    assert plain.decisions[0].again.score.self_assessment == 0.8
+    shrunk = await make_engine("repair", store=engine.store, **settings).what_if(history)
+    assert shrunk.decisions[0].differences == ()
 
 
 async def test_a_scorer_of_ones_own():
@@ -555,6 +560,7 @@ async def replayed(seed: int) -> list[str]:
 async def test_random_runs_replay_alike():
     """Two hundred random runs, with resumes, people, masks and bursts, are decided alike by a replay."""
     problems: list[str] = []
-    for seed in range(200):
+    # In 2494 a limit is reached while providers are asked; in 3440 the delay of a task ends meanwhile.
+    for seed in (*range(200), 2494, 3440):
         problems += await replayed(seed)
     assert problems == []
