@@ -207,15 +207,15 @@ def _outermost_run() -> Iterator[list[Any]]:
     """Yield where to put the result of a run; it is kept if no other run is around this one."""
     results: list[Any] = []
     block = _open_block()
-    if block is None or _IS_RUNNING.get():
+    if block is None or block is _RUNNING.get():
         yield results
         return
     block.results = results
-    token = _IS_RUNNING.set(True)
+    token = _RUNNING.set(block)
     try:
         yield results
     finally:
-        _IS_RUNNING.reset(token)
+        _RUNNING.reset(token)
 
 
 def _open_block() -> _Block | None:
@@ -241,8 +241,8 @@ _OUTPUT: Final = "$openai"
 _BLOCK: Final[ContextVar[_Block | None]] = ContextVar("replanning_openai_agents", default=None)
 """The block in whose context an agent runs; None within a tool, whose agents are its own affair."""
 
-_IS_RUNNING: Final = ContextVar("replanning_is_running", default=False)
-"""Whether an agent runs, so that runs within, such as of its guardrails, are told apart."""
+_RUNNING: Final[ContextVar[_Block | None]] = ContextVar("replanning_running", default=None)
+"""The block of the agent that runs, whose runs within, such as of its guardrails, are told apart."""
 
 _REPORTED: Final[ContextVar[list[Any] | None]] = ContextVar("replanning_reported", default=None)
 """Where the tool that is being executed notes results of MCP servers that say that they are

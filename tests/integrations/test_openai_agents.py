@@ -292,6 +292,21 @@ async def test_stream_that_waits_while_a_guardrail_runs(clock):
     assert statuses(engine) == ["paused"]
 
 
+async def test_block_within_a_tool(clock):
+    """A block that a tool opens has a session of its own, which ends with the run in it."""
+    engine = repairing(clock)
+    inner = agent_of(calls("search"), search, search_archive)
+
+    @function_tool
+    async def ask(query: str) -> str:
+        async with replanned(inner, engine, capabilities=WEB, thread="inner"):
+            return str(outputs(await Runner.run(inner, query)))
+
+    async with replanned(agent_of(calls("ask"), ask), engine, thread="outer") as agent:
+        assert outputs(await Runner.run(agent, "x?")) == ["['x, from the archive']"]
+    assert statuses(engine) == ["succeeded", "succeeded"]
+
+
 async def test_streaming(clock):
     """A stream has the events of a run in which nothing failed, with the result of the substitute."""
     original = agent_of(calls("search"), search, search_archive)
