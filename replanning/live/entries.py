@@ -108,9 +108,10 @@ class AttemptLog:
         feedback: what the judge said then.
         started_at: start of the last attempt, or the time at which a condition skipped the task, in
             seconds since the epoch.
-        duration: seconds that the last attempt took.
+        duration: seconds that the last attempt took, with the time until a confirmation said
+            whether it was done.
         deadline: end of the time that the running attempt has, in seconds since the epoch.
-        failure: the last failure; None once an attempt has succeeded.
+        failure: the last failure, also while the next attempt runs; None once one has succeeded.
         effects: the facts that the running attempt changes when it succeeds.
         in_doubt: whether an attempt may have had its effect without being known to have succeeded.
         doubt: the attempt of which it is asked whether it was done; None if none is.
