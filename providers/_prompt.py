@@ -38,7 +38,6 @@ from replanning.llm.quoting import (
     truncate_value,
 )
 from replanning.plan import JsonObject
-from replanning.plan.references import placeholders
 from replanning.plan.tasks import TaskBody
 from replanning.plan.types import JsonValue, TaskId
 
@@ -390,12 +389,8 @@ def _error_fields(failure: Failure | None) -> JsonObject:
 
 def _tool_fields(tool: ToolSpec) -> JsonObject:
     """Return a tool without its implementation, which does not concern a model."""
-    parameters: dict[str, str] = dict(tool.parameters)
-    if not parameters:
-        for pattern in filter(None, (*tool.fact_patterns, tool.command, tool.url)):
-            parameters |= dict.fromkeys(placeholders(pattern), "any")
     fields = _non_empty(
-        parameters=parameters,
+        parameters=dict(tool.parameter_types),
         capability=tool.capability,
         description=tool.description,
         requires=list(tool.requires),

@@ -773,12 +773,8 @@ def _unbound_parameters(tool: ToolSpec, view: AnyPlanView, *, closed: bool) -> I
     if closed:
         for need in tool.precondition_patterns:
             bound.update(placeholders(need))
-    names = dict.fromkeys(tool.parameters)
-    if not names:
-        for text in filter(None, (*tool.fact_patterns, tool.command, tool.url)):
-            names |= dict.fromkeys(placeholders(text))
     types = set(view.original_plan.objects.values())
-    for name in names:
+    for name in tool.parameter_types:
         if name not in bound and tool.parameters.get(name) not in types:
             yield name
 

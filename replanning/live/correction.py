@@ -41,7 +41,14 @@ from replanning.plan.parameters import (
     missing_values,
     with_values_of,
 )
-from replanning.plan.tasks import StrictModel, Task, ToolSpec, effect_of, is_repeatable
+from replanning.plan.tasks import (
+    CALL_FIELDS,
+    StrictModel,
+    Task,
+    ToolSpec,
+    effect_of,
+    is_repeatable,
+)
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.secrets import MASK, Redactor
 
@@ -62,22 +69,6 @@ _ANNOTATIONS: Final = ("name", "goal", "metadata", "undo_on_replace")
 
 _TOOL_SAYINGS: Final = ("effect", "idempotent", "retry", "undo", "undo_on_replace", "confirm")
 """Fields of a task that are lost with its tool, unless they are stated again."""
-
-_CALL_FIELDS: Final = (
-    "kind",
-    "command",
-    "method",
-    "url",
-    "headers",
-    "body",
-    "callable",
-    "server",
-    "tool",
-    "cwd",
-    "workspace",
-    "env",
-)
-"""Fields of a tool that its results depend on."""
 
 _FIXED_PARTS: Final = ("mcp", "facts", "objects")
 """Parts of a plan that cannot change while it runs."""
@@ -529,7 +520,7 @@ class _Comparison:
             new = before.model_copy(update=stated)
         if new == before:
             return before
-        if any(getattr(new, name) != getattr(before, name) for name in _CALL_FIELDS):
+        if any(getattr(new, name) != getattr(before, name) for name in CALL_FIELDS):
             self.called_anew.add(new.name)
         return new
 

@@ -72,6 +72,7 @@ from replanning.plan.references import (
     sole_argument,
 )
 from replanning.plan.tasks import (
+    CALL_FIELDS,
     Confirmation,
     Goal,
     Task,
@@ -85,8 +86,8 @@ from replanning.secrets import MASK
 _PENDING: Final = TaskState.PENDING
 _RUNNING: Final = TaskState.RUNNING
 
-_TOOL_TEMPLATES: Final[dict[str, Any]] = {
-    **dict.fromkeys(("command", "url", "headers", "body", "env", "cwd", "workspace"), True),
+_SENT_FIELDS: Final[dict[str, Any]] = {
+    **dict.fromkeys(CALL_FIELDS, True),
     "expect": {"commands"},
 }
 """Fields of a tool that are sent or executed, or say where that is done."""
@@ -447,12 +448,12 @@ class LivePlan(TaskGraph):
             if is_redacted(server.model_dump(mode="json")) and not is_given:
                 servers.add(name)
         for tool in self.tools.values():
-            templates = tool.model_dump(mode="json", include=_TOOL_TEMPLATES)
+            templates = tool.model_dump(mode="json", include=_SENT_FIELDS)
             is_masked = is_redacted(templates)
             if is_masked and given is not None:
                 complete = given.tool(tool.name)
                 if complete is not None:
-                    known = complete.model_dump(mode="json", include=_TOOL_TEMPLATES)
+                    known = complete.model_dump(mode="json", include=_SENT_FIELDS)
                     is_masked = known != templates
             if is_masked or tool.server in servers:
                 self.masked.tools.add(tool.name)

@@ -34,11 +34,12 @@ from pydantic_core import CoreSchema
 
 from replanning.errors import ExpressionError, PlanError, ReplanningError
 from replanning.plan.conditions import OUTPUT_ROOTS, Condition, output_lookup
-from replanning.plan.json_values import as_text
+from replanning.plan.json_values import as_text, iter_strings
 from replanning.plan.messages import validation_problems
 from replanning.plan.references import (
     CONFIRMATION_ROOTS,
     CONFIRMED_ROOTS,
+    IDEMPOTENCY_KEY,
     KEY_ROOTS,
     fact_problem,
     fill_placeholders,
@@ -793,6 +794,24 @@ class ToolSpec(StrictModel):
         """Patterns of all facts that the tool needs or changes."""
         return (*self.precondition_patterns, *self.addition_patterns, *self.removes)
 
+    @property
+    def filled_texts(self) -> tuple[str, ...]:
+        """The texts of its call into which arguments are filled."""
+        texts = [*self.headers.values(), *iter_strings(self.body, keys=False)]
+        texts += filter(None, (self.command, self.url))
+        return tuple(texts)
+
+    @property
+    def parameter_types(self) -> Mapping[str, str]:
+        """Its parameters with their types; if it declares none, the placeholders of its texts."""
+        if self.parameters:
+            return self.parameters
+        types: dict[str, str] = {}
+        for text in (*self.fact_patterns, *self.filled_texts):
+            types.update(dict.fromkeys(placeholders(text), "any"))
+        types.pop(IDEMPOTENCY_KEY, None)  # which the executor fills in
+        return types
+
     def preconditions(self, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
         """Return the facts that must hold before a use (`requires` and `needs`).
 
@@ -1098,6 +1117,22 @@ def is_declared_unrepeatable(task: TaskBody, tool: ToolSpec | None) -> bool:
         idempotent = tool.idempotent
     return idempotent is False
 
+
+CALL_FIELDS: Final = (
+    "kind",
+    "command",
+    "method",
+    "url",
+    "headers",
+    "body",
+    "callable",
+    "server",
+    "tool",
+    "cwd",
+    "workspace",
+    "env",
+)
+"""Fields of a tool that say what is called, how and where: its results depend on them."""
 
 _ARGUMENT_KINDS: Final = frozenset(
     {"shell", "http", "python", "mcp", "function", "langchain", "langgraph", "participant"}

@@ -29,7 +29,6 @@ from replanning.planning.decisions import (
     ReplanType,
     exhausted_limit,
 )
-from replanning.planning.tasks import tool_parameters
 from replanning.settings import PlanningSettings
 
 
@@ -449,7 +448,7 @@ def _tool_data(tool: ToolSpec) -> JsonObject:
         {
             "name": tool.name,
             "available": tool.available,
-            "parameters": dict(tool_parameters(tool)),
+            "parameters": dict(tool.parameter_types),
             "optional": list(tool.optional),
             "schema": tool.input_schema,
             "description": tool.description,

@@ -21,12 +21,10 @@ from replanning.plan.checks import TaskScope, check_graph, check_task
 from replanning.plan.commands import option_problems
 from replanning.plan.document import Plan
 from replanning.plan.elements import LIST_FIELDS, template_of
-from replanning.plan.json_values import as_object, iter_strings, map_strings
+from replanning.plan.json_values import as_object, map_strings
 from replanning.plan.messages import NameSuggester, brief_repr, join_names, one_line
 from replanning.plan.references import (
-    IDEMPOTENCY_KEY,
     find_references,
-    placeholders,
     rename_references,
 )
 from replanning.plan.risk import command_risk
@@ -360,27 +358,9 @@ def finished_actions(live: LivePlan) -> int:
 # Actions of a model's plan as tasks
 
 
-def tool_parameters(tool: ToolSpec) -> Mapping[str, str]:
-    """Return a tool's parameters and types; if undeclared, the placeholders in its patterns."""
-    if tool.parameters:
-        return tool.parameters
-    texts = (
-        *tool.fact_patterns,
-        *tool.headers.values(),
-        tool.command,
-        tool.url,
-        *iter_strings(tool.body, keys=False),
-    )
-    parameters: dict[str, str] = {}
-    for text in filter(None, texts):
-        parameters.update(dict.fromkeys(placeholders(text), "any"))
-    parameters.pop(IDEMPOTENCY_KEY, None)  # which the executor fills in
-    return parameters
-
-
 def missing_arguments(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
     """Return the required arguments of a tool that are not given."""
-    missing = dict.fromkeys(tool_parameters(tool))
+    missing = dict.fromkeys(tool.parameter_types)
     for name in (*tool.optional, *arguments):
         missing.pop(name, None)
     return tuple(missing)
@@ -407,7 +387,7 @@ def _argument_problems(tool: ToolSpec, arguments: JsonObject) -> list[str]:
         return problems
     if tool.kind not in ("shell", "http"):  # it checks its arguments itself
         return problems
-    declared = tool_parameters(tool)
+    declared = tool.parameter_types
     known = brief_repr(list(declared))
     for name in arguments:
         if name in declared or name in tool.produces:
@@ -704,7 +684,7 @@ def _stated_fallbacks(
         return ()
     if tool.name == action.tool:  # it would fail again
         return ()
-    shared = {name: arguments[name] for name in tool_parameters(tool) if name in arguments}
+    shared = {name: arguments[name] for name in tool.parameter_types if name in arguments}
     fields = _tool_fields(tool, shared, PlanningTask(subtask=action.task_id))
     return (Fallback.model_validate({**fields, "goal": action.purpose or None}),)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from pydantic import JsonValue
 
 from replanning.plan.commands import ENV_REFERENCE, MARKED_HOLE, env_references
-from replanning.plan.json_values import as_text, exceeds_depth, iter_strings
+from replanning.plan.json_values import as_text, exceeds_depth
 from replanning.plan.references import fill_placeholders, placeholders
 from replanning.plan.tasks import McpServer, Task, ToolSpec
 from replanning.plan.types import JsonObject
@@ -120,22 +120,13 @@ def inherited_variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def tool_templates(tool: ToolSpec) -> Iterator[str]:
-    """Yield the templates of a tool that take arguments."""
-    for text in (tool.command, tool.url, *tool.headers.values()):
-        if text is not None:
-            yield text
-    if tool.body is not None:
-        yield from iter_strings(tool.body)
-
-
 def unset_variables(described: ToolSpec | McpServer, environ: Mapping[str, str]) -> list[str]:
     """Return the variables that a tool or server refers to but the environment lacks, each once."""
     texts = [*described.env.values()]
     if isinstance(described, McpServer):
         texts += described.headers.values()
     else:
-        texts = [*tool_templates(described), *texts]
+        texts = [*described.filled_texts, *texts]
     unset: dict[str, None] = {}
     for text in texts:
         for name in env_references(text):

@@ -54,7 +54,7 @@ from replanning.plan.tasks import (
     ToolSpec,
 )
 from replanning.plan.types import JsonObject, JsonPath, JsonValue, TaskId
-from replanning.tools.call import missing_arguments, tool_templates, unset_variables
+from replanning.tools.call import missing_arguments, unset_variables
 from replanning.tools.conditions import (
     OUTPUTS_BY_KIND,
     Checked,
@@ -823,7 +823,7 @@ def _env_arguments(plan: Plan) -> Iterator[Problem]:
 
 
 def _accepted_arguments(tool: ToolSpec) -> set[str]:
-    in_templates = _placeholders_in([*tool_templates(tool), *tool.fact_patterns])
+    in_templates = _placeholders_in([*tool.filled_texts, *tool.fact_patterns])
     return in_templates.union(tool.parameters)
 
 

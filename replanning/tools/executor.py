@@ -29,7 +29,6 @@ from replanning.tools.call import (
     WorkContext,
     inherited_variables,
     missing_arguments,
-    tool_templates,
     unset_variables,
     workspace_problems,
 )
@@ -288,7 +287,7 @@ class ToolExecutor:
     ) -> JsonValue:
         """Run a tool, in at most `limit` seconds, if the arguments and this machine fit it."""
         arguments = task.arguments
-        missing = missing_arguments(tool_templates(tool), arguments)
+        missing = missing_arguments(tool.filled_texts, arguments)
         if IDEMPOTENCY_KEY in missing:
             arguments = {**arguments, IDEMPOTENCY_KEY: context.idempotency_key}
             missing.remove(IDEMPOTENCY_KEY)

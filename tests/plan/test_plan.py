@@ -9,7 +9,15 @@ from replanning.errors import PlanError, UnknownTask
 from replanning.plan.checks import TaskScope, check_task
 from replanning.plan.document import Plan
 from replanning.plan.reading import read_document
-from replanning.plan.tasks import Fallback, Goal, Retry, Task, ToolSpec, for_another_tool
+from replanning.plan.tasks import (
+    CALL_FIELDS,
+    Fallback,
+    Goal,
+    Retry,
+    Task,
+    ToolSpec,
+    for_another_tool,
+)
 from replanning.plan.types import JsonObject, TaskId
 
 
@@ -28,6 +36,34 @@ def problems_of(*tasks: JsonObject, **fields: object) -> list[str]:
 def places_of(*tasks: JsonObject, **fields: object) -> list[str]:
     """Places of everything that is wrong with such a plan."""
     return [problem.split(": ")[0] for problem in problems_of(*tasks, **fields)]
+
+
+DESCRIBING_FIELDS = {
+    *("name", "capability", "description", "parameters", "optional", "input_schema"),
+    *("requires", "adds", "removes", "needs", "produces", "resources", "cost", "available"),
+    *("effect", "dangerous", "idempotent", "idempotency_header", "undo", "undo_on_replace"),
+    *("confirm", "expect", "transient", "accepted", "timeout", "retry"),
+}
+"""The fields of a tool that say what its calls do, need and may be done with."""
+
+
+def test_every_field_of_a_tool_is_classified():
+    """A field of a tool either says what is called, so that results depend on it, or describes it."""
+    unknown = ToolSpec.model_fields.keys() - CALL_FIELDS - DESCRIBING_FIELDS
+    assert not unknown, "add them to CALL_FIELDS of replanning/plan/tasks.py, or to the others here"
+
+
+def test_parameters_that_a_tool_does_not_declare():
+    """A tool without parameters takes the placeholders of its facts, command, address, headers and body."""
+    tool = ToolSpec(
+        name="book",
+        kind="http",
+        adds=("booked({seat})",),
+        url="https://shop.example/{event}",
+        headers={"Accept-Language": "{language}", "Idempotency-Key": "{idempotency_key}"},
+        body={"{never}": ["{name}"]},
+    )
+    assert dict(tool.parameter_types) == dict.fromkeys(("seat", "language", "name", "event"), "any")
 
 
 def test_frozen():
