@@ -60,8 +60,9 @@ from replanning.settings import Settings
 RULES: Final = 1
 """Version of the rules by which alternatives are checked, scored and decided about.
 
-Raise it when a rule is changed on purpose, so that the same alternatives lead to another decision:
-decisions have it on record, and `replanning replay` tells such a difference from a defect.
+Raise it when a rule or a default of the settings is changed on purpose, so that the same
+alternatives lead to another decision: decisions have it on record, and `replanning replay` tells
+such a difference from a defect.
 """
 
 _WHOLE_PLAN_KINDS: Final = ("goal-unreachable", "human-request", "better-path-found")
