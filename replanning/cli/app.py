@@ -227,8 +227,8 @@ DEFAULT_CONCURRENCY: Final = 8
 """Tasks that run at the same time where the command line does not say otherwise."""
 
 RUN_EXIT_CODES_HELP: Final = (
-    "0 succeeded · 1 failed or aborted · 2 wrong usage, plan, settings or store; nothing ran · 3"
-    " paused · 4 needs a person's answer · 130 stopped by a second Ctrl-C. Resume it after 3, 4"
+    "0 succeeded · 1 failed or aborted · 2 wrong usage, plan, settings or store, or another process"
+    " carries out the run; nothing ran · 3 paused · 4 needs a person's answer · 130 stopped by a second Ctrl-C. Resume it after 3, 4"
     " and 130."
 )
 

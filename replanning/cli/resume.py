@@ -31,9 +31,10 @@ from replanning.cli.app import (
 )
 from replanning.cli.context import split_set_options
 from replanning.cli.run import resume_plan
+from replanning.environment import SystemClock
 from replanning.errors import JournalCorrupt, NotRunning, PlanError
 from replanning.history.export import effect_json
-from replanning.history.status import is_owner_alive
+from replanning.history.status import is_owner_alive, run_status
 from replanning.history.wording import effect_line, pluralise
 from replanning.journal import (
     ErrorContained,
@@ -641,9 +642,12 @@ def _try_again(
         correction = engine.compare_retry(info.run, not_done=not_done, done=done)
         _decide_doubts(correction, not_done, done, options)
         correction = engine.retry(info.run, not_done=not_done, done=done, by=by)
-        if not correction:
+        left_to_answers = _failures_in_question(store, info, options)
+        for line in left_to_answers:
+            print_message(line)
+        if not correction and not left_to_answers:
             print_message(f"no task of run {info.run!r} has failed, so none is tried again")
-        elif not options.quiet:
+        elif correction and not options.quiet:
             _print_correction(correction)
         if is_owner_alive(info):
             if correction:
@@ -655,6 +659,36 @@ def _try_again(
             f" program goes on with it{lookup.how_a_program_resumes(opened)}"
         )
     return ExitCode.PAUSED
+
+
+def _failures_in_question(store: RunStore, info: RunInfo, options: RunOptions) -> list[str]:
+    """Return lines about failed tasks that a question decides about, each with its command."""
+    report = run_status(store, info, SystemClock().now())
+    failed = {*report.tasks.failures, *(held.id for held in report.tasks.held)}
+    answered: set[JsonValue] = set()
+    for message in store.inbox(info.run):
+        if message.kind == "answer":
+            answered.add(message.payload.get("question"))
+    lines: list[str] = []
+    for question in report.questions:
+        tasks: dict[str, None] = {}
+        for trigger in question.triggers:
+            for task_id in trigger.tasks:
+                if task_id in failed:
+                    tasks[repr(task_id)] = None
+        if not tasks:
+            continue
+        names = join_names(list(tasks), _MAX_ALIKE)
+        number = lookup.question_words(question.id)[1]
+        if question.id in answered:
+            lines.append(f"{names}: the answer to question {number}, which was saved, decides")
+            continue
+        verb = "waits" if len(tasks) == 1 else "wait"
+        lines.append(f"{names} {verb} for the answer to question {number}")
+        is_approvable = bool(question.candidates)
+        command = lookup.answering_command(options.store, question.id, is_approvable=is_approvable)
+        lines.append(f"  {command}")
+    return lines
 
 
 def _decide_doubts(

@@ -380,7 +380,7 @@ def _status_lines(
 def _question_lines(
     report: RunStatusReport, waiting: Sequence[PendingQuestion], place: str
 ) -> Iterator[str]:
-    """Yield two lines about each open question: the question, and the command that answers it."""
+    """Yield a line about each open question, and the command that answers it if none was posted."""
     held = {task.question: task.id for task in report.tasks.held}
     for question, answer in waiting:
         text = printable_line(question.text)
@@ -390,6 +390,8 @@ def _question_lines(
             text += f" ({_posted_answer_text(answer)})"
         number = lookup.question_words(question.id)[1]
         yield f"  question  {number}: {text}"
+        if answer is not None:
+            continue  # the run takes the first answer
         is_approvable = bool(question.candidates)
         answer_it = lookup.answering_command(place, question.id, is_approvable=is_approvable)
         yield f"            {answer_it}"
@@ -406,7 +408,8 @@ def _running_lines(report: RunStatusReport, now: float) -> Iterator[str]:
         if task.in_doubt:
             yield f"  in doubt  {label}, started {age} ago; it is asked whether it was done{left}"
         elif report.is_abandoned:
-            yield f"  cut off   {label}, started {age} ago"
+            until = "a command that it started may run until the run is resumed"
+            yield f"  cut off   {label}, started {age} ago; {until}"
         else:
             yield f"  running   {label}, for {age}{left}"
     more = len(report.tasks.running) - _MAX_RUNNING

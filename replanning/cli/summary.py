@@ -28,6 +28,7 @@ from replanning.cli.lookup import (
 )
 from replanning.cli.show import print_repairs
 from replanning.cli.status import print_table, problems_json
+from replanning.cli.terminal import discard_stdout
 from replanning.errors import StoreError, UnknownRun
 from replanning.history import ReplanEvent, ReplanHistory
 from replanning.history.elements import ElementsReport, elements_reports
@@ -189,10 +190,17 @@ class RunSummary:
         self._resume = self._command("resume", self.result.run, *self._resume_options)
 
     def report(self, *, json: bool) -> int:
-        """Print the summary on standard output and return the exit code."""
-        if json:
-            print_json(self.to_json())
-            return self.exit_code
+        """Print the summary on standard output, as far as somebody reads it; return the exit code."""
+        try:
+            if json:
+                print_json(self.to_json())
+            else:
+                self._print()
+        except BrokenPipeError:  # the code still tells how the run ended
+            discard_stdout()
+        return self.exit_code
+
+    def _print(self) -> None:
         out = console()
         result = self.result
         if not out.is_terminal:
@@ -202,11 +210,14 @@ class RunSummary:
         out.print()
         reason = str(self._redact(result.reason))
         out.print(f"{mark} {result.status}: {escape_control(reason)}", style=style)
-        spent = f" · {format_usage(result.spent)}" if result.spent.calls else ""
-        out.print(
-            f"  run {result.run} · {pluralise(count, 'revision')} ·"
-            f" {format_duration(self._elapsed)}{spent}"
-        )
+        facts = [f"run {result.run}"]
+        # What cannot be read cannot be counted.
+        if self._journal.history is not None:
+            facts.append(pluralise(count, "revision"))
+        facts.append(format_duration(self._elapsed))
+        if result.spent.calls:
+            facts.append(format_usage(result.spent))
+        out.print(f"  {' · '.join(facts)}")
         if result.stale:
             out.print(f"  ! {escape_control(stale_line(result.stale))}", style="yellow")
         for line in problem_lines(result.problems):
@@ -231,7 +242,6 @@ class RunSummary:
             out.print(f"  {note}")
         if self._durable and not result.unjournaled:
             self._print_next_steps(out)
-        return self.exit_code
 
     def _print_tasks(self, out: Console) -> None:
         """Print the tasks of a plan that has changed or has lists, and why it changed."""

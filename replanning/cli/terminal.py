@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shlex
 import shutil
 import sys
@@ -48,6 +50,20 @@ class TerminalConsole(Console):
                 value = wrap_text(value, self.width)  # noqa: PLW2901
             fitting.append(value)
         super().print(*fitting, **options)
+
+    def on_broken_pipe(self) -> None:
+        """Raise `BrokenPipeError`; Rich would end the process with a code of its own."""
+        raise BrokenPipeError(errno.EPIPE, "nobody reads the output any more")
+
+
+def discard_stdout() -> None:
+    """Send what is printed from now on to the null device: nobody reads standard output any more.
+
+    What is still in its buffer goes there as well, when the process ends.
+    """
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 def wrap_text(text: str, width: int) -> str:

@@ -359,9 +359,10 @@ class HttpToolRunner:
                 hops += 1
         except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError) as error:
             problem = f"{request.redacted}: {call.secrets.redact(str(error))}"
-            raise InvalidArguments(call.tool.name, [problem]) from error
+            raise InvalidArguments(call.tool.name, [problem]) from None
         except httpx.TransportError as error:
-            raise _transport_error(call, request, error) from error
+            # The frames of the client say nothing about the plan or the service.
+            raise _transport_error(call, request, error) from None
 
 
 def _decode(response: httpx.Response, body: bytes) -> tuple[str, bool]:

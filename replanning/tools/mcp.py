@@ -258,10 +258,10 @@ class McpToolRunner:
             result = await session.call(_name_on_server(tool), call.arguments, named=tool.name)
         except ToolError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - raised as an error of the tool
             # Whatever a server makes the SDK raise is a failure of this task alone.
             reason = session.secrets.redact(str(error)) or type(error).__name__
-            raise McpToolFailed(tool.name, name, reason) from error
+            raise McpToolFailed(tool.name, name, reason) from None
 
         texts: list[str] = []
         others: list[JsonValue] = []

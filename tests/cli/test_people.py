@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import subprocess
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -24,8 +26,10 @@ from replanning import (
 )
 from replanning.errors import NeedsHuman
 from tests.support.cli import (
+    ENVIRONMENT,
     REPAIRED,
     REPAIRED_TASKS,
+    SCRIPT,
     Gate,
     Started,
     Terminal,
@@ -115,6 +119,36 @@ def test_questions_without_a_proposal(asking):
 
     assert "replanning reject r 1" in summary
     assert "replanning approve" not in summary
+
+
+def test_retry_beside_a_question(asking):
+    """`resume --retry` names the failed tasks that wait for an answer, and `status` no command for one that was given."""
+    cli(asking, *RUN, code=4)
+    told = cli(asking, "resume", "r", "--retry", code=4).stderr
+    assert "'work' waits for the answer to question 1\n  replanning approve r 1\n" in told
+    assert "has failed, so none" not in told
+    assert "replanning approve r 1" in cli(asking, "status", "r").stdout
+    cli(asking, "approve", "r", "1")
+    status = cli(asking, "status", "r").stdout
+    assert "approve by" in status
+    assert "replanning approve" not in status
+    told = cli(asking, "resume", "r", "--retry").stderr
+    assert "'work': the answer to question 1, which was saved, decides" in told
+    assert lines(asking / "done.txt") == ["done"]
+
+
+@pytest.mark.parametrize("as_json", [(), ("--json",)])
+def test_nobody_reads_the_output(asking: Path, as_json: tuple[str, ...]) -> None:
+    """A closed standard output leaves the exit code as the run has it."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = [str(SCRIPT), *RUN, "--no-ask", *as_json]
+    done = subprocess.run(
+        words, cwd=asking, env=ENVIRONMENT, stdout=writing, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writing)
+    assert done.returncode == 4
+    assert b"Broken pipe" not in done.stderr
 
 
 def test_ask_through_the_store(asking):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import io
 import logging
+import socket
 import subprocess
 import sys
 from contextlib import closing
 
 import anyio
 
-from replanning import ReplanningEngine, Settings, open_run
+from replanning import Plan, ReplanningEngine, Settings, open_run
 from replanning.journal import AttemptFailed, Failure, MemoryStore, SqliteStore
 from replanning.journal.records import load_body
 from replanning.testing import ScriptedProvider
+from replanning.tools import ToolExecutor
 from tests.support.cli import answer, cli
 from tests.support.resume import RUN
 from tests.support.runs import bodies, chain
@@ -69,6 +71,26 @@ async def test_a_traceback_is_shown(tmp_path, caplog):
     ):
         check(text)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+async def test_a_service_that_does_not_answer():
+    """The failure of an HTTP tool tells the reason, and shows no frames of the client."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
+    plan = Plan.parse(
+        f"""
+        goal: {{objective: Ask}}
+        tools: [{{name: ask, kind: http, url: "{nobody}"}}]
+        tasks: [{{id: a, tool: ask, retry: {{max_attempts: 1}}}}]
+        """
+    )
+    store = MemoryStore()
+    async with ToolExecutor(plan) as work:
+        result = await ReplanningEngine([], store=store).execute(plan, work)
+    (failed,) = bodies(store, result.run, AttemptFailed)
+    assert "got no answer" in failed.failure.message
+    assert failed.failure.traceback == ""
 
 
 def cut_off(place: int) -> None:
