@@ -743,7 +743,12 @@ class ReplanningEngine:
         problem = cost_problem(await asking.estimate(history, at), max_cost)
         if problem:
             raise BudgetExceeded(problem)
-        return await asking.decide(history, at, max_cost=max_cost)
+        try:
+            return await asking.decide(history, at, max_cost=max_cost)
+        finally:
+            # As after the last run: no connection may outlive what it was for.
+            if not self._open_runs:
+                await self.generator.aclose()
 
     async def replay(self, history: ReplanHistory) -> ComparedRun:
         """Make the decisions of a recorded run again from the alternatives and settings on record.
