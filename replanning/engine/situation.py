@@ -229,7 +229,7 @@ def _checked_facts(facts: Collection[str]) -> tuple[str, ...]:
     for fact in facts:
         problem = fact_problem(fact)
         if problem:
-            wrong.append(f"{brief_repr(fact)} is no fact: {problem}")
+            wrong.append(f"{brief_repr(fact)} is not a fact: {problem}")
     if wrong:
         raise ValueError(f"facts: {'; '.join(wrong)}")
     return tuple(sorted({normalise_fact(fact) for fact in facts}))

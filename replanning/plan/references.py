@@ -187,7 +187,7 @@ def normalise_fact(text: str) -> str:
 
 
 def fact_problem(text: str) -> str:
-    """Return why a text is no fact; empty if it is one."""
+    """Return why a text is not a fact; empty if it is one."""
     if not text.strip():
         return "it is blank"
     opened = 0

@@ -68,7 +68,7 @@ NonBlankText = Annotated[str, StringConstraints(pattern=_NONBLANK_PATTERN)]
 
 def _validate_fact(text: str) -> str:
     if problem := fact_problem(text):
-        raise ValueError(f"this is no fact: {problem}")
+        raise ValueError(f"this is not a fact: {problem}")
     return normalise_fact(text)
 
 

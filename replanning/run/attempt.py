@@ -32,7 +32,7 @@ _NOT_STARTED: Final = AttemptId("")
 
 
 class TaskContext:
-    """The context of an attempt, which work gets beside its task.
+    """Context of an attempt, passed to the work together with its task.
 
     Attributes:
         attempt_id: the id of the attempt.
@@ -85,16 +85,16 @@ class TaskContext:
 
     @property
     def context(self) -> Mapping[str, JsonValue]:
-        """The context of the run now; arrays and objects are copies, see `change_context`.
+        """Context of the run as it is now; arrays and objects are copies, see `change_context`.
 
-        The keys that are read are recorded with the result, which is stale once one of them
+        Each key that the work reads is recorded with the result, which is stale once one of them
         changes.
         """
         if self._context is None:
             live = self._run.live
             entry = live.entry(self._task.id)
             reads: dict[str, int] = {}
-            # Of an attempt that is not current, nothing is kept.
+            # What an attempt reads after it was given up is not recorded.
             if entry.log.current == self.attempt_id:
                 if entry.reads.keys is None:
                     entry.reads.keys = reads
@@ -113,31 +113,31 @@ class TaskContext:
 
     @property
     def confirms(self) -> bool:
-        """Whether the work is only asked to confirm what the task's own tool has said or done.
+        """Whether this attempt only confirms what the task's own tool said or did.
 
-        The task that it is given names the other tool, see `agrees_with` and `confirm`.
+        Its task then names another tool, see `agrees_with` and `confirm`.
         """
         return self._task.tool != self._run.live.entry(self._task.id).task.tool
 
     @property
     def feedback(self) -> str:
-        """The feedback of a judge on the previous attempt, if the task is run again because of it.
+        """Feedback of a judge that caused this attempt.
 
-        Empty if it is run for another reason.
+        Empty if the task runs for another reason.
         """
         return self._run.live.entry(self._task.id).log.feedback
 
     @property
     def continuations(self) -> int:
-        """The number of times that a judge has had the task run again."""
+        """How often a judge has had the task run again."""
         return self._run.live.entry(self._task.id).log.continuations
 
     @property
     def idempotency_key(self) -> str:
         """The same for every attempt at the same call, so a service can recognise a repetition.
 
-        It changes where the task gets another tool, other arguments, or another goal that the tool
-        is given. It also changes after each feedback of a judge: unfinished work is done anew.
+        It changes with the tool, with the arguments, and with the goal if the tool gets one. It
+        also changes after each feedback of a judge, because the work is done again.
         """
         return self._run.live.entry(self._task.id).call_key(self._run.id)
 
@@ -152,14 +152,14 @@ class TaskContext:
     def change_context(
         self, changes: Mapping[str, JsonValue], *, removed: Sequence[str] = ()
     ) -> None:
-        """Report values of the context that have changed or are gone.
+        """Report changed or removed values of the context.
 
-        The result of this attempt is not stale by that.
+        They do not make the result of this attempt stale.
         """
         self._run._change_context(changes, removed, self.attempt_id)
 
     def observe(self, holds: Sequence[str] = (), ceased: Sequence[str] = ()) -> None:
-        """Report facts that hold, or hold no longer."""
+        """Report facts that hold, and facts that no longer hold."""
         self._run.observe(holds, ceased)
 
     def change_resource(
@@ -170,7 +170,7 @@ class TaskContext:
         available: bool | None = None,
         reason: str = "",
     ) -> None:
-        """Report that a resource has another capacity, or that a tool is (un)available, and why."""
+        """Report the new capacity of a resource, or whether a tool is available, and why."""
         self._run.change_resource(name, capacity=capacity, available=available, reason=reason)
 
     @contextmanager
@@ -184,11 +184,11 @@ class TaskContext:
             del at_work[thread]
 
     def record_checked(self) -> None:
-        """Report that the work has run the commands of `expect`, and they have succeeded."""
+        """Report that the work has run the commands of `expect`, and that they succeeded."""
         self.checked = True
 
     def record_process(self, group: int) -> None:
-        """Journal a process group that the work started, to be killed if this process dies."""
+        """Journal a process group that the work started; it is killed if this process dies."""
         self._run._record_process(self.attempt_id, group)
 
 
@@ -198,17 +198,17 @@ _current_attempt: Final = ContextVar[TaskContext | None]("replanning.current_att
 
 
 def current_attempt() -> TaskContext | None:
-    """Return the context of the attempt that this code is executed for; None outside of one.
+    """Return the context of the current attempt; None outside of one.
 
-    It is known in the work of a task and in the functions that it calls, also in threads that anyio
-    or asyncio start for them. Its `idempotency_key` lets a service recognise a repeated call.
+    The work of a task and the functions that it calls see it, also in threads that anyio or asyncio
+    start for them. Its `idempotency_key` lets a service recognise a repeated call.
     """
     return _current_attempt.get()
 
 
 @contextmanager
 def as_current_attempt(context: TaskContext | None) -> Iterator[None]:
-    """Make this the attempt of the code in the block, in a thread that executes it for another."""
+    """Make this the current attempt in the block, in a thread that executes it for another."""
     # The threads of a pool execute many attempts in turn, so the earlier one comes back.
     before = _current_attempt.set(context)
     try:
@@ -220,10 +220,10 @@ def as_current_attempt(context: TaskContext | None) -> Iterator[None]:
 async def run_in_thread(
     work: Callable[[], ResultT], limiter: anyio.CapacityLimiter | None = None
 ) -> ResultT:
-    """Return what work returns in a thread, which is left when the attempt is cancelled.
+    """Run work in a thread and return its result; leave the thread when the attempt is cancelled.
 
-    No thread can be stopped. Until it ends, the attempt counts as at work: that it has had no
-    effect by then says nothing.
+    A thread cannot be stopped. Until it ends, the attempt counts as at work, because it may still
+    take effect.
 
     Args:
         work: is called in the thread.
@@ -232,7 +232,7 @@ async def run_in_thread(
     context = _current_attempt.get()
 
     def noted() -> ResultT:
-        if not isinstance(context, TaskContext):  # such as one in a worker of Temporal
+        if not isinstance(context, TaskContext):  # such as the context in a worker of Temporal
             return work()
         with context._at_work():
             return work()
@@ -249,15 +249,15 @@ class TypedWork(Protocol):
     """Work that knows the functions behind tools, and with them the types of their outputs."""
 
     async def return_types(self, tools: Iterable[ToolSpec]) -> Mapping[str, TypeAdapter[Any]]:
-        """Return the return annotations of tools by name, without those that say nothing."""
+        """Return the useful return annotations of tools, by name."""
 
 
 def validate_work(work: Callable[..., object], max_concurrency: int = 1) -> None:
-    """Refuse work that no worker could run, since every task would fail and be replanned.
+    """Refuse work that no worker can run; otherwise every task would fail and be replanned.
 
     Args:
-        work: an async function of a task and its context. A lambda, an object that can be called,
-            and a function that is annotated as returning an awaitable are taken on trust.
+        work: an async function of a task and its context. A lambda, a callable object and a
+            function annotated as returning an awaitable are not checked.
         max_concurrency: the number of workers.
 
     Raises:
@@ -288,33 +288,32 @@ class Attempt:
     An exception of the body is a failure and goes no further; KeyboardInterrupt, SystemExit and
     cancellation are recorded as an interruption and go on.
 
-    Where the attempt may not start (the run has ended, its journal takes nothing, or the task was
-    taken out of the plan meanwhile), the body is cancelled at its first checkpoint, and has no
-    `context` until then.
+    If the attempt may not start (the run has ended, its journal takes no records, or the task was
+    removed from the plan), the body has no `context` and is cancelled at its first checkpoint.
 
-    It has many attributes because it serves workers, loops of one's own and calls of sessions, and
-    holds what these state, what the body reports, and what was there before it.
+    It has many attributes because it serves workers, loops of the user and calls of sessions: it
+    holds their options, the report of the body, and the state to restore after it.
 
     Attributes:
         run: the run.
         task: the task.
-        claimed: the task in the live plan, if it was claimed just now.
+        claimed: the task in the live plan, if it was just claimed.
         started: the id of this attempt, once it was started.
-        passes: exceptions that are control flow rather than failures, and go on.
+        passes: exceptions that are control flow rather than failures; they propagate.
         must_store: whether an output that is too large for the journal is a failure; otherwise it
             is left out.
-        value_of: makes of the output what expectations are about; by default the output.
+        value_of: extracts the value that expectations check; by default the output itself.
         in_own_task: whether the body runs in a task of the library, so that a cancellation that the
             library did not cause is a failure.
-        scope: what is cancelled with the attempt.
+        scope: the cancel scope of the attempt.
         in_scope_of_worker: whether this is the scope of a worker, which executes one attempt after
             another in it, until one of them is cancelled.
         id: the id of this attempt.
         output: assigned by the body.
         cancelled: whether nothing that the body still reports is accepted.
-        asking: the second tool that is being asked to verify the output; empty if none is.
-        verified: whether the other tools that must say the same have done so.
-        error: what the body raised if it failed, or why its output is not as expected.
+        asking: the second tool that is verifying the output now; empty if none is.
+        verified: whether the other tools that must agree have done so.
+        error: the exception of a body that failed, or the unexpected output.
     """
 
     run: ObservedRun
@@ -361,15 +360,15 @@ class Attempt:
         self.context.charge(calls=calls, tokens=tokens, money=money)
 
     async def verify(self, work: Work) -> None:
-        """Have the other tools that must say the same (`agrees_with`) verify the output.
+        """Have the other tools that must agree (`agrees_with`) verify the output.
 
         They are called with the same arguments within this attempt: its deadline holds for all
         calls, and a cancellation ends them. The journal has one attempt, because the calls only
-        read: a resumed run loses nothing if it makes them again. None is repeated here; the
-        retries of the task repeat all of them.
+        read: a resumed run loses nothing if it makes them again. This method repeats none of them;
+        the retries of the task repeat all.
 
         Args:
-            work: executes the tools, as it has executed that of the task.
+            work: executes the tools, as it executed the tool of the task.
 
         Raises:
             UnexpectedOutput: the outputs differ.
@@ -381,7 +380,7 @@ class Attempt:
             return  # what was asked is whether the task was done
         agreements = attempts.outputs.agreements(entry, self.output)
         if agreements:
-            # What is wrong in another way needs no second opinion; the report says so.
+            # An output that is wrong anyway needs no second opinion; the report says why.
             checked = self.context.checked
             if attempts.outputs.unexpected(
                 entry, self.output, self.value_of, verified=True, checked=checked
@@ -401,7 +400,7 @@ class Attempt:
         self.verified = True
 
     async def _ask(self, name: str, work: Work) -> object:
-        """Return the output of another tool for the arguments of the task.
+        """Call another tool with the arguments of the task, and return its output.
 
         Raises:
             UnverifiedOutput: there is none.
@@ -411,9 +410,9 @@ class Attempt:
         problem = confirmation_problem(name, self.task.tool, live.tools)
         if problem:
             raise UnverifiedOutput(f"it cannot be verified: {problem}", self.output)
-        # Of its own, because the work may have changed those that it was given.
+        # A copy, because the work may have changed its own arguments.
         arguments = copy_json(live.sent_arguments(live.entry(self.task.id)))
-        # What the task expects was held against its own tool.
+        # The expectations of the task were checked with its own tool.
         update = {"tool": name, "arguments": arguments, "expect": None}
         task = self.task.model_copy(update=update)
         context = TaskContext(self.run, task, self.id)
@@ -443,7 +442,7 @@ class Attempt:
         return other
 
     def cancel(self) -> None:
-        """Stop the body; nothing that it still reports is accepted."""
+        """Stop the body; later reports of it are ignored."""
         # Set first: the body may report its end before the loop has cancelled its scope.
         self.cancelled = True
         self.run._lifecycle.loop.call(self.scope.cancel)
@@ -480,11 +479,11 @@ class Attempt:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        """Report how the body has ended, and return whether its exception goes no further.
+        """Report how the body ended, and return whether its exception is swallowed.
 
-        The cases, in order: nothing that it reports is accepted any more; it has returned; it
-        raised control flow of a framework, which goes on; it has failed, also by a cancellation
-        that the library did not cause; it was cancelled, or the program ends.
+        The cases, in order: its reports are no longer accepted; it returned; it raised control flow
+        of a framework, which propagates; it failed, also by a cancellation that the library did not
+        cause; it was cancelled, or the program ends.
         """
         life = self.run._lifecycle
         if self._token is not None:
@@ -496,7 +495,7 @@ class Attempt:
             try:
                 swallowed = bool(self.scope.__exit__(kind, error, trace))
             except Exception as rest:  # noqa: BLE001 - of whatever the body raised
-                # The scope has taken its cancellation out of a group, and this is what remains.
+                # The scope has removed its cancellation from a group; this is the rest.
                 error = rest
         if self.cancelled:
             life.attempts.work_stopped(self.id)
@@ -532,6 +531,6 @@ class Attempt:
                 self.error = error
             return True
         if not self.cancelled:
-            # It is in doubt: what it has sent may arrive, and a thread that it left behind goes on.
+            # The call is in doubt: a request may still arrive, and a thread left behind goes on.
             life.attempts.interrupted(self.id, f"{type(error).__name__} in the worker")
         return False

@@ -1,4 +1,4 @@
-"""Dispatcher: hands ready tasks out to those who pull them, and lets the others wait."""
+"""Dispatcher: hands ready tasks out to pullers, and lets pullers without a task wait."""
 
 from __future__ import annotations
 
@@ -38,14 +38,13 @@ from replanning.plan.types import TaskId
 from replanning.run.event_loop import Timer
 
 CLAIMS_PER_TURN: Final = 256
-"""How often all pullers together look for a task before the event loop is given a turn.
+"""Number of looks for a task, of all pullers together, before the event loop gets a turn.
 
-Counted since the last turn that was given for this reason; turns that it gets otherwise do not
-reset the count.
+Counted since the last turn given for this reason; other turns do not reset the count.
 """
 
 _UNSTARTED_SECONDS: Final = 10.0
-"""Seconds after which a task that a loop has pulled, and passed over, should have been started."""
+"""Seconds within which a loop should start a task that it has pulled and passed over."""
 
 WAKING_RECORDS: Final = (
     AttemptSucceeded,
@@ -60,7 +59,7 @@ WAKING_RECORDS: Final = (
     RunPaused,
     RunEnded,
 )
-"""Kinds of record after which a lineage that somebody executes alone may go on, or be over."""
+"""Kinds of record that may let a reserved lineage go on, or end it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +70,7 @@ class Claim:
         entry: the task in the plan.
         number: the number of the claim; 0 where the task was not claimed.
         task: the task with its arguments filled in, once it was prepared.
-        shared: whether the puller went on without starting the task, so that others may.
+        shared: whether the puller moved on without starting the task, so that others may start it.
     """
 
     entry: TaskEntry
@@ -81,17 +80,17 @@ class Claim:
 
     @property
     def is_open(self) -> bool:
-        """Whether the task was neither started nor returned since."""
+        """Whether the task has been neither started nor returned since."""
         return self.number != 0 and self.entry.claim == self.number
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Puller:
-    """Somebody who pulls tasks and may leave them to others.
+    """A puller of tasks, which may leave some of them to others.
 
     Attributes:
-        claims: the tasks that it got.
-        left_by_others: the tasks that other pullers claimed and did not start.
+        claims: the tasks handed to it.
+        left_by_others: tasks that other pullers claimed but did not start.
     """
 
     claims: deque[Claim] = field(default_factory=deque)
@@ -99,11 +98,11 @@ class Puller:
 
 
 Idle = Literal["over", "again", "wait"]
-"""What a puller without a task does: the run or its lineage is over, it looks again, or waits."""
+"""Next step of a puller without a task: the run or lineage is over, look again, or wait."""
 
 
 class TaskSource(Protocol):
-    """The run, as its dispatcher needs it."""
+    """The part of a run that its dispatcher uses."""
 
     def can_hand_out(self) -> bool:
         """Return whether tasks may begin now."""
@@ -112,7 +111,7 @@ class TaskSource(Protocol):
         """Fill in the arguments of a claimed task; return False if it will not run."""
 
     def when_idle(self, root: TaskEntry | None) -> Idle:
-        """Do what is to be done when nothing can be handed out, and say what the puller does."""
+        """React to an empty queue, and return the next step of the puller."""
 
     def record_error(self, where: str, error: BaseException | str) -> None:
         """Record an error that was contained, and warn of it."""
@@ -122,17 +121,16 @@ class TaskSource(Protocol):
 class Dispatcher:
     """Hands ready tasks out.
 
-    Its state is who waits: `_waiters`, in the order in which they came, for any task;
-    `_lineage_waiters`, one for each lineage that somebody executes alone; `over`, for the end; and
-    which tasks pullers have claimed without starting them (`pullers`). Whoever changes what can run
-    wakes them; they look again, and nothing is handed over while waking, so a wake-up too many does
-    no harm.
+    Its state is the waiters: `_waiters`, first come first served, for any task; `_lineage_waiters`,
+    one for each reserved lineage; `over`, for the end; and `pullers`, the tasks that were claimed
+    and not started. A change that lets tasks run wakes waiters, and they look again. Waking hands
+    nothing over, so an extra wake-up does no harm.
 
     Args:
         live: the plan.
-        ledger: tells which tasks a trigger is about.
-        timer: calls back when a task that was pulled should have been started long ago.
-        run: prepares tasks, and knows when it is over.
+        ledger: knows the tasks of each trigger.
+        timer: calls back when a pulled task should have started long ago.
+        run: prepares tasks, and knows its end.
     """
 
     _live: LivePlan
@@ -150,7 +148,7 @@ class Dispatcher:
         return f"<Dispatcher waiting={len(self._waiters)} lineages={list(self._lineage_waiters)}>"
 
     def add_puller(self) -> Puller:
-        """Return a new puller, which may also get what others have left until now."""
+        """Return a new puller, which may also get the tasks that others have left so far."""
         puller = Puller()
         for other in self.pullers:
             for claim in other.claims:
@@ -160,13 +158,13 @@ class Dispatcher:
         return puller
 
     def share(self, puller: Puller, claim: Claim) -> None:
-        """Let others start a task that a puller has claimed and left."""
+        """Let other pullers start a task that one has claimed and left."""
         claim.shared = True
         for other in self.pullers:
             if other is not puller:
                 other.left_by_others.append(claim)
         self.wake()
-        # One task tells as much as all: a loop that starts none of them does not start this one.
+        # One task is enough to check: a loop that starts none of them does not start this one.
         if not self._expects_start:
             self._expects_start = True
             when = self._timer.clock.now() + _UNSTARTED_SECONDS
@@ -174,10 +172,10 @@ class Dispatcher:
             self._timer.call_at(when, check)
 
     def _check_started(self, entry: TaskEntry, attempts: int) -> None:
-        """Warn if a loop has pulled a task and gone on, and nobody has executed anything since.
+        """Warn if a loop pulled a task and moved on, and no task has been executed since.
 
-        Nothing else would tell: one such loop waits for ever, and several hand the task to one
-        another again and again.
+        Nothing else would reveal it: one such loop waits forever, and several pass the task around
+        endlessly.
         """
         is_started = entry.log.count != attempts or not entry.claim
         if is_started or self._live.counts[TaskState.RUNNING] or not self._run.can_hand_out():
@@ -188,7 +186,7 @@ class Dispatcher:
             for claim in puller.claims:
                 if claim.is_open:
                     names[repr(claim.entry.id)] = None
-        # Told once: what is expected stays so.
+        # Warned once: the remedy stays the same.
         self._run.record_error(
             "a loop over run.ready()",
             f"it has pulled {join_names(sorted(names), 5)} and started none of them for"
@@ -199,11 +197,11 @@ class Dispatcher:
 
     @property
     def turn_is_due(self) -> bool:
-        """Whether so many tasks were handed out at once that the event loop needs a turn first."""
+        """Whether the event loop needs a turn before more tasks are handed out."""
         return self._claims_this_turn >= CLAIMS_PER_TURN
 
     def ask_for_turn(self) -> None:
-        """Have the event loop given a turn before another task is handed out; from any thread."""
+        """Give the event loop a turn before another task is handed out; call it from any thread."""
         self._claims_this_turn = CLAIMS_PER_TURN
 
     def count_claim(self) -> None:
@@ -224,13 +222,12 @@ class Dispatcher:
         puller waits until it is woken and looks again.
 
         Args:
-            puller: who pulls, where it may leave tasks to others and get theirs.
-            root: the root of a reserved lineage, of which alone a task is wanted; then there is no
-                `puller`.
-            copied: whether the one who gets the task may change its objects and arrays.
+            puller: the puller, if it may leave tasks to others and take over theirs.
+            root: the root of a reserved lineage, to get only its tasks; then there is no `puller`.
+            copied: whether the caller may change the objects and arrays of the task.
 
         Returns:
-            None when the run has ended, or nothing of the lineage is left to be executed.
+            None when the run has ended, or the lineage has no task left.
         """
         queue = None
         if root is not None:
@@ -278,7 +275,7 @@ class Dispatcher:
             raise
 
     def _claim(self, queue: ReadyQueue | None, *, copied: bool) -> Claim | None:
-        """Claim the next task that turns out to run: its condition holds, its arguments exist."""
+        """Claim the next task that will run: its condition holds, its arguments exist."""
         while (entry := self._live.scheduler.claim_next(queue)) is not None:
             # Before the task is prepared, which may fail it and end the claim.
             claim = Claim(entry, entry.claim, entry.task)
@@ -290,7 +287,7 @@ class Dispatcher:
         return None
 
     async def _take_over(self, puller: Puller, *, copied: bool) -> Claim | None:
-        """Take over a task that another puller has left, unless a ready one turns up."""
+        """Take over a task that another puller has left, unless a ready one appears."""
         count = len(puller.left_by_others)
         # Tasks that the others have started may be about to begin their attempts.
         for _ in range(2):
@@ -303,7 +300,7 @@ class Dispatcher:
             count -= 1
             if not left.is_open:
                 continue
-            # A claim of its own: the arguments are filled in anew, from the context as it is now.
+            # A new claim: the arguments are filled in again, from the context as it is now.
             entry = left.entry
             claim = Claim(entry, self._live.scheduler.renew_claim(entry), entry.task)
             if self._run.prepare_claim(claim, copied=copied):
@@ -314,7 +311,7 @@ class Dispatcher:
 
     def wake(self) -> None:
         """Wake as many waiting pullers as there are ready tasks."""
-        # Resources that were given back may be what a lineage waits for.
+        # A lineage may wait for the resources that were given back.
         if self._lineage_waiters and self._live.scheduler.pool.limited:
             self.wake_lineages()
         if not self._waiters:
@@ -325,29 +322,29 @@ class Dispatcher:
             self._waiters.popleft().set()
 
     def end(self) -> None:
-        """Wake everybody, because the run is over."""
+        """Wake all waiters, because the run is over."""
         self.over.set()
         self.wake_lineages()
         while self._waiters:
             self._waiters.popleft().set()
 
     def wake_lineages(self) -> None:
-        """Wake everybody who executes a lineage alone."""
+        """Wake all callers that execute a reserved lineage."""
         for root in list(self._lineage_waiters):
             self.wake_lineage(root)
 
     def wake_lineage(self, root: TaskId) -> None:
-        """Wake the one who executes a lineage alone, if it waits."""
+        """Wake the caller that executes a reserved lineage, if it waits."""
         event = self._lineage_waiters.pop(root, None)
         if event is not None:
             event.set()
 
     def leave_lineage(self, root: TaskId) -> None:
-        """Forget the one who has executed a lineage alone."""
+        """Forget the caller that executed a reserved lineage."""
         self._lineage_waiters.pop(root, None)
 
     def on_record(self, record: Record) -> None:
-        """Wake those who execute the lineages that a record is about."""
+        """Wake the callers that execute the lineages of a record."""
         if not self._lineage_waiters:
             return
         if isinstance(record.body, RunPaused | RunEnded):
@@ -367,7 +364,7 @@ class Dispatcher:
                 stack.extend(entry.dependent_ids())
 
     def _concerned(self, record: Record) -> Iterable[TaskId]:
-        """Return the tasks that a record is about."""
+        """Return the tasks of a record."""
         body = record.body
         if isinstance(body, QuestionAsked):
             return body.holds
@@ -383,7 +380,7 @@ class Dispatcher:
         return (body.task,)  # type: ignore[union-attr]  # the other kinds are about one task
 
     def requeue(self, claims: Iterable[Claim]) -> None:
-        """Return tasks that were handed out and not started."""
+        """Put tasks back that were handed out and not started."""
         for claim in claims:
             self._live.scheduler.return_claim(claim.entry, claim.number)
         self.wake()

@@ -1,4 +1,4 @@
-"""The event loop: isolated plugins, turns for others, calls from threads, and one timer."""
+"""Event loop: isolated plugins, turns for other tasks, calls from threads, and one timer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ArgumentsT = TypeVarTuple("ArgumentsT")
 
 
 class CancelledWithin(Exception):
-    """Users' code was cut off by a cancellation from within: of something that it waited for."""
+    """Users' code was cancelled from within: something that it awaited was cancelled."""
 
     MESSAGE: ClassVar[str] = "something that it waited for was cancelled"
 
@@ -38,16 +38,16 @@ class CancelledWithin(Exception):
 async def isolate(
     function: Callable[[*ArgumentsT], Awaitable[ResultT]], *args: *ArgumentsT
 ) -> ResultT:
-    """Call users' code and await it, in a task that only the library cancels.
+    """Call and await users' code, in a task that only the library cancels.
 
     Raises:
-        CancelledWithin: it raised a cancellation although this task is not being cancelled. Let
-            through, that would end everything beside it as well.
+        CancelledWithin: it raised a cancellation although this task is not being cancelled.
+            Propagated, that would end its neighbours as well.
     """
     try:
         return await function(*args)
     except anyio.get_cancelled_exc_class() as error:
-        # A cancellation of ours must go on, or the scope that asked for it would wait for ever.
+        # Our own cancellation must propagate, or the scope that asked for it would wait forever.
         if is_cancelled():
             raise
         raise CancelledWithin(CancelledWithin.MESSAGE) from error
@@ -80,7 +80,7 @@ _detached: Final[set[asyncio.Task[None]]] = set()
 
 
 def start_detached(function: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-    """Start a coroutine function in a task of the running event loop that no task group owns.
+    """Start a coroutine function in a detached task of the running event loop.
 
     It must contain its errors. Return False if no event loop runs in this thread.
     """
@@ -110,7 +110,7 @@ def describe_error(error: BaseException) -> str:
 
 @dataclass(repr=False, eq=False)
 class LoopThread:
-    """The thread of the event loop that runs now, to which other threads hand their calls.
+    """The thread of the running event loop; other threads hand calls to it.
 
     Attributes:
         closed: true once no more calls are taken from other threads.
@@ -131,7 +131,7 @@ class LoopThread:
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> ResultT:
-        """Call a function in this thread, and wait for its result in the thread that calls.
+        """Call a function in this thread, and wait for its result in the calling thread.
 
         Raises:
             NotRunning: this is another thread, and the loop takes no more calls; the function was
@@ -156,7 +156,7 @@ class LoopThread:
 
     @property
     def native(self) -> object:
-        """The event loop itself, which several runs may share."""
+        """The event loop itself; several runs may share it."""
         return self._token.native_token
 
     @property
@@ -167,7 +167,7 @@ class LoopThread:
         return is_closed is not None and is_closed()
 
     def call_soon(self, function: Callable[[], object]) -> None:
-        """Have a function called in this thread by another one, which does not wait for it."""
+        """Schedule a function in this thread, from another thread, without waiting."""
         # On trio, this is a token of the loop; its method has another name.
         native: Any = self.native
         schedule = getattr(native, "run_sync_soon", None)
@@ -179,7 +179,7 @@ class LoopThread:
     def runs_here(self) -> bool:
         """Return whether the loop runs in this thread now.
 
-        Some loops are run by several threads in turn.
+        Several threads may run a loop in turn.
         """
         try:
             return anyio.lowlevel.current_token() == self._token
@@ -196,7 +196,7 @@ class LoopThread:
     async def close(self) -> None:
         """Take no more calls from other threads.
 
-        Those that wait are executed before this returns, and the loop can end.
+        Waiting calls are executed before this returns.
         """
         with self._lock:
             self.closed = True
@@ -206,7 +206,7 @@ class LoopThread:
                 await anyio.lowlevel.checkpoint()
 
     def post(self, function: Callable[[], object]) -> None:
-        """Have a function called in this thread, without waiting, as a finalizer has to."""
+        """Schedule a function in this thread without waiting, as a finalizer must."""
         if get_ident() == self._thread or self.closed or self.runs_here():
             function()
         else:
@@ -214,12 +214,12 @@ class LoopThread:
 
 
 async def yielding(work: Iterator[None], clock: Clock) -> None:
-    """Do work that pauses now and then, with a turn for the event loop at each pause.
+    """Do work in portions, with a turn for the event loop after each of them.
 
     Args:
-        work: yields at each pause.
-        clock: one whose event loop gives others no turn until all of its tasks wait has a
-            `checkpoint` of its own.
+        work: yields after each portion.
+        clock: may supply its own `checkpoint`, for event loops that yield only when every task is
+            blocked.
     """
     checkpoint: Callable[[], Awaitable[None]] = getattr(
         clock, "checkpoint", anyio.lowlevel.checkpoint
@@ -229,15 +229,15 @@ async def yielding(work: Iterator[None], clock: Clock) -> None:
 
 
 _MANY_OBJECTS: Final = 10_000
-"""New objects beyond which a collection would stop the event loop noticeably."""
+"""Number of new objects whose collection would stop the event loop noticeably."""
 
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
     """Pause garbage collection while long-lived objects are made; then they count as old.
 
-    The objects of a large plan or a long journal stay alive. To go through them again and again
-    takes as long as making them, and to go through all of them at once would stop the event loop.
+    The objects of a large plan or a long journal stay alive. Collecting repeatedly takes as long as
+    making them, and one full collection would stop the event loop.
     """
     if not gc.isenabled():
         yield
@@ -246,8 +246,8 @@ def gc_paused() -> Iterator[None]:
     try:
         yield
     finally:
-        # Unfrozen objects are the oldest ones. What the program itself has frozen must stay so; to
-        # count that takes milliseconds, which a small plan would not get back.
+        # Unfreezing puts objects into the oldest generation. Objects that the program has frozen
+        # must stay frozen; counting them takes milliseconds, too long for a small plan.
         if gc.get_count()[0] > _MANY_OBJECTS and not gc.get_freeze_count():
             gc.freeze()
             gc.unfreeze()
@@ -255,7 +255,7 @@ def gc_paused() -> Iterator[None]:
 
 
 _LAZY_CANCEL_SECONDS: Final = 60.0
-"""Seconds for which the timer may sleep on for an alarm that was cancelled."""
+"""Seconds that the timer may go on sleeping for a cancelled alarm."""
 
 
 @dataclass(slots=True, eq=False)
@@ -279,7 +279,7 @@ class Timer:
         on_deadline: called with the time when that deadline is due.
 
     Attributes:
-        next_wakeup: the time of the next wake-up; only deadlines before it need `notify_deadline`.
+        next_wakeup: time of the next wake-up; only earlier deadlines need `notify_deadline`.
     """
 
     def __init__(
@@ -318,7 +318,7 @@ class Timer:
         if self._changed is not None:
             self._changed.set()
             self._changed = None
-        # Only an earlier deadline is worth waking up for: the others are found on the way.
+        # Only an earlier deadline is worth a wake-up; the others are found anyway.
         elif when < self.next_wakeup and self._scope is not None:
             self._scope.cancel()
         self.next_wakeup = min(when, self.next_wakeup)
@@ -328,9 +328,8 @@ class Timer:
         while True:
             when = self._next_due()
             if when is None and 0 < self.next_wakeup - self.clock.now() <= _LAZY_CANCEL_SECONDS:
-                when = (
-                    self.next_wakeup
-                )  # it was cancelled; waking up in vain is less work than being woken for each
+                # It was cancelled; an idle wake-up is cheaper than a notification for each.
+                when = self.next_wakeup
             if when is None:
                 self.next_wakeup = math.inf
                 self._changed = changed = anyio.Event()

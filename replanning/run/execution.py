@@ -1,4 +1,4 @@
-"""Execution of tasks: by workers, which pull any task, and of one lineage for its caller."""
+"""Execution of tasks: by workers, which pull any task, and by callers, for one lineage each."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Worker:
 
 
 class LineageExecution:
-    """Attempts at the tasks of one lineage, which whoever calls `PlanRun.perform` executes.
+    """Attempts at the tasks of one lineage, executed by the caller of `PlanRun.perform`.
 
     They are reserved for it.
 
@@ -87,9 +87,9 @@ class LineageExecution:
     Attributes:
         root: the first task of the lineage.
         outputs: the outputs of tasks that succeeded.
-        error: what the tool of the first task raised last, if it failed, or an `UnexpectedOutput`.
-        last: the same of the last attempt.
-        refusal: what a tool that stood in said last, if it said itself that it failed.
+        error: the last exception of the tool of the first task, or an `UnexpectedOutput`.
+        last: the exception of the last attempt, or an `UnexpectedOutput`.
+        refusal: the last failure that a substitute tool reported itself.
 
     Raises:
         UnknownTask: there never was such a task.
@@ -117,21 +117,21 @@ class LineageExecution:
     async def perform(
         self, work: Work, *, started: AttemptId | None = None, copied: bool = True
     ) -> object:
-        """Execute what is left of the lineage, see `PlanRun.perform`.
+        """Execute the remaining tasks of the lineage, see `PlanRun.perform`.
 
         Args:
             work: executes a task.
-            started: an attempt at the first task that was started, and is executed first.
+            started: an attempt at the first task that has started already; it is executed first.
             copied: whether the work may change the objects and arrays of its task.
 
         Raises:
-            NotRunning: somebody else performs the lineage.
+            NotRunning: another caller performs the lineage.
         """
         life = self._lifecycle
         root = self.root
         life.reserve(root)
         try:
-            # A call that had nothing to wait for was started as it was added, and never queued.
+            # A call with nothing to wait for was started when it was added, and never queued.
             if started is not None:
                 await self._attempt(root, root.task, work, started)
             while not root.satisfied:
@@ -141,7 +141,7 @@ class LineageExecution:
                 await self._attempt(claim.entry, claim.task, work, None)
             if root.satisfied:
                 return self._output()
-            # Before the other reasons: what failed may still be run after the answer.
+            # Before the other reasons: a failed task may still run after the answer.
             if questions := life.questions_about(root):
                 asked = join_names(questions, 5)
                 text = f"a person must answer {asked} before task {self._asked!r} can go on; perform it again after that"
@@ -163,16 +163,16 @@ class LineageExecution:
                 )
             raise self._own_error()
         finally:
-            # Whatever happened, what is left of the lineage must not be locked away from workers.
+            # In any case, workers must be able to get the remaining tasks of the lineage.
             life.unreserve(root)
 
     def _own_error(self) -> Exception:
-        """Return the error of a call that goes no further: its own tool's, or else the reasons.
+        """Return the error of a call without alternatives: of its own tool, or else the reasons.
 
-        Where its own tool has raised something, or has answered nonsense, and another tool says
-        itself that it cannot be done, that is the answer.
+        If its own tool raised or answered nonsense, and another tool reports itself that it cannot
+        be done, that report is the answer.
 
-        If the call may have had its effect, the error says so and how to declare that it may be
+        If the call may have taken effect, the error says so, and how to declare that it may be
         repeated.
         """
         life = self._lifecycle
@@ -200,10 +200,10 @@ class LineageExecution:
         return failed
 
     def _doubt(self) -> str:
-        """Return which calls may have had their effect, and what helps; empty if none may.
+        """Return the calls that may have taken effect, and a remedy; empty if none may.
 
-        Of a call that a confirmation was asked about, it says why there was no answer. Calls whose
-        repetition is harmless are left out.
+        For a call with a confirmation, it says why there was no answer. Calls that are harmless to
+        repeat are left out.
         """
         life = self._lifecycle
         doubtful: dict[TaskId, str] = {}
@@ -230,7 +230,7 @@ class LineageExecution:
         """Return the output of a lineage as the work returned it, or else the recorded output."""
         root = self.root
         outputs = self.outputs
-        # The object that the work returned: the recorded output is its JSON, without its class.
+        # The object that the work returned: the recorded output is only its JSON.
         leaf = root
         while leaf.state is TaskState.REPLACED_BY_REPLAN and len(leaf.replacement.sinks) == 1:
             leaf = leaf.replacement.sinks[0]
@@ -241,7 +241,7 @@ class LineageExecution:
         try:
             return copy_containers(self._lifecycle.live.results.output_of(root.id))
         except NoResult as error:
-            # That a resume runs tasks again is no advice here: what was done is not called again.
+            # Advice to resume would not help here: finished calls are not repeated.
             reason = leaf.output.unstored or str(error)
             raise CallFailed(
                 f"task {root.id!r} was done before, and its output was not kept: {reason}"
@@ -250,15 +250,15 @@ class LineageExecution:
     async def _attempt(
         self, entry: TaskEntry, task: Task, work: Work, started: AttemptId | None
     ) -> None:
-        """Execute a task that was claimed, or an attempt at it that was started.
+        """Execute a claimed task, or an attempt at it that has started.
 
         Raises:
-            BaseException: the work was interrupted, or raised one of the exceptions that pass.
+            BaseException: the work was interrupted, or raised one of the exceptions in `passes`.
         """
         is_own_tool = task.tool == self.root.task.tool
         doubt = entry.log.doubt
         self.last = None
-        # What another tool raised would mislead the caller, who knows only its own tool.
+        # The exception of another tool would mislead the caller, who knows only its own tool.
         if is_own_tool:
             self.error = None
         attempt = Attempt(
@@ -277,7 +277,7 @@ class LineageExecution:
                     self.outputs[task.id] = attempt.output
                     await attempt.verify(work)
         if doubt is not None and entry.state is TaskState.DONE:
-            # What the call has answered itself was not as expected.
+            # The call's own answer was not as expected.
             self.outputs.pop(task.id, None)
             if doubt.confirm.output == WHOLE_OUTPUT:
                 self.outputs[task.id] = attempt.output
@@ -289,5 +289,5 @@ class LineageExecution:
 
 
 def _is_refusal(error: Exception | None) -> bool:
-    """Return whether a tool has answered, and said that it failed."""
+    """Return whether a tool has answered with a failure."""
     return isinstance(error, UnexpectedOutput) and error.refused

@@ -1,4 +1,4 @@
-"""Journal of an open run: stores records before they take effect, keeps them in an outage."""
+"""Journal of an open run: stores records before they take effect, buffers them in an outage."""
 
 from __future__ import annotations
 
@@ -40,40 +40,39 @@ Subscriber = Callable[[Record], None]
 
 
 class RunJournal:
-    """Journal of one open run, which owns the order of its records.
+    """Journal of one open run; it owns the order of the records.
 
     Its state is one of four. *Open*: a record is stored, then takes effect, in one step.
-    *Failing*: the store has refused a record; nothing new begins, what has happened all the same is
+    *Failing*: the store has refused a record; nothing new begins, events that happen anyway are
     kept in order, and the store is tried again. *Given up*: patience is over, and the run ends as
-    paused in this process; only when it is left is the store tried once more. Or the store no
-    longer has the run, which then ends as failed; what was kept takes effect without the store when
-    the run is left, so that its result has all that is known. *Closed*: another process owns the
-    run, or it ended earlier; nothing is written any more. With `on_failure` set to
-    `continue_unjournaled`, a store that fails is left instead, because a journal with a gap cannot
-    be replayed.
+    paused in this process; the store is tried once more when the run is left. Or the store no
+    longer has the run, which then ends as failed; the kept events take effect without the store
+    when the run is left, so that the result is complete. *Closed*: another process owns the run, or
+    it ended earlier; nothing more is written. With `on_failure` set to `continue_unjournaled`, the
+    run abandons a failing store instead, because a journal with a gap cannot be replayed.
 
-    It has many attributes because it stands between five parts that know nothing of each other: the
-    store, its clock and timer, the redactor, the plan that records change, and who reads along.
+    It has many attributes because it connects five parts that do not know each other: the store,
+    the clock and timer, the redactor, the plan that records change, and the readers.
 
     Args:
         store: where records go before they take effect.
         lease: the right to write the journal of the run there.
-        last: the last record so far; no record is stamped earlier, even if the clock of another
+        last: the last record so far; no record gets an earlier time, even if the clock of another
             machine was ahead.
         live: the plan, in which records take effect.
-        ledger: the memory of replanning, likewise.
-        timer: has the time, and calls back when the store is to be tried again.
+        ledger: the memory of replanning, in which records take effect as well.
+        timer: has the clock, and calls back to try the store again.
         patience: seconds for which a failing store is tried again.
         on_failure: what to do while the store fails.
-        redactor: masks secrets in records, where they leave the run.
+        redactor: masks secrets in records that leave the run.
         on_recovered: called when a failing store works again and has all records.
-        on_given_up: called with the status and the reason when nothing more will be written: the
+        on_given_up: called with the status and the reason when the journal closes for good: the
             store failed for too long or no longer has the run, or another process has taken it
             over.
 
     Attributes:
         seq: the number of the last record.
-        unjournaled: whether the store has failed or lost the run, so that nothing is stored there.
+        unjournaled: whether the store has failed or lost the run, so that nothing more is stored.
         state: see above.
     """
 
@@ -118,16 +117,16 @@ class RunJournal:
             f"<RunJournal of {self.lease.run!r} {self.state} seq={self.seq} kept={len(self._kept)}>"
         )
 
-    # Whoever wants to know of records
+    # Subscribers
 
     def subscribe(self, function: Subscriber, kinds: Sequence[type[RecordBody]] = ()) -> None:
         """Call a function with records, in their order.
 
         Args:
             function: called with each record.
-            kinds: the kinds to react to: the function gets them as they took effect, and may append
-                what follows from them. Without any, the function is a reader: it gets every record
-                masked, before anybody reacts to it.
+            kinds: the kinds to react to: the function gets the unmasked records, and may append
+                further ones. Without any, the function is a reader: it gets every record masked,
+                before any reaction.
         """
         if not kinds:
             self._readers.append(function)
@@ -135,7 +134,7 @@ class RunJournal:
             self._reactions.setdefault(kind, []).append(function)
 
     def unsubscribe(self, function: Subscriber) -> None:
-        """Call a function no more."""
+        """Stop calling a function."""
         for functions in (self._readers, *self._reactions.values()):
             if function in functions:
                 functions.remove(function)
@@ -151,21 +150,21 @@ class RunJournal:
     ) -> Record:
         """Store a record and let it take effect, in one step.
 
-        The plan and the reactions get true values. The store and the readers get the masked record,
-        and the store is first: nobody sees an effect that is not in the journal.
+        The plan and the reactions get the true values, the store and the readers the masked record.
+        The store comes first, so no effect is visible that is not in the journal.
 
         Args:
             body: the record.
-            draft: for a revision, its changes as they were staged.
-            stored: its masked form, where masking its texts would not give it.
+            draft: for a revision, its staged changes.
+            stored: its masked form, if masking its texts is not enough.
 
         Raises:
             LeaseLost: another process has taken the run over.
-            RecordNotSerializable: it holds a value that no journal can hold; nothing has changed.
+            RecordNotSerializable: it has a value that no journal can store; nothing has changed.
             StoreError: it could not be stored; nothing has changed.
         """
         if self.state != "open":
-            raise StoreError("the store is failing; nothing new is begun until it works again")
+            raise StoreError("the store is failing; nothing new starts until it works again")
         if stored is None:
             stored = body
             if body.texts:
@@ -180,7 +179,7 @@ class RunJournal:
             try:
                 self.store.append(self.lease, masked)
             except RecordNotSerializable:
-                raise  # the store works, and trying again would not help
+                raise  # the store works, and a second try would not help
             except LeaseLost as error:
                 self.lose(error)
                 if self.state != "open":
@@ -193,13 +192,13 @@ class RunJournal:
                         raise
                     raise StoreError(f"the store failed: {describe_error(error)}") from error
                 self.unjournaled = True
-            # Patience begins anew with every record that the store has taken.
+            # Patience starts again with every record that the store takes.
             self._failing_seconds = 0.0
         self.seq = record.seq
         self._last_at = at
         self._live.fold(record, draft)
         self._ledger.fold(record)
-        # Readers first: a reaction appends further records, and they hear of those in order.
+        # Readers first: reactions append further records, and readers must get them in order.
         for reader in self._readers:
             reader(masked)
         for react in self._reactions.get(type(body), ()):
@@ -207,10 +206,10 @@ class RunJournal:
         return record
 
     def append_soon(self, body: RecordBody, stored: RecordBody | None = None) -> None:
-        """Append an event that has happened; while the store fails it is kept and appended later.
+        """Append an event that has happened; while the store fails, keep it for later.
 
         Raises:
-            RecordNotSerializable: without the values that no store can keep, nothing would be left.
+            RecordNotSerializable: nothing is left of it without the values that no store can keep.
         """
         if self.state != "open":
             self._kept.append((body, stored))
@@ -226,7 +225,7 @@ class RunJournal:
             self._kept.append((body, stored))
 
     def append_rest(self, body: RecordBody, stored: RecordBody | None = None) -> None:
-        """Append a record that must not be lost, or as much of it as a store can keep.
+        """Append a record that must not be lost; leave out values that no store can keep.
 
         Raises:
             StoreError: it could not be stored; nothing has changed.
@@ -251,11 +250,11 @@ class RunJournal:
         return self.state == "open"
 
     def confirm(self) -> None:
-        """Note that the store has the run, and therefore all records so far."""
+        """Note that the store has the run, and so all records up to now."""
         self._confirmed_seq = self.seq
 
     def lose(self, error: LeaseLost) -> None:
-        """Write nothing more: another process owns the run now, or the store no longer has it."""
+        """Stop writing: another process owns the run now, or the store no longer has it."""
         if not error.run_is_gone:
             self.close()
             self._on_given_up("paused", f"another process has taken the run over: {error}")
@@ -283,7 +282,7 @@ class RunJournal:
         self.wake()
 
     def wake(self) -> None:
-        """Let those who wait for the store look again."""
+        """Wake the tasks that wait for the store."""
         if self._changed is not None:
             self._changed.set()
             self._changed = None
@@ -291,7 +290,7 @@ class RunJournal:
     def _schedule_store_retry(self, error: Exception) -> None:
         """Try the store again a little later, or give up when patience is over."""
         self.state = "failing"
-        # Our pauses alone are counted: a machine that sleeps for hours must not use up patience.
+        # Only our own pauses count: a machine that sleeps for hours must not use up patience.
         failing = self._failing_seconds
         left = self._patience - failing
         if left <= 0:
@@ -311,7 +310,7 @@ class RunJournal:
     def flush(self) -> bool:
         """Append the records that were kept, in order; return whether the store took all of them.
 
-        Where nothing was kept, the next record shows whether the store works.
+        If no records were kept, the next record shows whether the store works.
         """
         if self.state == "closed":
             return False
@@ -323,7 +322,7 @@ class RunJournal:
             try:
                 self.append_rest(body, stored)
             except StoreError:
-                # Records that followed from the written ones come before those that were not.
+                # Records that follow from the written ones come before the unwritten ones.
                 self._kept += waiting
                 return False
             waiting.pop(0)

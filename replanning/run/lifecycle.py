@@ -1,4 +1,4 @@
-"""Lifecycle of a run: tasks are handed out, revisions applied, and the run comes to its end."""
+"""Lifecycle of a run: hands out tasks, applies revisions, and ends the run."""
 
 from __future__ import annotations
 
@@ -93,19 +93,19 @@ from replanning.telemetry.tracer import RunTracer
 _MAX_NAMED_TASKS: Final = 5
 
 GIVEN_UP: Final = STUCK | {TaskState.CANCELLED}
-"""States of tasks that were given up, once no trigger and no question about them is open."""
+"""States of tasks that are given up, once no trigger or question about them is open."""
 
 
 class ResumeState(NamedTuple):
-    """The past of a resumed run, apart from what its live plan and ledger hold.
+    """The past of a resumed run that its live plan and ledger do not hold.
 
     Attributes:
-        last_cause: the last record that triggers can follow from; the old process may have died
-            before firing them.
+        last_cause: the last record that can cause triggers; the old process may have died before it
+            fired them.
         fired_triggers: the triggers that were fired after it.
         announced_resources: tools and resources whose availability is on record.
         stopped_at: the time of the last record.
-        interruption_reason: why the attempts that were running then do not run any more.
+        interruption_reason: why the attempts that ran then no longer run.
         directory: the folder in which its tools worked; empty if it is not known.
         settings: those of the old process, as its journal has them.
     """
@@ -128,9 +128,9 @@ class Opening:
         lease_ttl: seconds for which its lease holds unless it is renewed.
         directory: the folder in which its tools work; empty if it is not known.
         open_ended: whether it goes on when all tasks are done, because more are added.
-        record: the first record, in the process that has written it.
+        record: the first record, in the process that wrote it.
         past: the past of a resumed run.
-        inbox_problem: the last failure of the inbox, which is reported once.
+        inbox_problem: the last failure of the inbox; it is reported once.
     """
 
     started_at: float
@@ -149,8 +149,8 @@ class People:
     Attributes:
         can_ask: whether a person can be asked about a call: by a gate, from a durable store or by
             the framework.
-        is_asked: returns whether a question is put to somebody now.
-        work_asks: whether the work itself asks a person before it uses a tool that may do harm.
+        is_asked: returns whether a question is being asked now.
+        work_asks: whether the work itself asks a person before it uses a dangerous tool.
     """
 
     can_ask: bool = True
@@ -160,17 +160,16 @@ class People:
 
 @dataclass(repr=False, eq=False)
 class Busy:
-    """Registry of what keeps a run from its end although nothing runs.
+    """Registry of the reasons that keep an idle run from ending.
 
-    Reasons come in two forms: a block in which several records are written (`with busy("answer")`),
-    and a watch, which is asked whenever the end is looked for.
+    Reasons come in two forms: a block that writes several records (`with busy("answer")`), and a
+    watch, a function that is called whenever the run may end.
 
     Args:
-        on_free: called when the last block is left, to look for the end.
+        on_free: called when the last block is left, to check for the end.
 
     Attributes:
-        blocks: the reasons of the open blocks; nothing is decided about the end before they are
-            left.
+        blocks: the reasons of the open blocks; the run does not end before they are left.
     """
 
     _on_free: Callable[[], None]
@@ -182,11 +181,11 @@ class Busy:
 
     @contextmanager
     def __call__(self, reason: str, *, then_check: bool = True) -> Iterator[None]:
-        """Keep the run going in a block, of which the first record could look like the end.
+        """Keep the run open in a block whose first record could look like the end.
 
         Args:
             reason: what the block does.
-            then_check: whether the end is looked for when the block is left.
+            then_check: whether to check for the end when the block is left.
         """
         self.blocks.append(reason)
         try:
@@ -197,11 +196,11 @@ class Busy:
                 self._on_free()
 
     def watch(self, reason: str, is_busy: Callable[[], bool]) -> None:
-        """Ask a function whether the run is busy for this reason."""
+        """Register a function that returns whether the run is busy for this reason."""
         self._watches[reason] = is_busy
 
     def reasons(self) -> list[str]:
-        """Return what the run is busy with; empty if nothing."""
+        """Return the reasons why the run is busy; empty if it is not."""
         reasons = list(self.blocks)
         for reason, is_busy in self._watches.items():
             if is_busy():
@@ -210,18 +209,18 @@ class Busy:
 
 
 def _not_open(*args: object) -> None:
-    """Start nothing: the task group of the run is not open."""
+    """Do nothing: the task group of the run is not open."""
 
 
 @dataclass(slots=True, eq=False)
 class PluginTasks:
-    """Tasks of the run that execute code of plugins.
+    """Async tasks of the run that execute code of plugins.
 
     Attributes:
         start: starts a coroutine function in the task group of the run, once that is open.
-        names: the plugins whose code runs now.
-        on_close: awaited in turn while the run is being left, with a time limit.
-        on_leave: called when the run was left, in whatever way.
+        names: the plugins whose code is running.
+        on_close: awaited in turn while the run is left, with a time limit.
+        on_leave: called after the run was left, whatever the cause.
     """
 
     start: Callable[..., object] = _not_open
@@ -246,28 +245,28 @@ class PluginTasks:
             self.start(call)
 
     def begin(self, start: Callable[..., object]) -> None:
-        """Start what was given before the task group of the run was open, and what comes later."""
+        """Start the functions given so far in the task group of the run, and later ones at once."""
         self.start = start
         for call in self._early:
             start(call)
         self._early.clear()
 
     async def close(self) -> None:
-        """Let plugins finish, before the tasks of the run end."""
+        """Let plugins finish before the tasks of the run end."""
         for finish in self.on_close:
             await finish()
 
     def leave(self) -> None:
-        """Let go of plugins, also where they could not finish."""
+        """Release plugins, even those that could not finish."""
         for leave in self.on_leave:
             leave()
 
 
 class Lifecycle:
-    """Hands tasks out, applies revisions, and ends the run, for which it brings its parts together.
+    """Hands out tasks, applies revisions and ends the run; connects the parts of the run.
 
     Its own state is the end alone. It has many attributes because the parts of a run meet here:
-    its journal, its dispatcher, its attempts and so on, each of which has a state of its own.
+    journal, dispatcher, attempts and so on, each with its own state.
 
     Args:
         store: where records go before they take effect.
@@ -275,8 +274,8 @@ class Lifecycle:
         live: the plan of the run.
         ledger: its memory of replanning.
         records: its journal so far.
-        environment: time and chance.
-        settings: limits, and the handling of a failing store.
+        environment: clock and random numbers.
+        settings: limits, and the reaction to a failing store.
         redactor: masks secrets in everything that leaves the run.
         spans: traces the run.
         codec: turns outputs that are not JSON into JSON.
@@ -286,17 +285,17 @@ class Lifecycle:
     Attributes:
         journal: stores records and lets them take effect.
         dispatcher: hands out tasks.
-        outputs: takes the outputs of attempts.
-        failures: takes the failures of attempts.
+        outputs: processes the outputs of attempts.
+        failures: processes the failures of attempts.
         attempts: the attempts that run now.
         evaluation: evaluates the plan after every task.
-        loop: the thread in which all of this happens.
+        loop: the thread of the event loop.
         timer: calls back at points in time.
         end: the end of the run, once it has ended.
         clock: the clock of the run.
         opening: how the run was opened.
-        busy: what keeps the run from its end.
-        plugins: the tasks that execute code of plugins.
+        busy: the reasons that keep the run from ending.
+        plugins: the async tasks that execute code of plugins.
         people: whether people can be asked.
         triggers: fires triggers.
     """
@@ -389,7 +388,7 @@ class Lifecycle:
     def record_error(self, where: str, error: BaseException | str) -> None:
         """Record an error that was contained, and warn of it with its traceback.
 
-        Whoever wrote the plugin that failed must learn of it at once: from the log, and from
+        The author of the failed plugin must learn of it at once: from the log, and from
         `RunResult.problems`.
         """
         where = self.redactor.text(where)
@@ -412,22 +411,22 @@ class Lifecycle:
         takes_back: bool = False,
         leaves_effects: bool = False,
     ) -> int:
-        """Apply changes to the plan: all or none, as one revision.
+        """Apply changes to the plan as one revision: all or none.
 
         Args:
             changes: the changes.
             reason: why, for the record.
             by: who decided.
-            shown: the changes and the reason without secrets, if they were masked before.
+            shown: the changes and the reason without secrets, if they are already masked.
             expected_revision: the revision that the changes were made for, if that matters.
-            draft: the changes as they were staged when they were checked.
+            draft: the staged changes from the check.
             triggers: the triggers that they answer.
             replan: the replan that they belong to.
             chosen: the index of the candidate.
-            adopted: the corrected plan that they bring about.
-            takes_back: whether they take the whole run back.
-            leaves_effects: whether a person has agreed that effects of replaced tasks stay where no
-                task can take them back.
+            adopted: the corrected plan that they lead to.
+            takes_back: whether they undo the whole run.
+            leaves_effects: whether a person has agreed to keep effects of replaced tasks that no
+                task can undo.
 
         Returns:
             The number of the revision.
@@ -498,15 +497,15 @@ class Lifecycle:
         return parent + 1
 
     def retry_unstored(self) -> None:
-        """Run tasks of a resumed run again whose outputs it lacks.
+        """Run tasks again whose outputs a resumed run lacks.
 
-        Only tasks whose outputs unfinished tasks read, and where repeating does no harm.
+        Only tasks whose outputs unfinished tasks read, and that are harmless to repeat.
         """
         live = self.live
         readers = [e for e in live if e.state in WAITING or e.state in STUCK]
         again: dict[TaskId, None] = {}
         waits: list[ModifyTask] = []
-        for reader in readers:  # it grows: what runs again reads outputs as well
+        for reader in readers:  # it grows: tasks that run again read outputs as well
             missing: list[JsonValue] = []
             for entry in live.read_results(reader):
                 if entry.output.recoverable:
@@ -519,7 +518,7 @@ class Lifecycle:
                 if reader.id not in entry.dependent_ids():
                     missing.append(entry.id)
             if missing:
-                # It waited through tasks that are done, and would not wait for the second time.
+                # It waited for tasks that are done, and would not wait again.
                 needed: list[JsonValue] = [*reader.task.depends_on, *missing]
                 waits.append(ModifyTask(task_id=reader.id, fields={"depends_on": needed}))
         if not again:
@@ -531,12 +530,12 @@ class Lifecycle:
         try:
             self.revise(tuple(changes), reason, "resume")
         except StoreError:
-            return  # the readers say what they lack
+            return  # the readers report what they lack
         except ChangeRejected as error:
             self.record_error("the outputs that were not stored", error)
 
     def retry_with_secrets(self) -> None:
-        """Run tasks of a resumed run again that failed for want of a secret, which is given now."""
+        """Run tasks of a resumed run again that failed because they lacked a secret, given now."""
         again: list[TaskId] = []
         for task_id in self.live.stuck:
             entry = self.live.entry(task_id)
@@ -576,10 +575,11 @@ class Lifecycle:
         self.enforce_wall_clock()
 
     def _on_store_given_up(self, status: RunStatus, reason: str) -> None:
-        """End in this process alone, as the store takes no record of it.
+        """End in this process only, because the store takes no record of it.
 
-        Lease lost: cancel our attempts, because the new owner runs them again. Patience over, or
-        the run gone from the store: let them finish; `close` deals with their results.
+        If the lease is lost, cancel the attempts, because the new owner runs them again. If
+        patience is over, or the store no longer has the run, let them finish; `close` handles their
+        results.
         """
         if self.end is not None:
             return
@@ -596,12 +596,13 @@ class Lifecycle:
     def prepare_claim(self, claim: Claim, *, copied: bool) -> bool:
         """Fill in the arguments of a claimed task; return False if it will not run.
 
-        It will not if its condition does not hold, if it would use a masked part, if its arguments
-        refer to nothing or make it dangerous, or while the store fails; the claim is over then.
+        It will not if its condition is false, if it would use a masked value, if a reference in its
+        arguments has no value, if they make it dangerous, or while the store fails; the claim then
+        ends.
 
         Args:
-            claim: the task as it was claimed, which gets the arguments.
-            copied: whether its work gets arguments of its own, which it may change.
+            claim: the claimed task; it gets the arguments.
+            copied: whether its work gets its own copy of the arguments, which it may change.
         """
         entry = claim.entry
         if entry.log.doubt is not None:
@@ -610,13 +611,13 @@ class Lifecycle:
         arguments = task.arguments
         refers = bool(arguments) and has_references(arguments)
         try:
-            # A resumed run can lack secrets, and so can one whose secrets stay in other processes.
+            # A resumed run can lack secrets, and so can one whose secrets are in other processes.
             if self.live.masked:
                 lost = self.live.masked.problem_of(task, entry.lineage())
                 if lost:
                     self._fail_unstarted(entry, lost, kind="secret")
                     return False
-            # A revision may have changed what the condition refers to.
+            # A revision may have changed values that the condition refers to.
             is_due = task.when is not None and entry.condition_revision != self.live.revision
             if task.for_each is not None:
                 # A condition that reads the element is evaluated for each of them.
@@ -640,7 +641,7 @@ class Lifecycle:
             self.live.scheduler.return_claim(entry)
             return False
         if copied:
-            # Empty ones are new as well, because work may fill them.
+            # Empty ones are copied as well, because work may fill them.
             arguments = copy_json(arguments) if arguments else {}
             claim.task = with_arguments(task, arguments)
         return True
@@ -648,8 +649,8 @@ class Lifecycle:
     def _expand(self, entry: TaskEntry) -> None:
         """Make a task for each element of the list of a task, which is known now.
 
-        This is a revision, and no replan: the plan said so from the beginning. What is no such list
-        fails the task, which may be replanned like any other.
+        This is a revision and not a replan, because the plan said so from the beginning. Anything
+        but such a list fails the task, which may be replanned like any other.
 
         Raises:
             StoreError: the journal does not take it; nothing has changed.
@@ -660,8 +661,8 @@ class Lifecycle:
             elements = read_elements(task, found["for_each"])
             if self.redactor.is_secret_name("\n".join(elements.keys or ())):
                 raise ExpressionError(
-                    "keys name tasks, which is no place for what looks like a secret; state "
-                    "another `key`, or none"
+                    "a key looks like a secret, and keys become ids of tasks; state another `key`, "
+                    "or none"
                 )
             change = ExpandTask(task_id=entry.id, items=elements.items, keys=elements.keys)
             count = len(elements.items)
@@ -674,7 +675,7 @@ class Lifecycle:
             self._fail_unstarted(entry, problems, kind="arguments")
 
     def _include(self, entry: TaskEntry) -> None:
-        """Put the tasks of the plan that a task includes in its place.
+        """Replace a task with the tasks of the plan that it includes.
 
         Raises:
             StoreError: the journal does not take it; nothing has changed.
@@ -714,7 +715,7 @@ class Lifecycle:
             reason = entry.reason
             if entry.log.failure is not None:
                 reason = str(entry.log.failure)
-            # Of an element with a plan of its own, the rest of that plan is not needed either.
+            # If an element has its own plan, the rest of that plan is not needed either.
             for part in live.leaves(element):
                 if part.state in WAITING or part.state in STUCK:
                     skipped.setdefault(part.id, SkipTask(task_id=part.id, reason=reason))
@@ -725,18 +726,18 @@ class Lifecycle:
         try:
             self.revise(changes, f"the list goes on without {names}", FOR_EACH)
         except StoreError:
-            return False  # it is looked at again when the store works
+            return False  # it is checked again when the store works
         return True
 
     def _is_being_decided(self, entry: TaskEntry) -> bool:
-        """Return whether a trigger or a question about a task is open."""
+        """Return whether a trigger or question about a task is open."""
         for trigger in self.ledger.open_triggers.values():
             if entry.id in trigger.tasks:
                 return True
         return entry.holds > 0
 
     def _prepare_confirmation(self, claim: Claim, doubt: Doubt) -> bool:
-        """Make a claim one that asks whether the task was done; return False if that fails."""
+        """Turn a claim into one that asks whether the task was done; return False if that fails."""
         entry = claim.entry
         try:
             claim.task = self.live.asking_task(entry, doubt.confirm, self.key_of(entry))
@@ -749,16 +750,16 @@ class Lifecycle:
         return True
 
     def key_of(self, entry: TaskEntry) -> str:
-        """Return the idempotency key of the call that a task makes now."""
+        """Return the idempotency key of the task's current call."""
         return entry.call_key(self.run_id)
 
     def when_idle(self, root: TaskEntry | None) -> Idle:
-        """Look for the end of the run, or of a lineage, when nothing can be handed out."""
-        # The puller does not wait yet, so that nothing would wake it.
+        """Check for the end of the run, or of a lineage, when nothing can be handed out."""
+        # The puller is not waiting yet, so nothing would wake it.
         if self._skip_elements() or self._run_without_dependencies():
             self.dispatcher.wake()
             return "again"
-        # The end of an attempt that still runs is followed by another look.
+        # The end of a running attempt leads to another check.
         if not self.live.counts[TaskState.RUNNING]:
             self.check_completion()
         if self.end is not None:
@@ -776,7 +777,7 @@ class Lifecycle:
 
     @property
     def stop_reason(self) -> str:
-        """Why nothing is handed out although the run goes on; empty if tasks are."""
+        """Why no tasks are handed out although the run goes on; empty if they are."""
         if self.ledger.budget_tracker.exceeded:
             return f"the run {self.ledger.budget_tracker.exceeded}"
         if self.ledger.pause is not None:
@@ -786,7 +787,7 @@ class Lifecycle:
         return ""
 
     def obstacle_to(self, entry: TaskEntry) -> str:
-        """Why no attempt at a task may start, even if it was handed out; empty when it may."""
+        """Why no attempt at a task may start, even if it was handed out; empty if one may."""
         if self.stop_reason:
             return self.stop_reason
         if entry.awaits_confirmation:
@@ -800,7 +801,7 @@ class Lifecycle:
         if scheduler.pool.limited:
             missing = scheduler.pool.demand(entry.task)
             if entry.id in scheduler.allotted:
-                # It holds them already; but the capacity may have shrunk below what is in use.
+                # It holds them already, but the capacity may have shrunk below the amount in use.
                 missing = dict.fromkeys(missing, 0.0)
             if not scheduler.pool.fits_now(missing):
                 return "its resources are no longer there"
@@ -816,7 +817,7 @@ class Lifecycle:
             value = self.live.evaluate(entry.task.when or "", entry.task)
         except ExpressionError as problem:
             error = str(problem)
-        # In a sequential plan, the next task waits for this one only because of the order.
+        # In a sequential plan, the next task waits for this one only for the sake of order.
         leaves_out_branch = False
         if value is False:
             leaves_out_branch = not self.live.plan.sequential
@@ -824,7 +825,7 @@ class Lifecycle:
         return bool(value)
 
     def _filled_arguments(self, entry: TaskEntry) -> JsonObject | None:
-        """Return the arguments of a task with references replaced; None if that fails it."""
+        """Return the arguments of a task with references replaced; None if that fails the task."""
         declared = entry.task.arguments
         try:
             arguments = self.live.arguments(entry)
@@ -846,29 +847,29 @@ class Lifecycle:
     def _fail_unstarted(self, entry: TaskEntry, problem: str, *, kind: FailureKind) -> None:
         self.attempts.fail_unstarted(entry, Failure("ArgumentError", problem, kind=kind))
 
-    # Lineages that one caller executes alone
+    # Reserved lineages
 
     def reserve(self, root: TaskEntry) -> None:
-        """Hand the tasks of a lineage out to the caller alone.
+        """Reserve the tasks of a lineage for the caller.
 
         Raises:
-            NotRunning: somebody else executes it.
+            NotRunning: another caller executes it.
         """
         if root.id in self.live.scheduler.queue.reserved:
             raise NotRunning(f"task {root.id!r} is being performed already")
         self.live.reserve(root, partial(self.dispatcher.wake_lineage, root.id))
 
     def unreserve(self, root: TaskEntry) -> None:
-        """Hand the tasks of a lineage out to anybody again."""
+        """Hand out the tasks of a lineage to any puller again."""
         self.dispatcher.leave_lineage(root.id)
         self.live.scheduler.unreserve(root.id)
         self.dispatcher.wake()
         self.check_completion()
 
     def _is_settled(self, root: TaskEntry) -> bool:
-        """Return whether nothing more will happen to a lineage by itself.
+        """Return whether a lineage will not change by itself any more.
 
-        It is done, given up, or waits for a question that is put to nobody at the moment.
+        It is done, given up, or blocked on a question that no gate is asking.
         """
         if root.satisfied:
             return True
@@ -884,8 +885,8 @@ class Lifecycle:
     def needed_for(self, root: TaskEntry) -> dict[TaskId, TaskEntry]:
         """Return the tasks that must still be done for a lineage.
 
-        In an open-ended run, these are also the tasks that it waits for. In any other they are left
-        out, because the end of the run tells of them.
+        In an open-ended run, these include the tasks that it waits for. In any other run they are
+        left out, because the end of the run reports them.
         """
         needed: dict[TaskId, TaskEntry] = {}
         stack = [root]
@@ -897,7 +898,7 @@ class Lifecycle:
                 stack += entry.replacement.sinks
                 continue
             needed[entry.id] = entry
-            # What it waits for may be given up, and it runs all the same.
+            # It may run even though its dependencies are given up.
             if entry.state in GIVEN_UP or entry.task.run_if == "always":
                 continue
             for dep in entry.task.depends_on:
@@ -907,7 +908,7 @@ class Lifecycle:
         return needed
 
     def _fail_unavailable(self, root: TaskEntry) -> bool:
-        """Fail a call whose tool, resources or facts will not come back, or skip it.
+        """Fail or skip a call whose tool, resources or facts will not come back.
 
         Return whether anything changed. In an open-ended run no end of the run would report this
         to the caller.
@@ -916,10 +917,10 @@ class Lifecycle:
             if not self._can_never_start(entry):
                 continue
             lacking = self.live.scheduler.lacks(entry)
-            # A running task may bring the facts about.
+            # A running task may make the facts hold.
             if not lacking or self.live.world.running:
                 continue
-            with suppress(StoreError):  # it is looked at again when the store works
+            with suppress(StoreError):  # it is checked again when the store works
                 if entry.task.when is None or self._evaluate_condition(entry):
                     failure = Failure("Unavailable", lacking, kind="unavailable")
                     self.attempts.fail_unstarted(entry, failure)
@@ -927,12 +928,12 @@ class Lifecycle:
         return False
 
     def _can_never_start(self, entry: TaskEntry) -> bool:
-        """Return whether a ready task is parked for what nobody will give back."""
+        """Return whether a ready task is parked for something that will not come back."""
         scheduler = self.live.scheduler
         if entry.state is not TaskState.READY or entry.id not in scheduler.parked:
             return False
         name = entry.task.tool
-        # A running task tries the tool, and gives it back.
+        # A running task is trying the tool, and will release it.
         if name in scheduler.breakers and not scheduler.breakers[name].admits(entry):
             return False
         pool = scheduler.pool
@@ -940,7 +941,7 @@ class Lifecycle:
         if pool.can_ever_fit(demand) and not pool.fits_now(demand):
             return False
         for trigger in self.ledger.open_triggers.values():
-            # A change of resources may be put off, and is no reason to wait.
+            # A deferred change of resources is no reason to wait.
             if trigger.kind != "resource-changed" and entry.id in trigger.tasks:
                 return False
         return True
@@ -954,7 +955,7 @@ class Lifecycle:
         return not self._is_settled(root) or bool(self.questions_about(root))
 
     def questions_about(self, root: TaskEntry) -> list[QuestionId]:
-        """Return the open questions that keep a lineage waiting."""
+        """Return the open questions that block a lineage."""
         ledger = self.ledger
         ids = self.needed_for(root).keys()
         about = set()
@@ -969,10 +970,10 @@ class Lifecycle:
         return questions
 
     def add_call(self, task: Task) -> AttemptId | None:
-        """Add a task that an agent calls now, and start an attempt unless something forbids it.
+        """Add the call of an agent as a task, and start an attempt if nothing prevents it.
 
         Args:
-            task: the task; it depends on no other, and has no condition.
+            task: the task; it has no dependencies and no condition.
 
         Returns:
             The attempt id; the caller attaches the body. None if it must wait, or if a reaction to
@@ -1004,7 +1005,7 @@ class Lifecycle:
         return attempt_id
 
     def _call_must_wait(self, task: Task) -> bool:
-        """Return whether a call has to go through the queue: for a turn, resources or facts."""
+        """Return whether a call must go through the queue: for a turn, resources or facts."""
         scheduler = self.live.scheduler
         tool = self.live.tool_of(task)
         if self.dispatcher.turn_is_due or self.stop_reason:
@@ -1018,7 +1019,7 @@ class Lifecycle:
     # Usage and stale results
 
     def record_stale_results(self) -> bool:
-        """Record which finished tasks have stale results, unless the last record says the same."""
+        """Record which finished tasks have stale results, unless nothing has changed."""
         stale = {task_id: result.causes for task_id, result in stale_results(self.live).items()}
         if stale == self.live.staleness.recorded:
             return False
@@ -1028,7 +1029,7 @@ class Lifecycle:
     def charge(
         self, usage: Usage, *, attempt_id: AttemptId | None = None, provider: str | None = None
     ) -> None:
-        """Count usage against the budget; once it is exceeded, nothing more is handed out."""
+        """Count usage against the budget; once it is exceeded, no more tasks are handed out."""
         tracker = self.ledger.budget_tracker
         seq_before = self.journal.seq
         self.journal.append_soon(UsageCharged(usage, attempt_id, provider))
@@ -1045,7 +1046,7 @@ class Lifecycle:
     # The end
 
     def follow_up(self, *, block_ended: bool = False) -> None:
-        """Follow up on an observation: wake pullers, and end the run when nothing is left.
+        """Follow up on an observation: wake pullers, and end the run if no tasks are left.
 
         Args:
             block_ended: a `busy` block was just left; completion checks were suppressed inside it.
@@ -1055,12 +1056,12 @@ class Lifecycle:
         self.dispatcher.wake()
         counts = self.live.counts
         is_drained = not counts[TaskState.READY] and not counts[TaskState.RUNNING]
-        # Looking for the end takes time, so it is done only where it may have come.
+        # Checking for the end takes time, so it is done only where the end is possible.
         if is_drained or block_ended or self.stop_reason or self.live.goal.stop_when_reached:
             self.check_completion()
 
     def check_completion(self) -> None:
-        """End the run, or record that it is quiescent, if that is so."""
+        """End the run, or record that it is quiescent, if it is."""
         while self.end is None and self.journal.state == "open" and not self.busy.blocks:
             if self._skip_elements() or self._run_without_dependencies():
                 self.dispatcher.wake()
@@ -1076,7 +1077,7 @@ class Lifecycle:
                 return
             is_pause = isinstance(decided, RunEnded) and decided.status == "paused"
             if not is_pause and self.record_stale_results():
-                # Stale results may be done again, and then this is not the end.
+                # Tasks with stale results may run again, and then this is not the end.
                 continue
             if isinstance(decided, RunEnded):
                 self.finish(decided.status, decided.reason, decided.cancelled)
@@ -1087,18 +1088,18 @@ class Lifecycle:
                 self.journal.append(decided)
 
     def _cancel_rest(self, rest: tuple[TaskId, ...]) -> None:
-        """Cancel what is left of a run that has reached its goal, so that the rest may clean up."""
+        """Cancel the rest of a run that has reached its goal; tasks that clean up still run."""
         reason = "the goal was reached early"
         changes = tuple(CancelTask(task_id=task_id, reason=reason) for task_id in rest)
-        with suppress(StoreError):  # it is looked at again when the store works
+        with suppress(StoreError):  # it is checked again when the store works
             self.revise(changes, reason, "goal")
 
     def _run_without_dependencies(self) -> bool:
-        """Let tasks with `run_if: always` start whose dependencies have all ended.
+        """Let tasks with `run_if: always` start once all of their dependencies have ended.
 
-        Return whether there were any. As long as a trigger or a question concerns what failed, it
-        may still be repaired, so that it has not ended. Because this depends on more than the plan,
-        it is recorded.
+        Return whether there were any. A failed dependency with an open trigger or question may
+        still be repaired, so it has not ended. This depends on more than the plan, so it is
+        recorded.
         """
         live = self.live
         if not live.early.possible or self.busy.blocks:
@@ -1107,12 +1108,12 @@ class Lifecycle:
             return False
         ended = [entry for entry in live.ended_dependencies() if not self._may_be_repaired(entry)]
         for entry in ended:
-            with suppress(StoreError):  # it is looked at again when the store works
+            with suppress(StoreError):  # it is checked again when the store works
                 self.journal.append(DependenciesEnded(entry.id))
         return bool(ended)
 
     def _may_be_repaired(self, entry: TaskEntry) -> bool:
-        """Return whether something is being decided about what a task waits for."""
+        """Return whether a decision about a dependency of a task is pending."""
         ledger = self.ledger
         awaited: set[TaskId] = set()
         stack = list(entry.task.depends_on)
@@ -1134,14 +1135,14 @@ class Lifecycle:
         return False
 
     def enforce_wall_clock(self) -> None:
-        """Abort the run when its wall clock is used up; waiting for a person does not count."""
+        """Abort the run when its time is used up; waiting for a person does not count."""
         now = self.clock.now()
         limit = self.ledger.budget_tracker.budget.wall_clock
         left = self.wall_clock_left(now)
         if limit is None or left is None or self.end is not None:
             return
         due = now + left
-        if due <= now:  # also if the rest is less than the clock can resolve
+        if due <= now:  # also if the remaining time is below the resolution of the clock
             reason = f"the run has used up the {format_duration(limit)} of its budget"
             self.finish("aborted", with_unknown_effects(reason, self.live, self.ledger))
         else:
@@ -1155,9 +1156,9 @@ class Lifecycle:
         return limit - (now - self.opening.started_at - self.ledger.questions.waiting_seconds(now))
 
     def finish(self, status: RunStatus, reason: str, cancelled: tuple[TaskId, ...] = ()) -> None:
-        """Record the end of the run and stop everything that still runs.
+        """Record the end of the run, and stop all running attempts.
 
-        While the store fails the run goes on, and its end is found again later.
+        While the store fails the run stays open, and its end is found again later.
         """
         if self.end is not None:
             return
@@ -1173,7 +1174,7 @@ class Lifecycle:
         self.attempts.cancel_all()
 
     def _drop_triggers(self, status: RunStatus) -> None:
-        """Drop the triggers that wait, except those that wait for a person."""
+        """Drop the waiting triggers, except those that wait for a person."""
         ledger = self.ledger
         parked: set[TriggerId] = set()
         for attached in ledger.questions.triggers.values():
@@ -1182,13 +1183,13 @@ class Lifecycle:
             if trigger.id in parked:
                 continue
             stale = ""
-            # When a person is needed, a trigger may have become stale during its cooldown.
+            # If a person is needed, a trigger may have become stale during its cooldown.
             if status == "needs_human":
                 stale = stale_reason(trigger, self.live)
             self.journal.append(TriggerDropped(trigger.id, stale or "the run is over"))
 
     def cut_off_after(self, seconds: float, reason: str) -> None:
-        """Cut off what still runs after so many seconds, and end the run as paused."""
+        """Cut off running attempts after a number of seconds, and end the run as paused."""
         cut_off = partial(self._cut_off, reason, seconds)
         self.timer.call_at(self.clock.now() + seconds, cut_off)
 
@@ -1203,21 +1204,21 @@ class Lifecycle:
             verb = "was" if len(running) == 1 else "were"
             names = join_names(running, _MAX_NAMED_TASKS)
             reason = f"{reason}, and {names} {verb} cut off after {format_duration(seconds)}"
-        # Unlike `finish`, this ends the run also while the store fails.
+        # Unlike `finish`, this ends the run even while the store fails.
         self.close(reason)
 
     def restore_end(self, end: RunEnded) -> None:
-        """Restore the end of a run that ended earlier; nothing more is written."""
+        """Restore the end of a run that ended earlier, without writing a record."""
         self.journal.close()
         self._mark_ended(end)
 
     def close(self, reason: str) -> None:
-        """Leave the run: try once more to write what was kept, and pause it if it has not ended."""
+        """Leave the run: try once more to write kept records, and pause it unless it has ended."""
         journal = self.journal
         if journal.state == "closed":
             return
         if journal.state != "open" and journal.flush():
-            # An end that no store took is known to this process alone, and not to its ledger.
+            # An end that no store took is known only to this process, not to the ledger.
             if self.end is not None and self.ledger.run_end is not self.end:
                 with suppress(StoreError):
                     journal.append(self.end)

@@ -39,11 +39,11 @@ class MeteredRun(Protocol):
 class RunMeter:
     """Reserves, traces and counts the calls that one provider makes for a run.
 
-    Each counts, however it ends.
+    Each call counts, however it ends.
 
-    An answer counts with the tokens that the service reports. A call that the service turned down,
-    or that did not reach it, counts without tokens. The cost of any other, such as one cut off at
-    its deadline, is unknown: it counts with everything that was reserved, so that the budget holds.
+    An answer counts with the tokens that the service reports. A call that the service rejected, or
+    that did not reach it, counts without tokens. The cost of any other, such as one cut off at its
+    deadline, is unknown: it counts with the whole reservation, so that the budget holds.
 
     Attributes:
         note: records remarks on calls.
@@ -60,10 +60,10 @@ class RunMeter:
     def call(self, call: LLMCall) -> Iterator[Callable[[Completion], None]]:
         """Reserve the estimate of a call and trace it.
 
-        Yields a function to be called with the completion.
+        Yields a function; call it with the completion.
 
         Raises:
-            BudgetExceeded: it does not fit the rest of the budget; nothing was sent.
+            BudgetExceeded: the call exceeds the rest of the budget; nothing was sent.
         """
         run = self._run
         release = run.loop.call(run.ledger.budget_tracker.reserve, call.estimate)

@@ -45,9 +45,9 @@ def in_loop_thread(
 
 @dataclass(repr=False, eq=False)
 class ObservedRun:
-    """A run as its work sees it: it reads the live plan, and reports what it observes.
+    """A run as its work sees it: to read the live plan, and to report observations.
 
-    `PlanRun` adds what others do with a run: pull its tasks, edit its plan and read its result.
+    `PlanRun` adds the rest: pulling tasks, editing the plan and reading the result.
 
     Attributes:
         id: the id of the run.
@@ -60,11 +60,11 @@ class ObservedRun:
 
     @in_loop_thread
     def observe(self, holds: Sequence[str] = (), ceased: Sequence[str] = ()) -> None:
-        """Report facts that were seen to hold, or to hold no longer.
+        """Report facts that hold, and facts that no longer hold.
 
         Raises:
-            ValueError: some of these texts are no facts, or a text is in the place of a list; names
-                every one.
+            ValueError: some texts are not facts, or a text was passed instead of a list; names each
+                of them.
         """
         refuse_single_text("observe", holds=holds, ceased=ceased)
         facts = self.live.world.facts
@@ -72,23 +72,23 @@ class ObservedRun:
         for fact in (*holds, *ceased):
             problem = fact_problem(fact)
             if problem:
-                wrong.append(f"{brief_repr(fact)} is no fact: {problem}")
+                wrong.append(f"{brief_repr(fact)} is not a fact: {problem}")
         if wrong:
             raise ValueError(f"observe: {'; '.join(wrong)}")
         new = tuple(fact for fact in map(normalise_fact, holds) if fact not in facts)
         gone = tuple(fact for fact in map(normalise_fact, ceased) if fact in facts)
-        # What was known before is no event: a record of it would only wake providers in vain.
+        # Known facts are not news: a record would only wake providers in vain.
         if new or gone:
             self._record_observation(FactsObserved(new, gone))
 
     def change_context(
         self, changes: Mapping[str, JsonValue], *, removed: Sequence[str] = ()
     ) -> None:
-        """Report values of the context that have changed or are gone; unchanged ones are ignored.
+        """Report changed or removed values of the context; unchanged ones are ignored.
 
         Raises:
             RecordNotSerializable: a value is not JSON; a tuple becomes a list.
-            ValueError: a text is in the place of the list of removed names.
+            ValueError: a text was passed instead of the list of removed names.
         """
         self._change_context(changes, removed)
 
@@ -108,7 +108,7 @@ class ObservedRun:
         gone = tuple(key for key in removed if key in old)
         if not new and not gone:
             return
-        # The new values are true ones, so tasks may use these keys again.
+        # The new values are not masked, so tasks may use these keys again.
         self.live.masked.context.difference_update(new)
         attempt = None
         if attempt_id in self._lifecycle.attempts.running:
@@ -124,10 +124,10 @@ class ObservedRun:
         available: bool | None = None,
         reason: str = "",
     ) -> None:
-        """Report that a resource has another capacity, or that a tool is (un)available, and why.
+        """Report the new capacity of a resource, or whether a tool is available, and why.
 
         Raises:
-            ValueError: the plan has no such resource or tool, or this cannot be said of it; names
+            ValueError: the plan has no such resource or tool, or a value is wrong for it; names
                 everything wrong.
         """
         live = self.live
@@ -143,7 +143,7 @@ class ObservedRun:
             capacities = live.scheduler.pool.capacity
             if name not in capacities:
                 wrong.append(f"the plan has no resource {name!r}{hint(name, capacities)}")
-        # Tasks may name tools that the plan does not describe, as those of programs.
+        # Tasks may name tools that the plan does not describe, such as functions of programs.
         is_tool = name in live.tools or any(entry.task.tool == name for entry in live)
         if available is not None and not is_tool:
             wrong.append(f"the plan has no tool {name!r}{hint(name, live.tools)}")
@@ -165,21 +165,21 @@ class ObservedRun:
         reason: str = "",
         by: str = "",
     ) -> None:
-        """Give the plan another goal; fields that are left out stay as they were.
+        """Change the goal of the plan; omitted fields stay as they are.
 
-        The plan is repaired where its remaining tasks do not reach the new goal.
+        The plan is repaired if its remaining tasks do not reach the new goal.
 
         Args:
             objective: the aim, in words.
             success_criteria: new success criteria, replacing the current ones.
-            facts: that must hold at the end, instead of the facts so far.
+            facts: facts that must hold at the end, replacing the current ones.
             stop_when_reached: whether the run ends as soon as these facts hold.
             reason: the reason, for the history.
             by: the author, for the history.
 
         Raises:
             NotRunning: the run has ended.
-            PlanError: this is not a goal; names everything that is wrong with it.
+            PlanError: the goal is invalid; names every problem.
         """
         self._require_running("its goal cannot be changed")
         fields: JsonObject = {}
@@ -192,7 +192,7 @@ class ObservedRun:
             if isinstance(texts, Iterable) and not isinstance(texts, str):
                 fields[name] = list(texts)
             elif texts is not None:
-                # It is no list, and the goal says what is wrong with it.
+                # Not a list; the validation of the goal reports it.
                 fields[name] = texts
         self._change_goal(fields, reason, by)
 
@@ -202,18 +202,18 @@ class ObservedRun:
         changed = tuple(
             name for name in Goal.model_fields if getattr(goal, name) != getattr(old, name)
         )
-        # A message is recorded in any case: its number says that it has been handled.
+        # A message is always recorded: its number shows that it was handled.
         if changed or message:
             self._record_observation(GoalChanged(goal, changed, reason, by, message))
 
     @in_loop_thread
     def request_replan(self, reason: str, *, by: str = "", tasks: Sequence[str] = ()) -> None:
-        """Ask for replanning, of these tasks or of the whole plan.
+        """Ask for replanning of these tasks, or of the whole plan.
 
         Raises:
             NotRunning: the run has ended.
             UnknownTask: there never was such a task.
-            ValueError: a text is in the place of the list of tasks.
+            ValueError: a text was passed instead of the list of tasks.
         """
         self._require_running("there is nothing to replan")
         refuse_single_text("request_replan", tasks=tasks)
@@ -227,19 +227,19 @@ class ObservedRun:
     def charge(
         self, usage: Usage, *, attempt_id: AttemptId | None = None, provider: str | None = None
     ) -> None:
-        """Report the usage of work or of a provider, to be counted against the budget."""
+        """Count the usage of work or of a provider against the budget."""
         self._lifecycle.charge(usage, attempt_id=attempt_id, provider=provider)
 
     def add_secret(self, value: str) -> None:
-        """Mask a value in everything that leaves the run from now on.
+        """Mask a value from now on in everything that leaves the run.
 
-        One of fewer than four characters is passed over.
+        Values of fewer than four characters are ignored.
         """
         self._lifecycle.redactor.add(value)
 
     @in_loop_thread
     def _record_process(self, attempt_id: AttemptId, group: int) -> None:
-        # After the end of its attempt nobody would look for the process in the journal.
+        # After the end of its attempt, the process would not be looked for in the journal.
         if attempt_id in self._lifecycle.attempts.running:
             self._lifecycle.journal.append(
                 ProcessStarted(attempt_id, host_id(), group, process_start_time(group))
@@ -258,7 +258,7 @@ class ObservedRun:
                 f"run {self.id!r} was left, so nothing more is recorded; resume it to go on"
             )
         life.journal.append_soon(body)
-        # Only a task that is done again makes it worth looking for stale results at once.
+        # Stale results matter at once only if their tasks may run again.
         if isinstance(body, ContextUpdated) and self.live.staleness.redoes and life.end is None:
             life.record_stale_results()
         life.follow_up()
@@ -276,7 +276,7 @@ def plain_object(value: Mapping[str, JsonValue]) -> JsonObject:
 
 
 def refuse_single_text(method: str, **arguments: Collection[str]) -> None:
-    """Refuse a text in the place of a list, which would count as a list of its characters."""
+    """Refuse a text instead of a list; it would count as a list of characters."""
     for name, texts in arguments.items():
         if isinstance(texts, str):
             raise ValueError(f"{method}: expected a list of texts for {name!r}, got {texts!r}")

@@ -126,10 +126,10 @@ from replanning.telemetry.tracer import NOOP_TRACER, RunTracer
 from replanning.version import __version__
 
 DEFAULT_LEASE_TTL: Final = 30.0
-"""Seconds for which a run is owned without being renewed."""
+"""Seconds that a lease holds without renewal."""
 
 _BATCH_SIZE: Final = 100
-"""Records that are read or replayed between two pauses."""
+"""Number of records read or replayed between two pauses."""
 
 _NON_CAUSAL_RECORDS = (
     TriggerFired,
@@ -139,7 +139,7 @@ _NON_CAUSAL_RECORDS = (
     RunResumed,
     NoteAdded,
 )
-"""Records that only follow from others, or have no consequences."""
+"""Records that only follow from others, or that have no consequences."""
 
 
 @dataclass(slots=True, repr=False, eq=False)
@@ -164,14 +164,14 @@ class LeaseRenewer:
             self._lives.add(life)
 
     def discard(self, life: Lifecycle) -> None:
-        """Leave the lease of a run alone; the thread ends with the last one."""
+        """Stop renewing the lease of a run; the thread ends with the last one."""
         with self._lock:
             self._lives.discard(life)
             if not self._lives:
                 self._left.set()
 
     def release_orphans(self) -> None:
-        """Release the leases of runs that nobody can leave any more: their event loop was closed.
+        """Release the leases of runs whose event loop was closed, which nobody can leave any more.
 
         `asyncio.run` may do so before its tasks have ended, after a KeyboardInterrupt of a task.
         """
@@ -189,7 +189,7 @@ class LeaseRenewer:
             with self._lock:
                 lives = list(self._lives)
             for lost in _lost_leases(lives, store, clock, ttl):
-                # The report waits for an event loop, and other leases must be renewed meanwhile.
+                # The report waits for an event loop; other leases must be renewed meanwhile.
                 threading.Thread(target=_lease_lost, args=lost, daemon=True).start()
 
 
@@ -198,15 +198,14 @@ class RunFactory:
     """Opens runs; holds the parts that all runs of one engine share.
 
     Attributes:
-        store: keeps the journals.
+        store: stores the journals.
         settings: of the runs.
-        environment: time, chance and ids.
-        redactor: takes secrets out of what leaves the runs.
+        environment: clock, random numbers and ids.
+        redactor: masks secrets in everything that leaves the runs.
         codec: turns outputs that are not JSON into JSON.
-        is_transient: says of an exception that is not recognised whether it may pass.
+        is_transient: decides whether an unrecognised exception is transient.
         telemetry: makes spans and metrics.
-        lease_ttl: seconds for which a run is owned without renewal; it is renewed three times as
-            often.
+        lease_ttl: seconds that a lease holds without renewal; it is renewed three times as often.
         renewer: renews the leases of the open runs, if the clock is the real one.
     """
 
@@ -225,12 +224,11 @@ class RunFactory:
     ) -> PlanRun:
         """Create a run of a plan, owned by this process.
 
-        An open-ended run is one of an agent, which adds the calls that it makes.
+        An open-ended run belongs to an agent, which adds its calls.
 
         Raises:
             PlanError: a name in the plan looks like a secret, or a parameter has no value.
-            StoreError: the store does not take it, or has a run of this id, or the id looks
-                like a secret.
+            StoreError: the store fails, or has a run with this id, or the id looks like a secret.
         """
         run = self._new_run_id(run_id)
         directory = _stated_directory(self.environment)
@@ -261,7 +259,7 @@ class RunFactory:
             with gc_paused():
                 live, ledger = await self._rebuild_state(records)
             lease = await _retry_while_locked(partial(self._acquire_new_run, run))
-            # The run works with the secrets of the plan; only its journal must not hold them.
+            # The run works with the secrets of the plan; only its journal must not contain them.
             leaving = replace(opened, plan=clean, directory=self.redactor.text(directory))
             made = self._build_run(lease, records, live, ledger, spans, leaving=leaving)
             if clean is not plan:
@@ -276,9 +274,9 @@ class RunFactory:
     async def create_or_resume(
         self, plan: Plan, run_id: str, *, mode: str, open_ended: bool = False
     ) -> PlanRun:
-        """Create a run of a plan, or resume it where it exists.
+        """Create a run of a plan, or resume it if it exists.
 
-        An open-ended run is resumed with other tools as well.
+        An open-ended run may be resumed with other tools.
 
         Raises:
             RunOwned: another process owns it.
@@ -313,11 +311,11 @@ class RunFactory:
         return await self.resume(run_id, plan)
 
     def _has_adopted(self, run_id: str, given: Plan) -> bool:
-        """Return whether a run has taken this plan, without its secrets, as a correction."""
+        """Return whether a run has adopted this plan, without its secrets, as a correction."""
         for record in self.store.read(RunId(run_id)):
             if not isinstance(record.body, PlanRevised) or record.body.adopted is None:
                 continue
-            # It has further tools: those that the run had before, and has found by itself.
+            # It has further tools: those that the run had found itself before.
             adopted = record.body.adopted
             if all(adopted.tool(tool.name) == tool for tool in given.tools):
                 same = adopted.model_copy(update={"tools": given.tools})
@@ -326,12 +324,12 @@ class RunFactory:
         return False
 
     def _know_secrets(self, plan: Plan) -> None:
-        """Have the secret parameters of a plan masked in all that leaves a run."""
+        """Mask the secret parameters of a plan in everything that leaves a run."""
         for value in secret_values(plan.parameters):
             self.redactor.add(value)
 
     async def _masked_plan(self, plan: Plan) -> Plan:
-        """Return a plan as the journal keeps it; the same object if it holds no secrets."""
+        """Return a plan as the journal stores it; the same object if it has no secrets."""
         tasks: list[Task] = []
 
         def mask_tasks() -> Iterator[None]:
@@ -352,12 +350,12 @@ class RunFactory:
         plan: Plan | None = None,
         parameters: Mapping[str, JsonValue] | None = None,
     ) -> PlanRun:
-        """Take a run over: own it, replay its journal, and kill its orphaned processes.
+        """Take over a run: own it, replay its journal, and kill its orphaned processes.
 
         Args:
             run_id: the run.
-            plan: the plan that it was opened with, or one made of it, where the caller has it. Its
-                secrets, which the journal does not keep, are at hand then.
+            plan: the plan that it was opened with, or one derived from it, if the caller has it. It
+                supplies the secrets, which the journal does not store.
             parameters: values of secret parameters; others stay as they are.
 
         Raises:
@@ -407,7 +405,7 @@ class RunFactory:
         return made
 
     def fork(self, run_id: str, revision: int, new_id: str | None = None) -> RunId:
-        """Copy a run's journal up to a revision into a new run, to be resumed.
+        """Copy a run's journal up to a revision into a new run, which can then be resumed.
 
         Raises:
             UnknownRun: there is no such run.
@@ -422,7 +420,7 @@ class RunFactory:
         return self._copy(records[:end], revision, new_id)
 
     def _copy(self, records: Sequence[Record], revision: int, new_id: str | None) -> RunId:
-        """Write records of a run, up to this revision, as those of a new one."""
+        """Write the records of a run up to this revision as a new run."""
         run = self._new_run_id(new_id)
         opened = records[0].body
         assert isinstance(opened, RunOpened)
@@ -446,13 +444,13 @@ class RunFactory:
     def compare(
         self, run_id: str, plan: Plan, rerun: Rerun, revision: int | None = None
     ) -> Correction:
-        """Return what a corrected plan would change in a run, as the store has it.
+        """Return the changes that a corrected plan would make to a run in the store.
 
         Args:
             run_id: the run.
             plan: the corrected plan.
-            rerun: whether finished tasks that are changed would be run again.
-            revision: compare it with the run at this revision.
+            rerun: whether changed tasks that are finished would run again.
+            revision: the revision of the run to compare with.
 
         Raises:
             ChangeRejected: it is another plan, or the run cannot take it.
@@ -486,11 +484,11 @@ class RunFactory:
     def rerun(
         self, run_id: str, tasks: Sequence[str], by: str, new_id: str | None, *, only: bool
     ) -> RunId:
-        """Copy a run's journal into a new run, in which tasks are to be run again.
+        """Copy a run's journal into a new run that will run tasks again.
 
         Raises:
-            ChangeRejected: a task has not run yet, or cannot be run again.
-            NotRunning: the run was aborted, or is being carried out.
+            ChangeRejected: a task has not run yet, or cannot run again.
+            NotRunning: the run was aborted, or is still running.
             StoreError: the new id looks like a secret, or the store fails.
             UnknownRun: there is no such run.
             UnknownTask: there never was such a task.
@@ -510,7 +508,7 @@ class RunFactory:
             hash=draft.plan_hash,
             adopted=correction.plan,
         )
-        # The time of the new run begins here, so that nothing of it seems to be overdue.
+        # The time of the new run begins here, so that none of its tasks seem overdue.
         last = Record(records[-1].seq, self.environment.clock.now(), revised)
         return self._copy([*_without_end(records), last], live.revision + 1, new_id)
 
@@ -527,7 +525,7 @@ class RunFactory:
         opened = records[0].body
         assert isinstance(opened, RunOpened)
         for info in self.store.runs():
-            # Both runs would do what it has left.
+            # Both runs would execute its remaining tasks.
             if info.run == opened.run and is_owner_alive(info):
                 raise NotRunning(
                     f"run {opened.run!r} is being carried out; pause it before tasks of it are run"
@@ -540,7 +538,7 @@ class RunFactory:
             )
         correction = rerun_tasks(live, tasks, only=only)
         replaced = replaced_tasks(live, correction.changes)
-        # Two runs could take the same effect back.
+        # Two runs could undo the same effect.
         why = f"run {opened.run!r} had it, and a new run cannot take it back: undo it there first"
         undo = plan_undo_of_replaced(live, run_effects(records), opened.run, replaced, why)
         if undo.undecided:
@@ -587,14 +585,13 @@ class RunFactory:
         by_hand: Sequence[str],
         by: str,
     ) -> UndoPlan:
-        """Return how effects of a run are taken back, as the store has it; see `plan_undo`.
+        """Return how to undo effects of a run in the store; see `plan_undo`.
 
         Raises:
             ChangeRejected: the task of `to` is not done.
-            NotRunning: its calls are those of a program, or of planning mode, or its budget is used
-                up.
+            NotRunning: a program or planning mode makes its calls, or its budget is used up.
             UnknownRun: there is no such run.
-            UnknownTask: there never was a task that is named.
+            UnknownTask: a named task never existed.
             StoreError: the store fails.
         """
         records: list[Record] = []
@@ -616,7 +613,7 @@ class RunFactory:
         )
 
     def _replay(self, records: Sequence[Record]) -> ReplayedRun:
-        """Replay records with the secrets that are at hand, in one step."""
+        """Replay records with the known secrets, in one step."""
         opened = records[0].body
         assert isinstance(opened, RunOpened)
         replayed = replay_records(records[:1])
@@ -629,20 +626,19 @@ class RunFactory:
             return RunId(self.environment.new_id())
         if self.redactor.is_secret_name(given):
             raise StoreError(
-                "what looks like a secret cannot be the id of a run, because it is kept; choose "
-                "another"
+                "the run id looks like a secret, and run ids are stored; choose another"
             )
         return RunId(given)
 
     def _acquire_new_run(self, run: RunId) -> Lease:
-        """Own a new run, or one whose process ended before it wrote anything."""
+        """Acquire a new run, or one whose process ended before it wrote anything."""
         owner = owner_id()
         now = lease_time(self.environment.clock)
         try:
             return self.store.create(run, owner, now, self.lease_ttl)
         except StoreError:
             untouched = False
-            # A run is unknown where nothing can have this id.
+            # A run is unknown if no run can have this id.
             with suppress(StoreError, UnknownRun):
                 untouched = next(iter(self.store.read(run)), None) is None
             if not untouched:
@@ -664,7 +660,7 @@ class RunFactory:
             await yielding(applying, self.environment.clock)
         if opened.forked_from is not None:
             old, revision = opened.forked_from
-            # The copy is complete only with the revision at which the old run was forked.
+            # The copy is complete only if it contains the revision of the fork.
             if live.revision < revision:
                 raise StoreError(
                     f"run {opened.run!r} was being forked from run {old!r} at revision {revision} "
@@ -684,7 +680,7 @@ class RunFactory:
     ) -> PlanRun:
         """Build the run of these records.
 
-        The opening of a new run is journaled here, as `leaving`: the form without secrets.
+        The opening of a new run is journaled here, as `leaving`, its form without secrets.
         """
         opening = records[0]
         if leaving is not None:
@@ -692,14 +688,14 @@ class RunFactory:
             try:
                 self.store.append(lease, opening)
             except BaseException:
-                # The error of the append says what is wrong, so that of the release is dropped.
+                # The error of the append says what is wrong; the error of the release is dropped.
                 with suppress(Exception):
                     self.store.release(lease)
                 raise
         environment = self.environment
         last_at = records[-1].at
         if isinstance(environment.clock, SystemClock) and environment.clock.now() < last_at:
-            # The clock of the earlier host was ahead, and times must not run backwards.
+            # If the clock of the earlier host was ahead, times must not run backwards.
             environment = replace(environment, clock=SystemClock(last_at))
         life = Lifecycle(
             self.store,
@@ -728,7 +724,7 @@ class RunFactory:
         else:
             life.opening.past = _resume_state(records)
             ended = ledger.run_end
-            # Other ends are those of a process: the run goes on once it is resumed.
+            # Other ends are ends of a process: the run goes on once it is resumed.
             if ended is not None and _is_for_good(ended, live):
                 if not _is_to_be_undone(self.store, opened.run):
                     life.restore_end(ended)
@@ -736,22 +732,22 @@ class RunFactory:
 
 
 def _is_to_be_undone(store: RunStore, run: RunId) -> bool:
-    """Return whether somebody has asked for a run to be taken back, which reopens it."""
-    # A store that fails is read again while the run goes on.
+    """Return whether somebody has asked to undo a run, which reopens it."""
+    # A failing store is read again while the run goes on.
     with suppress(Exception):
         return any(message.kind == "undo" for message in store.inbox(run))
     return False
 
 
 def _is_for_good(ended: RunEnded, live: LivePlan) -> bool:
-    """Return whether a run does not go on when it is resumed, unless it is to be taken back."""
+    """Return whether a run has ended for good, so that resuming it can only undo it."""
     if ended.status == "succeeded" or live.aborted is not None:
         return True
     return ended.status == "aborted" and live.taken_back is not None
 
 
 async def _retry_while_locked(action: Callable[[], ResultT]) -> ResultT:
-    """Return the result of an action on a store.
+    """Return the result of an action on a store, with retries.
 
     It is tried again while another process holds a lock.
     """
@@ -773,7 +769,7 @@ def redactor_for(settings: Settings, environ: Mapping[str, str] = os.environ) ->
 
 
 def _read_journal(store: RunStore, run: RunId, records: list[Record]) -> Iterator[None]:
-    """Read the whole journal of a run, which this version can replay, with pauses.
+    """Read the whole journal of a run that this version can replay, with pauses.
 
     Raises:
         UnknownRun: there is no such run.
@@ -786,7 +782,7 @@ def _read_journal(store: RunStore, run: RunId, records: list[Record]) -> Iterato
             if not len(records) % _BATCH_SIZE:
                 yield
     except JournalCorrupt:
-        # Records of a newer version may be unknown here, and the version is the better reason.
+        # A newer version may write unknown records; then the version is the better reason.
         _check_version(run, records)
         raise
     if not records:
@@ -844,12 +840,12 @@ def _end_of_revision(records: Sequence[Record], revision: int) -> int:
 
 
 def _without_end(records: Sequence[Record]) -> list[Record]:
-    """Return records without those of ends and pauses, after which nothing would run."""
+    """Return records without ends and pauses, after which nothing would run."""
     return [record for record in records if not isinstance(record.body, RunEnded | RunPaused)]
 
 
 def _feature_version(version: str) -> tuple[int, ...]:
-    """Return the major and minor version; empty where they are not numbers."""
+    """Return the major and minor version; empty if they are not numbers."""
     try:
         return tuple(int(part) for part in version.split(".")[:2])
     except ValueError:
@@ -857,7 +853,7 @@ def _feature_version(version: str) -> tuple[int, ...]:
 
 
 def _complete_records(records: list[Record], given: Plan, clean: Plan, redactor: Redactor) -> None:
-    """Put the secrets of a plan that was given again into the plans on record.
+    """Restore the secrets of a plan, passed again by the caller, in the plans on record.
 
     Args:
         records: of the run.
@@ -869,7 +865,7 @@ def _complete_records(records: list[Record], given: Plan, clean: Plan, redactor:
 
 
 def _give_parameters(records: list[Record], given: Mapping[str, JsonValue]) -> None:
-    """Put values of parameters, which a journal does not keep, into the plans on record.
+    """Restore values of parameters, which a journal does not store, in the plans on record.
 
     Raises:
         PlanError: one is unknown, of another type, or has another value in the run; names every
@@ -892,7 +888,7 @@ def _give_parameters(records: list[Record], given: Mapping[str, JsonValue]) -> N
 
 
 def _replace_plans(records: list[Record], change: Callable[[Plan], Plan]) -> None:
-    """Change the plan that a run was opened with, and those that it has adopted since."""
+    """Change the plan that a run was opened with, and all plans that it has adopted since."""
     for position, record in enumerate(records):
         body = record.body
         if isinstance(body, RunOpened):
@@ -904,7 +900,7 @@ def _replace_plans(records: list[Record], change: Callable[[Plan], Plan]) -> Non
 
 
 def _plans_on_record(records: Iterable[Record]) -> Iterator[Plan]:
-    """Yield the plan that a run was opened with, and those that it has adopted since."""
+    """Yield the plan that a run was opened with, and all plans that it has adopted since."""
     for record in records:
         if isinstance(record.body, RunOpened):
             yield record.body.plan
@@ -913,7 +909,7 @@ def _plans_on_record(records: Iterable[Record]) -> Iterator[Plan]:
 
 
 def _with_known(plan: Plan, given: Mapping[str, JsonValue]) -> Plan:
-    """Return a plan on record with those of some values that it declares and its journal lacks."""
+    """Return a plan on record with the given values for parameters that its journal lacks."""
     values: JsonObject = {}
     for name, parameter in plan.parameters.items():
         if name not in given or parameter.value_problem(given[name]):
@@ -936,7 +932,7 @@ def _apply_records(
 
 
 def _with_secrets(record: Record, live: LivePlan, redactor: Redactor) -> Record:
-    """Return a revision with the secrets of its tasks, if their plan was given again."""
+    """Return a revision with the secrets of its tasks, if the caller passed their plan again."""
     revised = record.body
     if not isinstance(revised, PlanRevised):
         return record
@@ -953,13 +949,13 @@ def _with_secrets(record: Record, live: LivePlan, redactor: Redactor) -> Record:
 
 
 def _with_values_again(change: PlanChange, live: LivePlan, redactor: Redactor) -> PlanChange:
-    """Return the values of an included plan with the secret parameters that its task gives it."""
+    """Return the values of an included plan with the secret parameters from its task."""
     if not isinstance(change, IncludePlan) or not is_redacted(change.values):
         return change
     task = live.entry(change.task_id).task
     values = dict(change.values)
     for name, stated in (task.with_ or {}).items():
-        # An output that was not stored is missing only where it is referred to.
+        # An output that was not stored is missed only by references to it.
         with suppress(ExpressionError):
             resolved = live.resolve(task, {name: stated})
             if redactor.value(resolved) == {name: values[name]}:
@@ -968,7 +964,7 @@ def _with_values_again(change: PlanChange, live: LivePlan, redactor: Redactor) -
 
 
 def _rewrite_for_fork(record: Record, run: RunId) -> Record:
-    """Return a record as a fork keeps it.
+    """Return a record as a fork stores it.
 
     A fork has its own trace and inbox, and the ids of its questions begin with its own id.
     """
@@ -989,7 +985,7 @@ def _rewrite_for_fork(record: Record, run: RunId) -> Record:
 
 
 def _resume_state(records: Sequence[Record]) -> ResumeState:
-    """Return the past of a resumed run, beside the part that its live plan and ledger hold."""
+    """Return the past of a resumed run that its live plan and ledger do not hold."""
     last = len(records) - 1
     while last and isinstance(records[last].body, _NON_CAUSAL_RECORDS):
         last -= 1
@@ -1012,7 +1008,7 @@ def _resume_state(records: Sequence[Record]) -> ResumeState:
                 settings = record.body.settings
 
     reason = "its process ended"
-    # A fork ends with the revision it was made at, until it is resumed for the first time.
+    # A fork ends with the revision of the fork until it is first resumed.
     if opened.forked_from is not None and not resumed and isinstance(records[-1].body, PlanRevised):
         reason = "it was running when the run was forked"
     return ResumeState(
@@ -1032,14 +1028,14 @@ def _recorded_settings(settings: Settings) -> JsonObject:
 
 
 def _stated_directory(environment: Environment) -> str:
-    """Return the folder in which the tools of a new run work; empty if no journal can name it."""
+    """Return the folder in which the tools of a new run work; empty if it has no usable name."""
     directory = environment.directory
     try:
         if directory is None:
             directory = str(Path.cwd())
         directory.encode()
     except (FileNotFoundError, UnicodeEncodeError):
-        return ""  # it was deleted, or its name is no text
+        return ""  # it was deleted, or its name is not text
     return directory
 
 
@@ -1073,10 +1069,10 @@ async def run_services(
 ) -> AsyncIterator[PlanRun]:
     """Keep the services of a run going while the caller's body works on it.
 
-    The state that changes is the run's. In order: the work that a resume has to finish; the
-    timer, the lease and the inbox; the caller's body, which ends, raises or is cancelled; and the
-    end, where the run is left in order whichever of the three it was. An exception of the body is
-    raised again unwrapped, after that.
+    The state that changes is the run's. In order: the unfinished work of a resumed run; the timer,
+    the lease and the inbox; the caller's body, which ends, raises or is cancelled; and the end,
+    which leaves the run in order in each of these cases. An exception of the body is raised again
+    unwrapped, after that.
 
     Args:
         run: the run, new or resumed.
@@ -1095,20 +1091,20 @@ async def run_services(
     try:
         if life.end is None and past is not None:
             if _is_to_be_undone(life.journal.store, run.id):
-                # It could end, or go on, before it is taken back.
+                # It could end, or go on, before it is undone.
                 with life.busy("taking back", then_check=False):
                     _finish_past(life, past, outcomes, on_resume)
                     process_messages(run, None, only_kind="undo")
             else:
                 _finish_past(life, past, outcomes, on_resume)
-        # Finishing the past may have ended the run.
+        # Finishing the past work may have ended the run.
         if life.end is None:
             _announce_missing_tools(life, past)
         async with anyio.create_task_group() as group:
             life.plugins.begin(group.start_soon)
             if life.end is None:
                 group.start_soon(life.timer.run)
-                # Another clock stands still, or jumps, while work takes real time.
+                # A clock of another kind stands still, or jumps, while work takes real time.
                 if isinstance(life.clock, SystemClock):
                     WATCHDOG.add(life)
             if life.end is None and life.journal.store.durable:
@@ -1123,8 +1119,8 @@ async def run_services(
             for service in services:
                 service(group)
             if past is not None:
-                # Before the run could end again for lack of an answer. A pause was meant for the
-                # earlier process.
+                # Read before the run could end again for lack of an answer. A pause was meant for
+                # the earlier process.
                 process_messages(run, on_message, skip_kind="pause")
             if life.ledger.budget_tracker.budget.wall_clock is not None:
                 life.enforce_wall_clock()
@@ -1140,7 +1136,7 @@ async def run_services(
             else:
                 _leave(life, f"the {program} left before the end")
             with anyio.CancelScope(shield=True) as scope:
-                # Set within the scope, because a closing event loop refuses it.
+                # Set inside the scope, because a closing event loop refuses it.
                 scope.deadline = anyio.current_time() + _CLOSE_SECONDS
                 await life.plugins.close()
             if life.plugins.names:
@@ -1154,7 +1150,7 @@ async def run_services(
         renewer.discard(life)
         WATCHDOG.discard(life)
         life.spans.close(failure)
-        # A third party's store may raise anything: then later scores have less evidence, and the
+        # A third party's store may raise anything. Then later scores have less evidence, and the
         # lease runs out by itself.
         with anyio.CancelScope(shield=True), suppress(Exception):
             await _retry_while_locked(outcomes.save)
@@ -1170,7 +1166,7 @@ def _finish_past(
     outcomes: OutcomeCollector,
     on_resume: Callable[[ResumeState], None],
 ) -> None:
-    """Finish the work that the end of the earlier process has cut off."""
+    """Finish the work that the earlier process left unfinished."""
     waited = max(0.0, life.clock.now() - past.stopped_at)
     resumed = RunResumed(life.journal.lease.owner, waited, life.spans.traceparent, __version__)
     if life.opening.directory != past.directory:
@@ -1186,7 +1182,7 @@ def _finish_past(
     # Collected first, because recording an interruption changes the states.
     running = [entry for entry in life.live if entry.state is TaskState.RUNNING]
     for entry in running:
-        # Nobody was asking whether it was done, and that is done now.
+        # No confirmation was running; one starts now.
         if entry.log.current is None:
             continue
         tool = life.live.tool_of(entry.task)
@@ -1203,7 +1199,7 @@ def _finish_past(
 
 
 def _announce_missing_tools(life: Lifecycle, past: ResumeState | None) -> None:
-    """Record the tools that are unavailable from the start, so that their tasks are replanned."""
+    """Record tools that are unavailable from the start, so that their tasks are replanned."""
     announced: frozenset[str] = frozenset()
     if past is not None:
         announced = past.announced_resources
@@ -1227,7 +1223,7 @@ def _leave(life: Lifecycle, reason: str) -> None:
 
 
 async def _warn_of_threads(life: Lifecycle) -> None:
-    """Warn which plugins hold up the end of a run, such as by waiting in threads."""
+    """Warn about plugins that hold up the end of a run, for example by waiting in threads."""
     with anyio.CancelScope(shield=True):
         for pause in (0, 0, 0, *[0.05] * 20):
             await anyio.sleep(pause)  # noqa: TID251 - a thread works in real time
@@ -1252,10 +1248,10 @@ def _renew_lease(life: Lifecycle) -> None:
 def _lost_leases(
     lives: Sequence[Lifecycle], store: RunStore, clock: Clock, ttl: float
 ) -> list[tuple[Lifecycle, LeaseLost]]:
-    """Renew the leases of runs, and return those that are lost."""
+    """Renew the leases of runs, and return the lost ones."""
     leases = [life.journal.lease for life in lives]
     errors: Mapping[Lease, LeaseLost] = {}
-    # Appends notice as well that the store fails, and handle it.
+    # Appends notice a failing store as well, and handle it.
     with suppress(Exception):
         errors = store.renew_all(leases, lease_time(clock), ttl)
     lost: list[tuple[Lifecycle, LeaseLost]] = []
@@ -1279,7 +1275,7 @@ def process_messages(
 ) -> None:
     """Handle messages from other processes, of one kind or all.
 
-    Those after the end are left for the process that resumes the run.
+    Messages after the end are left for the process that resumes the run.
     """
     life = run._lifecycle
     try:
@@ -1302,7 +1298,7 @@ def process_messages(
     if only_kind is not None:
         messages = [message for message in messages if message.kind == only_kind]
     if not messages:
-        # A batch would check whether the run is complete, before its caller could edit it.
+        # A batch would check whether the run is complete before its caller could edit it.
         return
     # The run may end only after all are handled, because each may answer a question.
     with life.busy("messages"):
@@ -1313,7 +1309,7 @@ def process_messages(
                 try:
                     _handle_message(run, message, on_message)
                 except RecordNotSerializable as error:
-                    # It can never be handled, and later ones wait for it.
+                    # It can never be handled, and later messages wait for it.
                     life.record_error(f"a message of {message.by or 'somebody'}", error)
                 except StoreError:
                     return
@@ -1324,12 +1320,12 @@ def process_messages(
 
 
 def _adopt_message(run: PlanRun, message: InboxMessage) -> None:
-    """Adopt the plan in a message; one that cannot be adopted is recorded."""
+    """Adopt the plan in a message; record why if that is impossible."""
     rerun: Rerun | None = None
     if message.payload.get("rerun") in get_args(Rerun):
         rerun = message.payload["rerun"]  # type: ignore[assignment] # one of its values
     try:
-        # A message that was handled before, and not discarded, makes no difference any more.
+        # A message that was handled before but not discarded no longer makes a difference.
         plan = Plan.model_validate(message.payload.get("plan"))
         reason = str(message.payload.get("reason") or "")
         run.adopt(plan, rerun=rerun, reason=reason, by=message.by or "edit")
@@ -1360,7 +1356,7 @@ def _names_in(payload: JsonObject, field_name: str) -> list[str]:
 
 
 def _undo_message(run: PlanRun, message: InboxMessage) -> None:
-    """Take back what a message asks for; what cannot be taken back is recorded."""
+    """Undo the effects that a message asks for; record why if that is impossible."""
     payload = message.payload
     to = payload.get("to")
     try:
@@ -1382,7 +1378,7 @@ def edit_place(kind: str, by: str) -> str:
 
 
 def adoption_place(by: str) -> str:
-    """Return the place of an error that says why the plan of a person was not adopted."""
+    """Return the place of the error that says why the plan of a person was not adopted."""
     return f"the corrected plan of {by or 'somebody'}"
 
 

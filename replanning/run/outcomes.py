@@ -1,4 +1,4 @@
-"""Outcomes: how the plan goes, and how tools and applied alternatives have worked out."""
+"""Outcomes: the progress of the plan, and how well tools and applied alternatives worked."""
 
 from __future__ import annotations
 
@@ -32,15 +32,14 @@ from replanning.plan.tasks import Task
 from replanning.run.journal import RunJournal
 
 MAX_EVALUATION_SECONDS: Final = 0.1
-"""Seconds after which an evaluator is not asked again; the run blocks while it evaluates."""
+"""Time limit for an evaluator in seconds, after which it is dropped; the run blocks on it."""
 
 _MAX_STORED_OUTCOMES: Final = 10_000
-"""Outcomes of tools that a run keeps for later runs; those of each tool that count are far
-fewer.
+"""Number of outcomes of tools that a run keeps for later runs; far fewer count for each tool.
 """
 
 ATTEMPT_ENDS: Final = (AttemptSucceeded, AttemptFailed, AttemptTimedOut, AttemptInterrupted)
-"""Kinds of record with which an attempt ends."""
+"""Records that end an attempt."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +68,7 @@ class Evaluation:
     def evaluate(self) -> PlanEvaluation:
         """Return the progress and health of the plan now.
 
-        An evaluator that fails, or takes long, is not asked again.
+        An evaluator that fails or is slow is not asked again.
         """
         if self._mean_durations is None:
             self._mean_durations = {}
@@ -93,7 +92,7 @@ class Evaluation:
     ) -> float:
         """Return the share of `total` that the tasks in `other` save, compared with those in `one`.
 
-        An evaluator that fails, or takes long, is not asked again.
+        An evaluator that fails or is slow is not asked again.
         """
         if type(self.evaluator) is not PlanEvaluator:
             try:
@@ -107,7 +106,7 @@ class Evaluation:
         return self.evaluator.compare(one, other, view, total)
 
     def _ask(self, method: Callable[..., object], *args: object) -> object:
-        """Return what a method of a third party's evaluator says.
+        """Call a method of a third party's evaluator.
 
         Raises:
             TimeoutError: it took too long; the run waits for it.
@@ -129,8 +128,8 @@ class Evaluation:
     def past_outcomes(self, tool: str) -> Sequence[bool]:
         """Return outcomes as evidence of success: those of earlier runs first, then of this run.
 
-        Without any of its own, those of the other tools of its capability. With a `source_key`,
-        those of a source's alternatives.
+        If the tool has none, the outcomes of the other tools of its capability. For a `source_key`,
+        the outcomes of the alternatives of that source.
         """
         live = self._live
         own = list(live.statistics.outcomes.get(tool, ()))
@@ -143,7 +142,7 @@ class Evaluation:
         spec = live.tools.get(tool)
         if own or spec is None or spec.capability is None:
             return own
-        # The failures of a tool that is to be replaced say nothing about its replacement.
+        # The failures of the replaced tool say nothing about its replacement.
         failing = {live.entry(task_id).task.tool for task_id in live.stuck}
         newest_first = self._store.outcomes(tool=None, capability=spec.capability)
         outcomes = [outcome.succeeded for outcome in reversed(newest_first)]
@@ -172,10 +171,9 @@ class OutcomeCollector:
         journal.subscribe(self._on_outcome, [OutcomeRecorded])
 
     def recheck(self, record: Record) -> None:
-        """Take the last record of a resumed run, because its earlier process may have died before.
+        """Process the last record of a resumed run; its earlier process may have died before that.
 
-        What an attempt's end says of a tool is not collected again: that process may have stored
-        it.
+        The outcome of a tool is not collected again: that process may have stored it.
         """
         body = record.body
         if isinstance(body, ATTEMPT_ENDS):
@@ -186,12 +184,12 @@ class OutcomeCollector:
             self._on_outcome(record)
 
     def _on_end(self, record: Record) -> None:
-        """Collect the outcome of a tool; the end may also satisfy a lineage, or leave it stuck."""
+        """Collect the outcome of a tool; the end may also satisfy a lineage or leave it stuck."""
         body = record.body
         assert isinstance(body, ATTEMPT_ENDS)
         entry = self._live.entries[body.task]
         name = entry.task.tool
-        # An interruption says nothing about the tool, and neither does a shared one.
+        # An interruption says nothing about the tool, and neither does a failure shared by many.
         says_nothing = isinstance(body, AttemptInterrupted)
         if isinstance(body, AttemptFailed):
             says_nothing = self._live.shared_failure(entry, body.failure) is not None
@@ -206,7 +204,7 @@ class OutcomeCollector:
             self._record_lineage_outcome(entry, record.at)
 
     def _on_revision(self, record: Record) -> None:
-        """Settle a revision that skips tasks: it has worked out at once, no attempt will end."""
+        """Settle a revision that skips tasks: it worked at once, because no attempt will follow."""
         body = record.body
         assert isinstance(body, PlanRevised)
         for applied in self._ledger.lineages.pending.values():

@@ -1,4 +1,4 @@
-"""Outputs of attempts: what the plan gets, and what the journal keeps."""
+"""Outputs of attempts: their form in the plan, and their form in the journal."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Codec = Callable[[object], JsonValue]
 """Turns an output that is not JSON into JSON."""
 
 _SIMPLE_TYPES: Final = frozenset({NoneType, bool, int})
-"""Types of outputs that are JSON and hold no secrets."""
+"""Types of outputs that are JSON and contain no secrets."""
 
 _JSON_TYPES: Final = frozenset({*_SIMPLE_TYPES, float, str, list, dict})
 
@@ -63,11 +63,11 @@ _VAGUE_HINTS: Final = (
     dict,
     list,
 )
-"""Return annotations that name no class of which an output could be."""
+"""Return annotations that do not name a class of outputs."""
 
 
 class WithheldOutput(NamedTuple):
-    """Output of an attempt elsewhere that must not be brought into this process.
+    """Output of an attempt in another process that must not come into this one.
 
     Attributes:
         reason: why not.
@@ -77,7 +77,7 @@ class WithheldOutput(NamedTuple):
 
 
 class Confirmed(NamedTuple):
-    """Answer to the question whether a call was done.
+    """Answer to the question whether a call was made.
 
     Attributes:
         done: whether it was.
@@ -90,16 +90,15 @@ class Confirmed(NamedTuple):
 
 @dataclass(repr=False, eq=False)
 class OutputKeeper:
-    """Takes the outputs of attempts, and gives those of a resumed run their types again.
+    """Stores the outputs of attempts, and restores the types of those of a resumed run.
 
-    Its state is what it knows of return annotations (`return_types`), which sessions and work add
-    to.
+    Its state is the known return annotations (`return_types`); sessions and work add to them.
 
     Args:
-        live: the plan, whose tasks the outputs belong to.
+        live: the plan with the tasks of the outputs.
         redactor: masks secrets.
         codec: turns outputs that are not JSON into JSON.
-        max_bytes: the limit of an output as JSON.
+        max_bytes: the size limit of an output as JSON.
         started_at: when the run began, in seconds since the epoch.
     """
 
@@ -120,26 +119,26 @@ class OutputKeeper:
     def take(
         self, attempt: AttemptId, entry: TaskEntry, output: Any, *, must_store: bool
     ) -> tuple[AttemptSucceeded, AttemptSucceeded]:
-        """Return the record of an output as the live plan gets it, and as the journal does.
+        """Return the record of an output for the live plan, and the one for the journal.
 
         Args:
-            attempt: the attempt that has ended with it.
+            attempt: the attempt that returned it.
             entry: its task.
             output: the output.
             must_store: whether an output that is too large for the journal is a failure, instead
                 of being left out of it.
 
         Raises:
-            OutputError: it is something to be awaited, the codec failed, or it is too large.
+            OutputError: it still has to be awaited, the codec failed, or it is too large.
         """
         reads = entry.reads.keys or None
         kind = type(output)
-        # They hold no secrets, and nothing of them can be changed, so they need no copy.
+        # They contain no secrets and are immutable, so they need no copy.
         is_small = kind is not int or MIN_INTEGER < output < MAX_INTEGER
         if kind in _SIMPLE_TYPES and is_small:
             body = AttemptSucceeded(attempt, entry.id, output, True, reads)
             return body, body
-        # JSON is nothing to be awaited.
+        # JSON does not have to be awaited.
         if kind not in _JSON_TYPES:
             if isinstance(output, WithheldOutput):
                 body = AttemptSucceeded(attempt, entry.id, None, False, reads, output.reason)
@@ -156,7 +155,7 @@ class OutputKeeper:
         else:
             unstored = self._size_problem(encoded)
             if unstored and must_store:
-                # The work is done, and may have taken effect: another tool would repeat it.
+                # The work is done and may have taken effect; another tool would repeat it.
                 raise OutputError(unstored, in_doubt=True)
             if not unstored:
                 document = encoded.value
@@ -164,21 +163,19 @@ class OutputKeeper:
                     body = AttemptSucceeded(attempt, entry.id, document, True, reads)
                     return body, body
                 if encoded.is_masked:
-                    unstored = (
-                        f"a part of it looks like a secret, in whose place the journal has {MASK}"
-                    )
+                    unstored = f"a part of it looks like a secret, so the journal has {MASK}"
         copied: Any = copy_containers(value)
         body = AttemptSucceeded(attempt, entry.id, copied, True, reads, unstored)
         return body, replace(body, output=document, recoverable=not unstored)
 
     def agreements(self, entry: TaskEntry, output: object) -> list[Agreement]:
-        """Return which other tools must say the same as the tool of a task has said."""
+        """Return the other tools that must agree with the answer of a task's tool."""
         agreements: list[Agreement] = []
         if isinstance(output, WithheldOutput):
             return agreements  # there is nothing to compare
         for expectation in self._expectations(entry):
             agreement = expectation.agrees_with
-            # Where the other tool stands in for the first, it has the last word.
+            # If the other tool is now the substitute of the first, it has the last word.
             if agreement is not None and agreement.tool != entry.task.tool:
                 agreements.append(agreement)
         return agreements
@@ -200,19 +197,19 @@ class OutputKeeper:
         output: object,
         value_of: Callable[[object], object] | None,
     ) -> Confirmed:
-        """Return what the output of a confirmation says about the task of which it was asked.
+        """Return what the output of a confirmation says about its task.
 
         Args:
             entry: the task.
-            confirm: what was asked.
+            confirm: the confirmation.
             key: the idempotency key of its attempt.
-            output: the output of the tool that was asked.
-            value_of: makes of the output what the condition is about; by default the output.
+            output: the output of the confirming tool.
+            value_of: extracts the value that the condition checks; by default the output itself.
 
         Raises:
-            UnexpectedOutput: the output is not what that tool expects.
+            UnexpectedOutput: the output violates the expectations of that tool.
             ExpressionError: the condition cannot be evaluated, the output of the task cannot be
-                made, or a function has returned a boolean, which does not tell.
+                computed, or a function returned a boolean, which is ambiguous.
         """
         live = self._live
         roots = self._roots_of(entry)
@@ -229,7 +226,7 @@ class OutputKeeper:
             )
             if broken is not None:
                 raise broken
-        # Whether it means that the call was done, or is what the call returns, nobody can tell.
+        # It could mean that the call was made, or it could be the output of the call.
         if isinstance(value, bool) and confirm.when == DONE_UNLESS_NULL:
             raise ExpressionError(
                 f"{value} does not say whether it was done; return the output of the call, None if"
@@ -241,7 +238,7 @@ class OutputKeeper:
             raise ExpressionError(f"expected an output that is JSON: {error}") from None
         if not Condition.parse(confirm.when, OUTPUT_ROOTS).holds(roots):
             return Confirmed(done=False)
-        # The object itself, as a task gets that of its own tool.
+        # The object itself, as with the output of the task's own tool.
         if confirm.output == WHOLE_OUTPUT:
             return Confirmed(done=True, output=output)
         roots[IDEMPOTENCY_KEY] = key
@@ -256,20 +253,20 @@ class OutputKeeper:
         verified: bool,
         checked: bool,
     ) -> UnexpectedOutput | None:
-        """Return why an output is not what its tool and its task expect; None if it is.
+        """Return why an output violates the expectations of its tool or task; None if it does not.
 
         Args:
             entry: the task.
             output: its output.
-            value_of: makes of the output what is checked; by default the output.
-            verified: whether the other tools that must say the same were asked, or are yet to be.
-            checked: whether the commands that must succeed after the work have done so.
+            value_of: extracts the value to check; by default the output itself.
+            verified: whether the other tools that must agree were asked, or will be asked later.
+            checked: whether the commands that must succeed after the work have succeeded.
         """
         expectations = self._expectations(entry)
         for expectation in expectations:
             if expectation.commands and not checked:
                 return UnverifiedOutput(
-                    f"{expectation.commands[0]!r} must succeed, and was not run: a `ToolExecutor`"
+                    f"{expectation.commands[0]!r} must succeed, but was not run: a `ToolExecutor`"
                     " runs commands; in Python, give `expect` a function",
                     output,
                 )
@@ -282,15 +279,15 @@ class OutputKeeper:
         if not agreements:
             return None
         return UnverifiedOutput(
-            f"{agreements[0].tool!r} must say the same, and was not asked: whoever only reports"
-            " outputs cannot have another tool called; execute the task with `run.perform`",
+            f"{agreements[0].tool!r} must agree, but was not asked, because the output was only reported; execute"
+            " the task with `run.perform` to have it verified",
             output,
         )
 
     def require_expected(self, entry: TaskEntry, output: object, *, checked: bool) -> None:
-        """Refuse an output that is not as expected before a judge or a model is shown it.
+        """Refuse an unexpected output before a judge or a model sees it.
 
-        Other tools that must say the same are asked after that.
+        Other tools that must agree are asked after that.
 
         Args:
             entry: the task.
@@ -316,10 +313,10 @@ class OutputKeeper:
 
         Args:
             entry: the task.
-            agreement: the second tool, and what is compared.
+            agreement: the second tool, and the values to compare.
             output: the output of the task.
-            other: that of the second tool, which is held to what that tool expects itself.
-            value_of: makes of an output what is compared; by default the output.
+            other: the output of the second tool; the expectations of that tool apply to it.
+            value_of: extracts the value to compare; by default the output itself.
         """
         name = agreement.tool
         if isinstance(other, WithheldOutput):
@@ -358,7 +355,7 @@ class OutputKeeper:
         return broken
 
     def _roots_of(self, entry: TaskEntry) -> dict[str, object]:
-        """Return what conditions about an output of a task see, beside the output."""
+        """Return the values that conditions about an output can see beside it."""
         return {
             "arguments": self._live.sent_arguments(entry),
             "context": self._live.context,
@@ -369,7 +366,7 @@ class OutputKeeper:
         }
 
     def recorded_form(self, output: object) -> JsonValue:
-        """Return an output that is not as expected as the journal has it; None if it cannot."""
+        """Return the journal's form of an unexpected output; None if there is none."""
         try:
             encoded = encode(output, self._redactor)
         except NotStorable:
@@ -379,16 +376,16 @@ class OutputKeeper:
         return encoded.value
 
     def _encoded(self, entry: TaskEntry, value: object) -> StoredOutput:
-        """Return the stored form of an output, by the return annotation where that is needed.
+        """Return the stored form of an output, using the return annotation if necessary.
 
         Raises:
             NotStorable: it has none.
-            OutputError: a part of it is something to be awaited.
+            OutputError: a part of it still has to be awaited.
         """
         try:
             encoded = encode(value, self._redactor)
         except NotStorable as error:
-            # As where the results of several calls were to be gathered.
+            # For example where the results of several calls should have been gathered.
             part = error.part
             if inspect.iscoroutine(part) or inspect.isasyncgen(part) or asyncio.isfuture(part):
                 problem = await_problem(part, entry.id, "returned a value that holds")
@@ -398,7 +395,7 @@ class OutputKeeper:
                 raise
             return annotated
         if encoded.enums:
-            # A text or a number is what remains of them where no annotation names them.
+            # Without an annotation, only a text or a number remains of them.
             return self._encode_annotated(entry, value, encoded.enums) or encoded
         return encoded
 
@@ -408,14 +405,15 @@ class OutputKeeper:
         try:
             return self._codec(output)
         except Exception as error:
-            # Every error of a codec is a failure of the attempt, told with its output's type.
+            # Every error of a codec is a failure of the attempt, reported with the type of its
+            # output.
             name = type(output).__name__
             raise OutputError(f"the codec failed for {name}: {describe_error(error)}") from error
 
     def _size_problem(self, encoded: StoredOutput) -> str:
         if encoded.size <= self._max_bytes:
             return ""
-        # The first size is a quick estimate that is never too small.
+        # The first size is a quick estimate; it is never too small.
         size = measure(encoded.value)
         if size <= self._max_bytes:
             return ""
@@ -430,15 +428,15 @@ class OutputKeeper:
     ) -> StoredOutput | None:
         """Return the stored form of an output that its function's return annotation describes.
 
-        None if the annotation does not bring it back as it was, with so many members of an Enum
-        that equal their texts or numbers.
+        None if the annotation does not restore it exactly, as with members of an Enum that equal
+        their texts or numbers.
         """
         adapter = self.return_types.get(_function_name(entry))
         if adapter is None:
             return None
         try:
             document = adapter.dump_python(output, mode="json", warnings="error")
-            # What does not come back equal would change its value with a resume, unnoticed.
+            # A value that is not restored exactly would change on a resume, unnoticed.
             restored = adapter.validate_python(document)
             if restored != output:
                 return None
@@ -449,7 +447,7 @@ class OutputKeeper:
             return None
 
     def untyped_tools(self) -> list[ToolSpec]:
-        """Return the tools of a resumed run whose outputs wait for their return annotations."""
+        """Return the tools of a resumed run whose outputs need their return annotations."""
         tools: dict[str, ToolSpec] = {}
         for entry in self._live:
             if not isinstance(entry.output.value, AnnotatedJson):
@@ -460,7 +458,7 @@ class OutputKeeper:
         return list(tools.values())
 
     def restore(self, return_types: Mapping[str, TypeAdapter[Any]]) -> None:
-        """Turn the outputs of a resumed run into what return annotations name.
+        """Convert the outputs of a resumed run to the types of return annotations.
 
         Args:
             return_types: the annotations, by the names of the tools.
@@ -485,11 +483,11 @@ def _function_name(entry: TaskEntry) -> str:
 
 
 def await_problem(output: object, task_id: TaskId, verb: str = "returned") -> str:
-    """Return what is wrong with an output that is still to be awaited or iterated; else empty."""
+    """Return the problem of an output that must be awaited or iterated; empty if there is none."""
     is_iterator = inspect.isasyncgen(output) or isinstance(output, AsyncIterator)
     is_awaitable = inspect.isawaitable(output)
     if hasattr(output, "__aenter__") and not isinstance(output, Coroutine):
-        # Connections and pools can be awaited to open them, and stay what they are.
+        # Connections and pools can be awaited to open them, but they are valid outputs.
         is_awaitable = False
     if not is_iterator and not is_awaitable:
         return ""
@@ -502,7 +500,7 @@ def await_problem(output: object, task_id: TaskId, verb: str = "returned") -> st
         kind = "an async generator"
     if inspect.iscoroutine(output):
         kind = "a coroutine"
-        output.close()  # otherwise Python warns that it was never awaited
+        output.close()  # otherwise Python warns that nobody awaited it
     return (
         f"task {task_id!r} {verb} {kind}{named}, which nobody has awaited; "
         "was `await` forgotten, or `async for`?"

@@ -2,8 +2,9 @@
 
 A process can leave its group and lose its parent, but not the variable that it was started with. So
 the processes of an attempt, or of an MCP server, carry a mark in their environment
-(`process_mark`), by which `ProcessTree` finds them wherever they are. What an earlier, killed
-process of this library left behind is found by the records of its run (`kill_orphaned_processes`).
+(`process_mark`), and `ProcessTree` finds them by it wherever they are. Processes left behind by an
+earlier, killed process of this library are found by the records of its run
+(`kill_orphaned_processes`).
 """
 
 from __future__ import annotations
@@ -37,20 +38,20 @@ IDEMPOTENCY_KEY_VARIABLE: Final = "REPLANNING_IDEMPOTENCY_KEY"
 MARK_VARIABLE: Final = "REPLANNING_PROCESS_MARKS"
 """Environment variable with the marks of a process, separated by colons.
 
-The last one is its own, the others are those of the runs in whose tasks this one was started.
+The last one is its own; the others belong to the runs whose tasks started this one.
 """
 
 KILL_TIMEOUT_SECONDS: Final = 5.0
 """Seconds to wait for killed processes to exit.
 
-Only the system itself can hold one up for longer.
+Only the system can delay one for longer.
 """
 
 _MAX_SCANS: Final = 200
-"""Scans for processes to kill, on a machine on which others never stop coming and going."""
+"""Limit of scans for processes to kill, on a machine where others keep coming and going."""
 
 _EMPTY_SCANS_REQUIRED: Final = 3
-"""Empty scans in a row that mean the end: a process may start another during a scan."""
+"""Number of empty scans in a row before giving up: a process may start another during a scan."""
 
 _STAT_FLAGS: Final = 6
 """Position of the flags of a process in what `process_stat` returns."""
@@ -62,7 +63,7 @@ _PROC_DIR: Final = Path("/proc")
 
 
 def host_id() -> str:
-    """Return a name for the machine and process namespace, in which process ids are unique."""
+    """Return a name for the machine and process namespace; process ids are unique in it."""
     return f"{platform.node()} ({pid_namespace_id()})"
 
 
@@ -78,8 +79,8 @@ def process_start_time(pid: int) -> float:
 def kill_orphaned_processes(run: RunId, records: Iterable[Record]) -> list[int]:
     """Kill the process groups that attempts of a run started on this machine and left behind.
 
-    Returns when they are gone. Must be called by the owner of the run, before anything is run
-    again. On systems without /proc no process is recognised, and none is killed.
+    Returns when they are gone. The owner of the run must call it before any task runs again. On
+    systems without /proc no process is recognised, and none is killed.
 
     Args:
         run: the run.
@@ -94,8 +95,8 @@ def kill_orphaned_processes(run: RunId, records: Iterable[Record]) -> list[int]:
         if isinstance(body, ProcessStarted):
             noted.setdefault(body.attempt, {})[body.group] = body
         elif noted and isinstance(body, AttemptSucceeded | AttemptFailed):
-            # Work that reported its end has ended its processes; work that was timed out or
-            # cancelled may have been about to when its process was killed.
+            # Work that reported its end has ended its processes. Work that timed out or was
+            # cancelled may have been about to do so when its process was killed.
             noted.pop(body.attempt, None)
     started = [process for groups in noted.values() for process in groups.values()]
     return [
@@ -106,13 +107,12 @@ def kill_orphaned_processes(run: RunId, records: Iterable[Record]) -> list[int]:
 
 
 def _kill_group(run: RunId, process: ProcessStarted) -> bool:
-    """Kill a process group, if it still is the one on record, as process ids are used again.
+    """Kill a process group if it is still the recorded one; process ids are reused.
 
-    It is if its leader has the time of birth on record, or if a member of it works for that
-    attempt.
+    It is if its leader has the recorded start time, or if a member works for that attempt.
     """
     group = process.group
-    # To signal group 0 or 1, or our own, would hit this process or the whole system.
+    # Signalling group 0 or 1, or our own, would hit this process or the whole system.
     if group <= 1 or group == os.getpgrp():
         return False
     with suppress(PermissionError):
@@ -143,7 +143,7 @@ def _kill_group(run: RunId, process: ProcessStarted) -> bool:
 
 
 _marks_in_use: Final = set[str]()
-"""The marks of this process, of everything that it has started and not seen end."""
+"""Marks of everything that this process has started and not seen end."""
 
 
 @contextmanager
@@ -167,7 +167,7 @@ def process_mark(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def kill_marked_processes() -> list[str]:
-    """Kill at once what the tools of this process still run; return what cannot be ended."""
+    """Kill all processes of this process's tools at once; return those that cannot be ended."""
     left: list[str] = []
     for mark in list(_marks_in_use):
         left += ProcessTree(mark).end()
@@ -175,17 +175,17 @@ def kill_marked_processes() -> list[str]:
 
 
 class ProcessTree:
-    """The processes with a mark, and those that they have started, in whatever group or session.
+    """The processes with a mark and their descendants, in any group or session.
 
-    A process without the mark belongs to them if its parent does: it may have been started with an
-    empty environment, or as another user, whose environment cannot be read. On systems without
-    /proc no process is found.
+    A process without the mark belongs to them if its parent does: it may run with an empty
+    environment, or as another user, whose environment cannot be read. On systems without /proc no
+    process is found.
 
-    Its state is what it knows of processes. Each is looked at once, before it can flee to another
+    Its state is its knowledge of processes. Each is examined once, before it can move to another
     parent.
 
     Args:
-        mark: the mark, which no other process may have.
+        mark: the mark; no other process may have it.
     """
 
     def __init__(self, mark: str) -> None:
@@ -194,7 +194,7 @@ class ProcessTree:
                 "mark: it is empty, so that every process of the machine would have it"
             )
         self._mark = mark.encode()
-        self._members: dict[int, str] = {}  # their start times, because process ids are used again
+        self._members: dict[int, str] = {}  # their start times, because process ids are reused
         self._others: set[int] = set()
         self._unreadable: set[int] = set()
         self._kills_at_sight = False
@@ -203,11 +203,10 @@ class ProcessTree:
         return f"<ProcessTree {sorted(self._members)}>"
 
     def find(self) -> bool:
-        """Look at processes that were not looked at yet; return whether there may be more.
+        """Examine new processes; return whether there may be more.
 
-        There may be where one was found, or one was gone before it was looked at: both may have
-            started
-        another one meanwhile.
+        There may be more if one was found, or if one ended before it was examined: both may have
+        started another.
         """
         pids = set(_all_pids())
         self._others &= pids
@@ -226,7 +225,7 @@ class ProcessTree:
                 unreadable.add(pid)
             if not stat or stat[0] in DEAD_STATES:
                 continue
-            # One that keeps forking is caught only by scans that are faster than it is.
+            # Only scans that are fast enough catch a process that keeps forking.
             if int(stat[_STAT_FLAGS]) & _KERNEL_THREAD:
                 self._others.add(pid)
                 continue
@@ -242,7 +241,7 @@ class ProcessTree:
         return found
 
     def _kill_marked(self, pid: int) -> None:
-        """Kill a process with the mark, never a later one with its id, and wait for its end."""
+        """Kill a process with the mark, never a later one with its id, and wait until it ends."""
         with suppress(AttributeError, OSError), _descriptor(pid) as end:
             if self._mark in _process_environ(pid):
                 signal.pidfd_send_signal(end, signal.SIGKILL)
@@ -267,7 +266,7 @@ class ProcessTree:
         return born is not None and process_stat(pid)[STAT_START_TIME:][:1] == [born]
 
     def terminate(self, *, except_group: int = 0) -> None:
-        """Ask all to end, except those in a process group that was asked already."""
+        """Ask all processes to end, except those in a group that was already asked."""
         for pid in self._members:
             if process_stat(pid)[2:3] == [str(except_group)]:
                 continue
@@ -276,19 +275,20 @@ class ProcessTree:
                     signal.pidfd_send_signal(end, signal.SIGTERM)
 
     def end(self, grace: float = 0.0) -> list[str]:
-        """Kill all that do not end by themselves in time; return when they are gone.
+        """Kill all processes that do not end in time; return when they are gone.
 
         Args:
-            grace: seconds that they have to end by themselves.
+            grace: seconds that they have to end on their own.
 
         Returns:
-            What cannot be ended, such as a process of another user: its id and command.
+            The id and command of each process that cannot be ended, such as one of another user.
         """
         deadline = time.monotonic() + grace
         left: dict[int, str] = {}
         empty_scans = 0
         for scan in range(_MAX_SCANS):
-            # What has come since the first scan may be gone in a moment, with another in its place.
+            # A process that is new since the first scan may be gone in a moment, replaced by
+            # another.
             self._kills_at_sight = scan > 0 and time.monotonic() >= deadline
             found = self.find()
             for pid, born in list(self._members.items()):
@@ -309,7 +309,7 @@ def _end_process(pid: int, born: str, deadline: float) -> bool:
     """Wait for the end of a process, kill it at the deadline, and return whether it is gone."""
     try:
         with _descriptor(pid) as end:
-            # The descriptor may be that of another process, which has got the id meanwhile.
+            # The descriptor may belong to another process that has reused the id.
             if process_stat(pid)[STAT_START_TIME:][:1] != [born]:
                 return True
             if _wait_for_exit(end, deadline - time.monotonic()):
@@ -323,7 +323,7 @@ def _end_process(pid: int, born: str, deadline: float) -> bool:
 
 
 def _command_line(pid: int) -> str:
-    """Return the command of a process as a text; empty where it is gone."""
+    """Return the command of a process as text; empty if it is gone."""
     try:
         words = (_PROC_DIR / str(pid) / "cmdline").read_bytes()
     except OSError:
@@ -341,7 +341,7 @@ def _descriptor(pid: int) -> Iterator[int]:
 
 
 def _wait_for_exit(descriptor: int, patience: float) -> bool:
-    """Wait for the end of a process for so many seconds, and return whether it is gone."""
+    """Wait a number of seconds for a process to end, and return whether it is gone."""
     waiting = select.poll()  # unlike `select`, for any number of open files
     waiting.register(descriptor, select.POLLIN)
     return bool(waiting.poll(max(0.0, patience) * 1000))
@@ -364,7 +364,7 @@ def _group_members(group: int) -> Iterator[int]:
 def _process_environ(pid: int) -> bytes:
     """Return the environment that a process was started with, as the system keeps it.
 
-    It is empty where the process is gone or belongs to another user.
+    It is empty if the process is gone or belongs to another user.
     """
     try:
         return (_PROC_DIR / str(pid) / "environ").read_bytes()

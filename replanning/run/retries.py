@@ -1,4 +1,4 @@
-"""Failures of attempts: their record, whether they may pass, and when to try again."""
+"""Failures of attempts: their record, whether they are transient, and when to try again."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from replanning.secrets import Redactor
 from replanning.settings import Settings
 
 IsTransient = Callable[[Exception], bool]
-"""Says whether an exception that is not recognised may pass."""
+"""Decides whether an unrecognised exception is transient."""
 
 MAX_MESSAGE_CHARS: Final = 8_000
 
@@ -75,19 +75,19 @@ _STATUS_FIELDS: Final = ("status_code", "status", "code", "http_status")
 _EXIT_CODE_FIELDS: Final = ("exit_code", "returncode", "exit_status")
 
 _TIMEOUT_CLASS: Final = re.compile("Timeout|TimedOut")
-"""Names of classes of errors after a time limit, in the standard library and in most clients."""
+"""Class names of timeout errors in the standard library and in most clients."""
 
 TRANSIENT_ERRNOS: Final = (
     *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH),
     *(errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS),
 )
-"""Errors of the system that may pass: of the network, or a lack of some resource."""
+"""Transient errors of the system: of the network, or a lack of resources."""
 
 Verdict = Literal["may-pass", "definite", "in-doubt"]
-"""What an exception says about the effect of the work that raised it.
+"""Verdict of an exception about the work that raised it.
 
-`may-pass`: it had none, and the cause may pass. `definite`: it had none, and trying again would not
-help. `in-doubt`: nobody knows whether it had its effect.
+`may-pass`: no effect, and the cause is transient. `definite`: no effect, and another try would not
+help. `in-doubt`: it is unknown whether it took effect.
 """
 
 _MAY_PASS_CLASSES: Final = {
@@ -106,7 +106,7 @@ _MAY_PASS_CLASSES: Final = {
         *("SerializationFailure", "DeadlockDetected", "TransactionRollback"),
     ),
     "psycopg2": ("TransactionRollbackError", "CannotConnectNow", "SerializationFailure"),
-    # A request to a language model changes nothing.
+    # A request to a language model has no effects.
     "openai": ("APIConnectionError",),
     "anthropic": ("APIConnectionError",),
 }
@@ -116,10 +116,10 @@ _IN_DOUBT_CLASSES: Final = {
     "builtins": (
         *("TimeoutError", "ConnectionResetError", "ConnectionAbortedError", "BrokenPipeError"),
     ),
-    # The work waited for something that was cut off: of its own, of a client, or in a thread.
+    # The work waited for something that was cancelled: its own, a client's, or in a thread.
     "replanning": ("CancelledWithin",),
     "asyncio": ("CancelledError", "IncompleteReadError"),
-    # A process of a pool that was killed has a broken pool.
+    # A killed process of a pool breaks the pool.
     "concurrent": ("CancelledError", "BrokenExecutor"),
     "trio": ("Cancelled", "BrokenResourceError", "TooSlowError"),
     "anyio": ("BrokenResourceError", "BrokenWorkerProcess", "EndOfStream", "IncompleteRead"),
@@ -142,7 +142,7 @@ _IN_DOUBT_CLASSES: Final = {
     "pymongo": ("AutoReconnect",),
     "websockets": ("ConnectionClosed",),
 }
-"""Classes of errors raised after something was sent, or by clients that cannot tell."""
+"""Classes of errors raised after a request was sent, or by clients that cannot tell."""
 
 _DEFINITE_CLASSES: Final = {
     "aiohttp": ("ClientSSLError", "ServerFingerprintMismatch"),
@@ -153,7 +153,7 @@ _DEFINITE_CLASSES: Final = {
     "psycopg2": ("InvalidPassword",),
     "redis": ("AuthenticationError",),
 }
-"""Classes of errors that are derived from one of the above and will not pass by themselves."""
+"""Classes derived from one of the above whose errors are permanent."""
 
 
 def _verdicts_by_class() -> dict[str, Verdict]:
@@ -177,17 +177,16 @@ _UNCLEAR_CLASSES: Final = (
     *("requests.ConnectionError", "requests.RetryError"),
     "builtins.ConnectionError",
 )
-"""Classes for which the error that they wrap says more."""
+"""Classes whose wrapped error says more."""
 
 _AWS_TRANSIENT: Final = re.compile(
     "Throttl|TooManyRequests|ThroughputExceeded|(?:Request|Bandwidth)LimitExceeded|LimitExceededException|SlowDown"
     "|PriorRequestNotComplete|TransactionInProgress|RequestTimeout"
 )
-"""Codes of botocore that may pass; most of them come with HTTP 400."""
+"""Transient error codes of botocore; most of them come with HTTP 400."""
 
 _MCP_IN_DOUBT: Final = (408, -32000, -32001)
-"""Codes of errors of the MCP SDK, by its versions: a request timed out, or its connection was
-closed.
+"""Error codes of the MCP SDK, by version: a request timed out, or its connection was closed.
 """
 
 _SQLITE_BUSY: Final = (
@@ -196,13 +195,13 @@ _SQLITE_BUSY: Final = (
     "database is locked",
     "database table is locked",
 )
-"""Beginnings of the name, or without one of the message, of an error of SQLite that may pass."""
+"""Prefixes of the name of a transient SQLite error, or of its message if it has no name."""
 
 
 class FailedElsewhere(ReplanningError):
     """Work failed in another process.
 
-    Raised by work that hands tasks on, it stands for that failure.
+    Work that delegates tasks raises it in place of that failure.
 
     Args:
         failure: the record of the failure.
@@ -214,7 +213,7 @@ class FailedElsewhere(ReplanningError):
 
 
 def status_verdict(status: int) -> Verdict:
-    """Return what a status says: 408, 425, 429, 503 refuse; after another 5xx all is possible."""
+    """Return the verdict of a status: 408, 425, 429, 503 refuse; any other 5xx is in doubt."""
     if status in (408, 425, 429, 503):
         return "may-pass"
     return "in-doubt" if status >= 500 else "definite"
@@ -227,13 +226,13 @@ def failure_from(
 ) -> Failure:
     """Return the record of an exception; a group of exceptions is one failure.
 
-    A group is transient if all its parts are, and in doubt if one of them is. Classes and
-    attributes are looked at, without an import of the clients that define them.
+    A group is transient if all its parts are, and in doubt if one of them is. It looks at classes
+    and attributes, and does not import the clients that define them.
 
     Args:
         error: the exception, or a message.
-        retry_on: what is tried again: classes of exceptions, HTTP statuses, exit codes, `timeout`.
-        is_transient: decides about exceptions that are not recognised.
+        retry_on: failures to retry: exception classes, HTTP statuses, exit codes, `timeout`.
+        is_transient: decides about unrecognised exceptions.
     """
     if isinstance(error, str):
         return Failure("Error", error)
@@ -247,12 +246,12 @@ def failure_from(
     try:
         if len(error.args) == 1 and message == repr(
             error.args[0]
-        ):  # a key says little without its KeyError
+        ):  # a key means little without its KeyError
             message = f"{type(error).__name__}: {message}"
         found = _classify(error, retry_on, is_transient)
     except Exception as problem:  # noqa: BLE001 - the predicate is the user's code
         told = describe_error(problem)
-        message = f"{message} (whether it may pass cannot be told: {told})"
+        message = f"{message} (could not tell whether the error is transient: {told})"
         found = _Finding(may_pass=False, in_doubt=False)
     failure = Failure(
         type(error).__name__,
@@ -265,14 +264,14 @@ def failure_from(
     if isinstance(error, OutputError):
         failure = replace(failure, kind="output")
     if isinstance(error, UnexpectedOutput):
-        # What a call did is unknown where its answer makes no sense.
+        # If the answer makes no sense, it is unknown what the call did.
         is_known = error.not_done or error.missed
         failure = replace(failure, kind="unexpected", in_doubt=not is_known)
     return failure
 
 
 def _text_of(error: BaseException) -> str:
-    """Return the text of an exception; "" where its class, which may be a user's, fails to tell."""
+    """Return the text of an exception; "" if its class, perhaps a user's, fails to return it."""
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - classes of users may raise anything
@@ -282,12 +281,12 @@ def _text_of(error: BaseException) -> str:
 def format_traceback(error: BaseException, told: set[int] | None = None) -> str:
     """Return the traceback of an exception and its causes, without frames of libraries.
 
-    Values of variables are not in it. Where no frame remains, there is none. Python's own formatter
-    takes several times as long, mostly for what is left out here.
+    Values of variables are not in it. If no frame remains, there is none. Python's own formatter
+    takes several times as long, mostly for parts that are left out here.
 
     Args:
         error: the exception.
-        told: the ids of exceptions that are told already, for a part of a group.
+        told: the ids of exceptions that are already included, for a part of a group.
     """
     related = error.__cause__ or error.__context__ or getattr(error, "exceptions", None)
     if error.__traceback__ is None and not related:
@@ -337,7 +336,7 @@ def format_traceback(error: BaseException, told: set[int] | None = None) -> str:
 
 
 def _frame_lines(error: BaseException) -> list[str]:
-    """Return the lines of a traceback for the last frames of an exception, but for libraries."""
+    """Return the lines of a traceback for the last frames of an exception, without libraries."""
     lines = []
     for frame, number in deque(walk_tb(error.__traceback__), _MAX_FRAMES):
         code = frame.f_code
@@ -351,7 +350,7 @@ def _frame_lines(error: BaseException) -> list[str]:
 
 
 def bounded(text: str, most: int) -> str:
-    """Return a text; of a long one the beginning and the end."""
+    """Return a text, or the beginning and the end of a long one."""
     if len(text) <= most:
         return text
     half = most // 2
@@ -360,24 +359,24 @@ def bounded(text: str, most: int) -> str:
 
 
 def redact_bounded(text: str, most: int, redactor: Redactor) -> str:
-    """Return a text without secrets; of a long one the beginning and the end."""
+    """Return a text without secrets, or the beginning and the end of a long one."""
     half = most // 2
     margin = _REDACTION_MARGIN
     if len(text) <= most + 2 * margin and len(clean := redactor.text(text)) <= most:
         return clean
-    # A part may be cut within a secret, which is not recognised then.
+    # A cut may go through a secret, which is then not recognised.
     head = redactor.text(text[: half + margin])[:-margin]
     tail = redactor.text(text[-half - margin :])[margin:]
     return f"{head[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{tail[-half:]}"
 
 
 class _ErrorClass(NamedTuple):
-    """What the class of an exception tells of it.
+    """Information from the class of an exception.
 
     Attributes:
-        names: the names of the class and its bases, in every form that users may write.
-        verdict: that of the nearest base class that is recognised.
-        is_unclear: whether an error that it wraps says more.
+        names: the names of the class and its bases, in every form that users may write. verdict:
+            the verdict of the nearest recognised base class. is_unclear: whether its wrapped error
+            says more.
     """
 
     names: frozenset[str]
@@ -392,7 +391,7 @@ def _error_class(kind: type) -> _ErrorClass:
     verdict: Verdict | None = None
     for name in names:
         verdict = _VERDICTS.get(name)
-        # A client that derives its error from that of Python may raise it after something was sent.
+        # A client whose error is derived from Python's may raise it after a request was sent.
         if name == "builtins.ConnectionError" and name != names[0]:
             verdict = "in-doubt"
         if verdict is not None:
@@ -404,11 +403,11 @@ def _error_class(kind: type) -> _ErrorClass:
 
 
 class _Finding(NamedTuple):
-    """What an exception tells of its work.
+    """Verdict of an exception, with its causes, about the work.
 
     Attributes:
-        may_pass: whether the work may be tried again: the cause may pass, or the error is named.
-        in_doubt: whether the work may have had its effect.
+        may_pass: whether the work may be retried: the cause is transient, or the error is named.
+        in_doubt: whether the work may have taken effect.
         named: whether `on` of its retries names the error.
     """
 
@@ -420,10 +419,10 @@ class _Finding(NamedTuple):
 def _classify(
     error: BaseException, retry_on: Collection[int | str] | None, is_transient: IsTransient | None
 ) -> _Finding:
-    """Return what an exception, or a group of them, tells of its work."""
+    """Return the verdict of an exception, or of a group of them."""
     if isinstance(error, BaseExceptionGroup):
         return _classify_group(error, retry_on, is_transient)
-    # The exception and those that it wraps, outermost first. The first clear verdict counts.
+    # The exception and its causes, outermost first. The first clear verdict counts.
     chain: list[BaseException] = []
     verdict: Verdict | None = None
     is_clear = False
@@ -442,7 +441,8 @@ def _classify(
         if inner is None and is_unclear and wrapped.args:
             inner = wrapped.args[0]
         if not isinstance(inner, BaseException) and (verdict is None or is_unclear):
-            # `raise PaymentFailed() from error`: what was lost on the way is in doubt all the same.
+            # `raise PaymentFailed() from error`: a request lost on the way is in doubt all the
+            # same.
             inner = wrapped.__cause__
         wrapped = inner
     if verdict == "in-doubt" and _only_reads(chain):
@@ -459,7 +459,7 @@ def _classify(
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the exceptions that one was raised from: its own class may have been made of theirs."""
+    """Yield the causes of an exception; its class may wrap them."""
     cause = error.__cause__
     for _ in range(_MAX_WRAPPED_ERRORS):
         if cause is None:
@@ -469,10 +469,10 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _hides_doubt(error: BaseException) -> bool:
-    """Return whether an exception was raised while one in doubt was handled, without `from`."""
+    """Return whether an exception was raised, without `from`, while one in doubt was handled."""
     for _ in range(_MAX_WRAPPED_ERRORS):
         handled = error.__context__
-        # `from None` says that what was handled does not matter.
+        # `from None` says that the handled exception does not matter.
         if handled is None or error.__suppress_context__:
             return False
         if _verdict(handled) == "in-doubt":
@@ -486,9 +486,9 @@ def _classify_group(
     retry_on: Collection[int | str] | None,
     is_transient: IsTransient | None,
 ) -> _Finding:
-    """Return what a group of exceptions tells of its work."""
+    """Return the verdict of a group of exceptions."""
     parts = [_classify(part, retry_on, is_transient) for part in group.exceptions]
-    # A part in doubt may pass only where `retry_on` names it.
+    # A part in doubt may be retried only if `retry_on` names it.
     return _Finding(
         may_pass=all(part.may_pass for part in parts),
         in_doubt=any(part.in_doubt for part in parts),
@@ -497,7 +497,7 @@ def _classify_group(
 
 
 def _verdict(part: BaseException) -> Verdict | None:
-    """Return the verdict on one exception, without those that it wraps.
+    """Return the verdict of one exception, without its causes.
 
     It returns None if the exception is not recognised.
     """
@@ -530,7 +530,7 @@ def _verdict(part: BaseException) -> Verdict | None:
 
 
 def _status(part: BaseException) -> int | None:
-    """Return the HTTP status that an exception tells; None if it tells none."""
+    """Return the HTTP status of an exception; None if it has none."""
     response = getattr(part, "response", None)
     if isinstance(response, dict):  # of botocore
         statuses = [response.get("ResponseMetadata", {}).get("HTTPStatusCode")]
@@ -544,11 +544,11 @@ def _status(part: BaseException) -> int | None:
 
 
 def _only_reads(chain: Sequence[BaseException]) -> bool:
-    """Return whether the request behind an exception is on it, and changes nothing."""
+    """Return whether an exception has its request, and that request changes nothing."""
     for part in chain:
         request: object = None
         for name in ("request", "request_info"):
-            with suppress(RuntimeError):  # of httpx, where the exception has no request
+            with suppress(RuntimeError):  # of httpx, if the exception has no request
                 request = request or getattr(part, name, None)
         if getattr(request, "method", None) in READING_METHODS:
             return True
@@ -556,7 +556,7 @@ def _only_reads(chain: Sequence[BaseException]) -> bool:
 
 
 def _exit_code(part: BaseException) -> int | None:
-    """Return the exit code that an exception tells, as a shell counts it; None without one."""
+    """Return the exit code of an exception, as a shell counts it; None if it has none."""
     for field_name in _EXIT_CODE_FIELDS:
         code = getattr(part, field_name, None)
         if isinstance(code, int):
@@ -575,11 +575,11 @@ def _is_named(part: BaseException, retry_on: Collection[int | str]) -> bool:
 def warn_of_error(where: str, error: BaseException | str, redactor: Redactor) -> str:
     """Warn of an error that was contained, on the logger `replanning`, with its traceback.
 
-    An error of this library, such as a forge's refusal, was written for its reader: its text says
+    An error of this library, such as a forge's refusal, is written for the reader: its text says
     what is wrong and what to do, and a traceback would only hide it.
 
     Returns:
-        The text of the error. It has no secrets, as the warning has none.
+        The text of the error, without secrets, like the warning.
     """
     if isinstance(error, str):
         text = error
@@ -598,14 +598,14 @@ def warn_of_error(where: str, error: BaseException | str, redactor: Redactor) ->
 
 @dataclass(slots=True, eq=False, repr=False)
 class FailureKeeper:
-    """Takes the failures of a run's attempts, and keeps the true texts of those that were masked.
+    """Records the failures of a run's attempts, and keeps the true texts of masked ones.
 
     Attributes:
         settings: the retries of tasks that declare none, and how often a judge may ask for more.
         redactor: masks secrets.
-        chance: returns a number in [0, 1) that spreads the delay of a retry.
-        is_transient: says of an exception that is not recognised whether it may pass.
-        record_error: tells of an error of `is_transient`.
+        chance: returns a random number in [0, 1) that spreads the delay of a retry.
+        is_transient: decides whether an unrecognised exception is transient.
+        record_error: records an error of `is_transient`.
     """
 
     settings: Settings
@@ -624,15 +624,15 @@ class FailureKeeper:
     ) -> Failure:
         """Return the failure to record: bounded, and masked before anything is cut off.
 
-        It is masked here, and not where the record is stored: causes and reasons are made of
-        parts of its text, in which a secret would not be recognised any more. The caller gets
-        the true text, see `last_failure`.
+        It is masked here and not where the record is stored, because causes and reasons contain
+        parts of its text, where a secret would no longer be recognised. The caller gets the true
+        text, see `last_failure`.
 
         Args:
             entry: the task.
-            call: what was executed: the task itself, or what confirms it.
+            call: the executed call: the task itself, or its confirmation.
             tool: the tool of that, if the plan describes it.
-            error: what it has failed of.
+            error: the exception.
         """
         if isinstance(error, Failure):
             failure = error
@@ -646,13 +646,13 @@ class FailureKeeper:
             if has_no_effect(call, tool):
                 failure = replace(failure, in_doubt=False)
             elif isinstance(error, UnexpectedOutput) and error.not_done:
-                # As a rule, no other tool makes the change, and trying again does no harm.
+                # As a rule, no other tool makes the change, and a retry does no harm.
                 failure = replace(failure, transient=True)
         message = failure.message
         kind = failure.kind
         most = self.settings.judge.max_iterations
         if kind == "unfinished" and entry.log.continuations + 1 >= most:
-            # A judge that is never content would keep the task running for ever.
+            # A judge that is never satisfied would keep the task running forever.
             message = f"still unfinished after {most} attempts (judge.max_iterations): {message}"
             kind = "blocked"
         name = self.redactor.text(failure.type)
@@ -681,7 +681,7 @@ class FailureKeeper:
     def schedule_retry(
         self, entry: TaskEntry, tool: ToolSpec | None, failure: Failure, now: float
     ) -> tuple[float | None, bool]:
-        """Decide when a task is run again after a failed attempt.
+        """Decide when a task runs again after a failed attempt.
 
         Args:
             entry: the task, whose attempt has failed.
@@ -693,16 +693,16 @@ class FailureKeeper:
             The time of the next attempt, or None; and whether it begins a new round, because the
             retries are used up and `failure_threshold` allows further failures.
         """
-        # A judge asked for more work, which is no failure and uses up no retry.
+        # A judge asked for more work. That is not a failure and uses up no retry.
         if failure.kind == "unfinished":
             return now, False
         if failure.kind in ("rejected", "blocked"):
-            return None, False  # a judge's verdict, which says that the task is not run again
+            return None, False  # a judge's verdict that the task must not run again
         policy = stated_retry(entry.task, tool) or self.settings.retry
         if failure.kind == "timeout" and policy.names_timeouts:
             failure = replace(failure, transient=True, named=True)
         repeatable = may_repeat(entry.task, tool, failure)
-        if failure.kind == "interrupted":  # no fault of the task, so it is run again at once
+        if failure.kind == "interrupted":  # not the fault of the task, so it runs again at once
             return (now, False) if repeatable else (None, False)
         log = entry.log
         allows_round = log.failures + 1 < self.settings.failure_threshold
@@ -725,7 +725,7 @@ class FailureKeeper:
     def schedule_confirmation(
         self, entry: TaskEntry, live: LivePlan, failure: Failure, now: float
     ) -> float | None:
-        """Decide when it is asked whether a failed attempt was done, or asked again.
+        """Decide when a failed attempt is confirmed, or its confirmation is repeated.
 
         A confirmation that has failed is repeated as the call of its tool would be.
 
@@ -736,8 +736,8 @@ class FailureKeeper:
             now: seconds since the epoch.
 
         Returns:
-            The time of the next confirmation; None if there is none, because nothing is in doubt,
-            nobody says how it is confirmed, or the retries of the tool which is asked are used up.
+            The time of the next confirmation; None if nothing is in doubt, no confirmation is
+            declared, or the retries of the confirming tool are used up.
         """
         doubt = entry.log.doubt
         if doubt is None:
@@ -745,7 +745,7 @@ class FailureKeeper:
             return now if failure.in_doubt and can_ask else None
         if failure.not_done:
             return None
-        if failure.kind == "interrupted":  # no fault of the confirmation
+        if failure.kind == "interrupted":  # not the fault of the confirmation
             return now
         call = doubt.confirm.call
         tool = live.tools.get(doubt.confirm.tool)
@@ -759,7 +759,7 @@ class FailureKeeper:
         return now + policy.delay_after(attempts, chance)
 
     def last_failure(self, entry: TaskEntry) -> Failure | None:
-        """Return the last failure of a task for the caller, with the true text if it was masked.
+        """Return the last failure of a task for the caller, with its unmasked text if known.
 
         A resumed run has only what its journal has.
         """
@@ -769,16 +769,16 @@ class FailureKeeper:
 
 
 def may_repeat(task: TaskBody, tool: ToolSpec | None, failure: Failure) -> bool:
-    """Return whether a task may be run again by itself after a failure.
+    """Return whether a task may be retried automatically after a failure.
 
-    Cases, of which the first that fits decides:
+    The first case that fits decides:
 
-    1. Its output cannot be kept: never, because it would be as large again. It is not as expected
-       of a call that may have changed something: only where that is harmless.
-    2. Its stated retries name failures, and not this one: not by itself.
-    3. In doubt: only where that is harmless, or where retries are stated for it.
-    4. Its stated retries are for every failure, or name this one: yes.
-    5. Otherwise: if its cause may pass.
+    1. Its output cannot be stored: never, because it would be as large again. A call that may have
+       changed something returned an unexpected output: only if repeating is harmless.
+    2. Its declared retries name failures, but not this one: no.
+    3. In doubt: only if repeating is harmless, or if retries are declared for it.
+    4. Its declared retries are for every failure, or name this one: yes.
+    5. Otherwise: if its cause is transient.
     """
     if failure.kind == "output":
         return False
@@ -786,7 +786,7 @@ def may_repeat(task: TaskBody, tool: ToolSpec | None, failure: Failure) -> bool:
         return is_repeatable(task, tool)
     retry = stated_retry(task, tool)
     is_retried = False
-    # What was cut off from outside, or was never begun, is no failure that somebody could name.
+    # A failure that was cut off from outside, or never began, cannot be named.
     if retry is not None and failure.kind in ("error", "timeout", "unexpected"):
         is_retried = retry.states_attempts
         if is_retried and retry.on is not None:

@@ -1,4 +1,4 @@
-"""PlanRun, one execution of one plan: for workers that pull and report, and for people."""
+"""PlanRun, one execution of one plan, with methods for workers and for people."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Outputs(dict[str, Any]):
 
     Args:
         values: the results.
-        reasons: by task, why it has no result.
+        reasons: by task, why there is no result.
     """
 
     def __init__(self, values: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
@@ -114,14 +114,14 @@ class RunResult:
         questions: the ids of the questions that a person must answer.
         spent: the usage that budgets counted.
         unjournaled: whether the store failed and the run continued without it, or the store lost
-            the run. The journal lacks what happened from then on.
+            the run. The journal lacks everything after that.
         failures: by task, the last failure of each one that ended FAILED or BLOCKED, with its true
             text. `reason` and `problems` are as recorded, where secrets are masked.
-        stale: by task, the causes of each stale result: `context.KEY`, which the task has read and
-            which has changed since, or the id of a task that it followed.
-        problems: the errors of plugins, and others, that the run contained, oldest first: a
-            provider that raised or did not answer in time, an exporter that sent nothing. The
-            logger `replanning` warns of each with its traceback.
+        stale: by task, the causes of each stale result: `context.KEY` for a value that changed
+            after the task had read it, or the id of a stale task that it followed.
+        problems: contained errors, of plugins and others, oldest first: a provider that raised or
+            did not answer in time, an exporter that sent nothing. The logger `replanning` warns of
+            each with its traceback.
     """
 
     run: RunId
@@ -142,7 +142,7 @@ class RunResult:
         return self.status == "succeeded"
 
     def raise_for_status(self) -> Self:
-        """Return this result of a run that succeeded.
+        """Return this result if the run succeeded.
 
         Raises:
             RunFailed: it did not.
@@ -155,7 +155,7 @@ class RunResult:
 def read_in_loop_thread(
     method: Callable[Concatenate[PlanRun, Parameters], ResultT],
 ) -> Callable[Concatenate[PlanRun, Parameters], ResultT]:
-    """Have other threads read in the run's own thread, between two changes, until it is left."""
+    """Make other threads read in the run's own thread, between two changes, until it is left."""
 
     @wraps(method)
     def read(run: PlanRun, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> ResultT:
@@ -169,15 +169,15 @@ def read_in_loop_thread(
 
 @dataclass(repr=False, eq=False)
 class PlanRun(ObservedRun):
-    """One execution of one plan, from which workers pull and to which they report.
+    """One execution of one plan; workers pull tasks from it and report to it.
 
-    Made by `ReplanningEngine.open`, and without an engine by `open_run`. An edit is one revision,
-    which counts as an edit and not as a replan.
+    Made by `ReplanningEngine.open`, and without an engine by `open_run`. An edit is one revision;
+    it does not count as a replan.
 
     Any thread may report, observe, edit, pause and ask for replanning: a call from another thread
-    waits until the event loop of the run has executed it, and raises what it raises there. Once the
-    run was left, such a call raises `NotRunning`. Any thread may read `plan`, `result`, `history`
-    and `replanning_info`; `live` and `view` belong to the thread of the event loop.
+    waits until the event loop of the run has executed it, and raises the exception raised there.
+    After the run was left, such a call raises `NotRunning`. Any thread may read `plan`, `result`,
+    `history` and `replanning_info`; `live` and `view` belong to the thread of the event loop.
     """
 
     _history: ReplanHistory | None = field(default=None, init=False)
@@ -201,7 +201,7 @@ class PlanRun(ObservedRun):
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended, or is stopped until it is resumed; `result` then has the status."""
+        """Whether it has ended, or stopped until it is resumed; `result` then has the status."""
         return self._lifecycle.end is not None
 
     @property
@@ -245,7 +245,7 @@ class PlanRun(ObservedRun):
 
     @property
     def spent(self) -> Usage:
-        """The usage that budgets have counted until now: above all that of language models."""
+        """The usage counted by budgets so far, mainly of language models."""
         return self._lifecycle.ledger.budget_tracker.spent
 
     @property
@@ -291,14 +291,14 @@ class PlanRun(ObservedRun):
     # Pulling and reporting
 
     def ready(self) -> ReadyTasks:
-        """Iterate over tasks the moment they may run, across revisions.
+        """Iterate over tasks as soon as they may run, across revisions.
 
         Call it once for each worker.
 
         The iterator ends when the run does. It hands out a task again only after an attempt at it,
-        or an edit. So the body may execute a task, or have another task do so:
-        `group.start_soon(work, task)`. What it does not start is handed out by other iterators, and
-        by any once this one was left.
+        or an edit. So the body may execute a task itself, or in another async task:
+        `group.start_soon(work, task)`. Tasks that it does not start are handed out by other
+        iterators, and by any iterator once this one was left.
         """
         return ReadyTasks(self._lifecycle)
 
@@ -315,14 +315,14 @@ class PlanRun(ObservedRun):
         """Execute a task and its replacements until one is done or none is left.
 
         The work runs in the async task of the caller, with its context variables, cancellation and
-        spans. The caller waits while the engine decides what follows a failure. Meanwhile nobody
-        else executes these tasks.
+        spans. The caller waits while the engine decides what follows a failure. Meanwhile no other
+        caller or worker executes these tasks.
 
         Args:
-            task_id: the task; it may depend on others.
+            task_id: the task; it may have dependencies.
             work: executes the task, and each task that replaces it: returns its output, raises when
                 it fails.
-            passes: exceptions that are control flow rather than failures. They are raised at once,
+            passes: exceptions that are control flow rather than failures. They propagate at once,
                 and the task may be performed again.
 
         Returns:
@@ -333,13 +333,13 @@ class PlanRun(ObservedRun):
                 after a timeout; or the task was done before, and its output was not recorded.
             CallSkipped: the engine or a person decided to skip the task, or its condition does not
                 hold.
-            Exception: no alternative is left; what the tool of the task raised last, not what
-                another one raised that stood in for it.
+            Exception: no alternative is left; the last exception of the task's own tool, not of a
+                substitute.
             NeedsHuman: a person must answer first, and the engine has no gate; perform it again
-                after the answer. Its cause is the error of the task. A call of a session about
-                which nobody can be asked raises that error.
+                after the answer. Its cause is the error of the task. If no person can be asked
+                about a call of a session, it raises that error.
             NotRunning: the run ended before the task was done or given up, or another process has
-                taken it over; or somebody else performs the task.
+                taken it over; or another caller performs the task.
             UnknownTask: there never was such a task.
         """
         validate_work(work)
@@ -350,18 +350,18 @@ class PlanRun(ObservedRun):
         """Report that a ready task is being executed.
 
         Returns:
-            The id of the attempt, to report its end with.
+            The id of the attempt, for reporting its end.
 
         Raises:
-            NotRunning: the task is not ready, a question holds it, what it needs is not there, or
-                the run has ended or is about to.
+            NotRunning: the task is not ready, a question holds it, its tool or a resource is
+                missing, or the run has ended or is about to.
             StoreError: the journal does not take it; the task must not be executed.
         """
         life = self._lifecycle
         entry = life.live.entry(TaskId(task_id))
         self._require_running("no attempt can start")
         try:
-            # Somebody may have pulled the task long ago, so what it needs may be gone by now.
+            # The task may have been pulled long ago, and its tool or resources may be gone by now.
             if obstacle := life.obstacle_to(entry):
                 raise NotRunning(f"no attempt at task {task_id!r} can start: {obstacle}")
             return life.attempts.start(entry)
@@ -374,7 +374,7 @@ class PlanRun(ObservedRun):
     def succeeded(self, attempt_id: AttemptId, output: object = None) -> None:
         """Report the output of an attempt: JSON, or a value that the codec turns into JSON.
 
-        The report of an attempt that is not current any more is recorded and otherwise ignored.
+        A report for an attempt that is no longer current is recorded and otherwise ignored.
 
         Raises:
             UnknownAttempt: there was no such attempt.
@@ -385,7 +385,7 @@ class PlanRun(ObservedRun):
 
     @in_loop_thread
     def failed(self, attempt_id: AttemptId, error: BaseException | str | Failure) -> None:
-        """Report that an attempt failed; the task is run again, or a trigger follows.
+        """Report that an attempt failed; the task is retried, or a trigger follows.
 
         Raises:
             UnknownAttempt: there was no such attempt.
@@ -395,11 +395,11 @@ class PlanRun(ObservedRun):
 
     @in_loop_thread
     def evaluate(self) -> PlanEvaluation:
-        """Return progress, expected remaining time, health and advice, as the plan stands now."""
+        """Return the current progress, expected remaining time, health and advice."""
         return self._lifecycle.evaluation.evaluate()
 
     async def wait(self) -> RunResult:
-        """Wait for the end of the run, for those who report from elsewhere."""
+        """Wait for the end of the run, if attempts are reported from elsewhere."""
         self._lifecycle.check_completion()
         await self._lifecycle.dispatcher.over.wait()
         return self.result
@@ -412,22 +412,20 @@ class PlanRun(ObservedRun):
         by: str = "",
         within: float | timedelta | None = None,
     ) -> None:
-        """Hand out nothing more.
+        """Hand out no more tasks.
 
         The run ends as `paused` when all running attempts have finished.
 
         Args:
-            reason: why, for the record.
-            by: who asks.
-            within: seconds or timedelta after which attempts that still run are cut off: their work
-                is cancelled, their calls are in doubt, and the run ends. None waits for them
-                without limit.
+            reason: why, for the record. by: the author of the request. within: seconds or timedelta
+                after which running attempts are cut off: their work is cancelled, their calls are
+                in doubt, and the run ends. None waits for them without limit.
         """
         life = self._lifecycle
         if life.end is not None:
             return
         limit = None if within is None else to_seconds(within)
-        # A second request would put another reason on record than the one that stops the run.
+        # A second request would record a reason other than the one that stops the run.
         if life.ledger.pause is None:
             life.journal.append_soon(RunPaused(reason, by, limit))
             life.check_completion()
@@ -440,32 +438,32 @@ class PlanRun(ObservedRun):
     ) -> PendingDecision:
         """Ask the engine to consider replanning; the trigger is recorded at once.
 
-        It is decided like any other: it may be dropped, or wait for its cooldown. A `TaskFailed` or
+        It is decided like any other trigger: it may be dropped, or wait for its cooldown. A
+        `TaskFailed` or
         `TaskTimedOut` may name a task that runs or waits: an alternative may cancel the one that
-        runs. `by`, `root` and `cause` are filled in where the trigger does not state them.
+        runs. `by`, `root` and `cause` are filled in unless the trigger states them.
 
         Args:
-            trigger: why replanning is to be considered, from `replanning.triggers`.
+            trigger: the reason for considering a replan, from `replanning.triggers`.
             context: values of the context that have changed; recorded before the trigger.
 
         Returns:
-            What can be awaited for the outcome: the record of the decision, of the question that a
-            person is asked, or of the drop with its reason.
+            An awaitable for the outcome: the record of the decision, of the question to a person,
+            or of the drop with its reason.
 
         Raises:
-            NotRunning: the run has ended; or nobody decides about its triggers, as without an
-                engine; or a task that is said to have failed is finished.
+            NotRunning: the run has ended; or nothing decides about its triggers, as without an
+                engine; or a task that it reports as failed is finished.
             RecordNotSerializable: a value is not JSON.
             UnknownTask: there never was such a task.
-            ValueError: it does not say which task has failed.
+            ValueError: it does not name the failed task.
         """
         life = self._lifecycle
         self._require_running("there is nothing to replan")
         if not life.settings.enabled:
             raise NotRunning(
-                f"nobody decides about triggers of run {self.id!r}: it was opened without an "
-                "engine, "
-                "or the setting `enabled` is false"
+                f"nothing decides about triggers of run {self.id!r}: it was opened without "
+                "an engine, or the setting `enabled` is false"
             )
         stated = self._completed_trigger(trigger)
         decision = PendingDecision(life)
@@ -478,7 +476,7 @@ class PlanRun(ObservedRun):
         return decision
 
     def _completed_trigger(self, trigger: TriggerEvent) -> TriggerEvent:
-        """Return a trigger with the fields that identify it, once its tasks are checked."""
+        """Return a trigger with its identifying fields, after a check of its tasks."""
         entries = [self.live.entry(task_id) for task_id in trigger.tasks]
         if isinstance(trigger, TaskFailed | TaskTimedOut):
             if not entries:
@@ -511,11 +509,11 @@ class PlanRun(ObservedRun):
         by: str = "edit",
         expected_revision: int | None = None,
     ) -> int:
-        """Apply changes by hand: all or none, as one revision.
+        """Apply changes by hand as one revision: all or none.
 
         They may be JSON, as `parse_changes` takes it.
 
-        A program that makes changes of its own says its name in `by`, for the history.
+        A program that makes changes of its own passes its name as `by`, for the history.
 
         Returns:
             The number of the revision.
@@ -527,7 +525,7 @@ class PlanRun(ObservedRun):
             StoreError: the journal does not take it; nothing has changed.
         """
         stated = accept_changes(parse_changes(changes), self.live, self._lifecycle.redactor)
-        # A revision without changes would count as an edit, and outdate the views of readers.
+        # A revision without changes would count as an edit, and make views stale.
         if not stated:
             raise ChangeRejected([Problem("changes", "there are none")])
         return self._lifecycle.revise(stated, reason, by, expected_revision=expected_revision)
@@ -536,8 +534,8 @@ class PlanRun(ObservedRun):
     def compare(self, plan: Plan, *, rerun: Rerun = "changed") -> Correction:
         """Return what `adopt` would change; nothing changes.
 
-        Secrets of the plan, which a resumed run lacks, are at hand from then on: they are no
-            difference.
+        Secrets of the plan that a resumed run lacks are known from then on; they do not count as
+        differences.
 
         Raises:
             ChangeRejected: it is another plan, or the run cannot take it; names every reason.
@@ -557,30 +555,30 @@ class PlanRun(ObservedRun):
     def adopt(
         self, plan: Plan, *, rerun: Rerun | None = None, reason: str = "", by: str = "edit"
     ) -> int:
-        """Go on with a corrected plan where the run stands: as one revision, all or nothing.
+        """Continue the run with a corrected plan, as one revision, all or nothing.
 
-        Tasks correspond by their ids. A difference is what differs from the plan that the run was
-        given last, so what replans have changed since stays. What is finished and unchanged is
-        kept, what has failed is tried again, and a task that its condition has left out runs if the
-        condition holds now. Tools, context, resources, goal and budget change with the tasks.
+        Tasks correspond by their ids. The plan is compared with the last plan passed to the run, so
+        changes by replans since then stay. Finished unchanged tasks are kept, failed tasks are
+        tried again, and a task that was left out by its condition runs if the condition holds now.
+        Tools, context, resources, goal and budget change with the tasks.
 
-        A run that has used up its budget ends as soon as it is resumed: leave the plan for it with
+        A run that has used up its budget ends as soon as it is resumed; pass it the plan with
         `ReplanningEngine.adopt` before that.
 
         Args:
             plan: the corrected plan.
-            rerun: whether finished tasks that are changed, or have read a value of the context that
-                is, and what follows from them, are run again (`changed`) or kept (`none`). It must
-                be stated if there are any.
+            rerun: whether finished tasks run again (`changed`) or are kept (`none`), if they or
+                values of the context that they read have changed, together with the tasks that
+                follow from them. Required if there are any.
             reason: why, for the history.
             by: the author, for the history.
 
         Returns:
-            The number of the revision; the present one if the plan makes no difference.
+            The number of the revision; the current one if the plan makes no difference.
 
         Raises:
             ChangeRejected: it is another plan, the run cannot take it, or it concerns finished
-                tasks and `rerun` is not stated; names every reason. Nothing has changed.
+                tasks and `rerun` is missing; names every reason. Nothing has changed.
             NotRunning: the run has ended.
             StoreError: the journal does not take it; nothing has changed.
         """
@@ -660,29 +658,28 @@ class PlanRun(ObservedRun):
         reason: str = "",
         by: str = "edit",
     ) -> int:
-        """Take back what the run has changed: as one revision, which adds the compensating tasks.
+        """Undo the effects of the run, as one revision that adds the compensating tasks.
 
-        They run in the reverse order of what they take back, after what runs or waits was stopped.
-        Once they are done, the run ends as `aborted`; with `only`, it goes on. What was taken back
-        already, or is being taken back, stays as it is, unless `leave` or `by_hand` names it.
+        They run in the reverse order of the effects, after running and waiting tasks were stopped.
+        Once they are done, the run ends as `aborted`; with `only`, it goes on. Effects that were or
+        are being undone stay as they are, unless `leave` or `by_hand` names them.
 
         Args:
-            to: a task that is done; only what was changed after it is taken back.
-            only: tasks; only what these have changed is taken back.
-            leave: tasks, or attempts such as pay#1, whose effects stay.
-            by_hand: tasks or attempts whose effects a person has taken back.
+            to: a task that is done; only later effects are undone. only: tasks; only their effects
+                are undone. leave: tasks, or attempts such as pay#1, whose effects stay. by_hand:
+                tasks or attempts whose effects a person has undone.
             reason: why, for the history.
             by: the author, for the history.
 
         Returns:
-            The number of the revision; the present one if there is nothing to take back.
+            The number of the revision; the current one if there is nothing to undo.
 
         Raises:
-            ChangeRejected: of an effect no task can take back, nobody has decided with `leave` or
-                `by_hand`; names every one. Nothing has changed.
+            ChangeRejected: no task can undo an effect, and neither `leave` nor `by_hand` names it;
+                names each of them. Nothing has changed.
             NotRunning: the run has ended, or is the session of a program.
             StoreError: the journal cannot be read, or does not take it; nothing has changed.
-            UnknownTask: there never was a task that is named.
+            UnknownTask: a named task never existed.
         """
         life = self._lifecycle
         self._require_running("nothing is taken back")
@@ -705,7 +702,7 @@ class PlanRun(ObservedRun):
     def add_task(
         self, task: Task, *, before: Sequence[str] = (), reason: str = "", by: str = "edit"
     ) -> int:
-        """Add a task; the tasks in `before` will wait for it.
+        """Add a task; the tasks in `before` wait for it.
 
         Like all edits, it takes a reason and an author for the history, returns the number of the
         revision, and raises as `apply`.
@@ -713,11 +710,11 @@ class PlanRun(ObservedRun):
         return self.apply([AddTask(task=task, before=before)], reason=reason, by=by)
 
     def remove_task(self, task_id: str, *, reason: str = "", by: str = "edit") -> int:
-        """Take out a task that has not started and on which nothing depends."""
+        """Remove a task that has not started and has no dependents."""
         return self.apply([RemoveTask(task_id=TaskId(task_id))], reason=reason, by=by)
 
     def replace_task(self, task_id: str, *tasks: Task, reason: str = "", by: str = "edit") -> int:
-        """Put a task or a sub-plan in the place of a task."""
+        """Replace a task with another task or a sub-plan."""
         change = ReplaceTask(task_id=TaskId(task_id), tasks=tasks)
         return self.apply([change], reason=reason, by=by)
 
@@ -729,13 +726,13 @@ class PlanRun(ObservedRun):
         reason: str = "",
         by: str = "edit",
     ) -> int:
-        """Carry a waiting task out for each element of a list or mapping, by a task for each.
+        """Replace a waiting task with one task for each element of a list or mapping.
 
-        A task with `for_each` is expanded by itself; this is for a list that only the program
-        knows. The result of the task is the list of theirs.
+        A task with `for_each` expands automatically; this is for a list that only the program
+        knows. The result of the task is the list of their results.
 
         Raises:
-            ChangeRejected: as `apply`; also if there are too many elements, or keys that are no
+            ChangeRejected: as `apply`; also if there are too many elements, or keys that are not
                 names.
             UnknownTask: there is no such task.
         """
@@ -756,20 +753,20 @@ class PlanRun(ObservedRun):
         return self.apply([change], reason=reason, by=by)
 
     def reorder_tasks(self, *order: str, reason: str = "", by: str = "edit") -> int:
-        """Hand these waiting tasks out in this order, each an argument of its own."""
+        """Hand out these waiting tasks in this order; pass each as its own argument."""
         return self.apply([ReorderTasks(order=order)], reason=reason, by=by)
 
     def cancel_task(self, task_id: str, *, reason: str = "", by: str = "edit") -> int:
-        """Stop a task, also a running one."""
+        """Stop a task, even a running one."""
         change = CancelTask(task_id=TaskId(task_id), reason=reason)
         return self.apply([change], reason=reason, by=by)
 
-    # Programs that make the plan themselves
+    # For programs that plan themselves
 
     def leave_risks_to_work(self) -> None:
-        """Hand out tasks with any arguments, because the work asks about risks itself.
+        """Hand out tasks with any arguments; the work asks about risks itself.
 
-        Otherwise, a task fails whose arguments make its tool dangerous in a way that the plan did
+        Otherwise a task fails if its arguments make its tool dangerous in a way that the plan did
         not show.
         """
         self._lifecycle.people.work_asks = True
@@ -780,12 +777,12 @@ class PlanRun(ObservedRun):
 
     @in_loop_thread
     def note(self, type: str, data: Mapping[str, JsonValue]) -> None:  # noqa: A002
-        """Put a note of the program that executes the run on record; the plan stays as it is.
+        """Record a note of the program that executes the run; the plan stays as it is.
 
         Raises:
             NotRunning: the run has ended.
             RecordNotSerializable: the data is not JSON.
-            TypeError: the type is no text.
+            TypeError: the type is not a text.
         """
         self._require_running("nothing more is noted")
         self._lifecycle.journal.append_soon(NoteAdded(type, plain_object(data)))
@@ -796,9 +793,11 @@ class PlanRun(ObservedRun):
 
 
 class PendingDecision:
-    """The decision about a trigger that a program raised. Await it any number of times, or never.
+    """Decision about a trigger that a program raised.
 
-    Await it in the event loop of the run. In a thread that anyio has started, call
+    Await it any number of times, or never.
+
+    Await it in the event loop of the run. In a thread started by anyio, call
     `anyio.from_thread.run(decision.wait)`.
 
     Attributes:
@@ -823,18 +822,18 @@ class PendingDecision:
 
     @property
     def outcome(self) -> TriggerOutcome | None:
-        """What became of the trigger; None as long as that is not known. Any thread may read it."""
+        """The outcome of the trigger; None until it is known. Any thread may read it."""
         if isinstance(self._result, NotRunning):
             return None
         return self._result
 
     async def wait(self) -> TriggerOutcome:
-        """Wait for the decision, for the question that a person is asked, or for the drop.
+        """Wait for the decision, the question to a person, or the drop.
 
         Raises:
             NotRunning: the run ended or was paused before there was one.
-            RuntimeError: it is awaited inside the work of a task that the trigger names, which the
-                decision may cancel, or in another event loop.
+            RuntimeError: it is awaited in another event loop, or inside the work of a task that the
+                trigger names; the decision may cancel that work.
         """
         attempt = current_attempt()
         if attempt is not None and attempt.run_id == self._lifecycle.run_id:
@@ -861,14 +860,13 @@ class PendingDecision:
 
 
 class ReadyTasks:
-    """Hands out tasks the moment they may run, until the run ends.
+    """Hands out tasks as soon as they may run, until the run ends.
 
     Each worker uses one of its own.
 
-    A task is handed out once, and again after its attempt has ended or was refused, or it was
-    edited; so a body may start it later, in a task of its own. One that was not started when the
-    next is pulled is also handed out to other iterators that have nothing else to do, and returns
-    to the queue when this object is dropped.
+    A task is handed out once, and again after its attempt ended or was refused, or after an edit;
+    so a body may start it later, in its own async task. If it has not started when the next task is
+    pulled, idle iterators may get it as well; it returns to the queue when this object is dropped.
     """
 
     __slots__ = ("__weakref__", "_lifecycle", "_puller")
@@ -888,7 +886,7 @@ class ReadyTasks:
         claims = self._puller.claims
         while claims and not claims[0].is_open:
             claims.popleft()
-        # Only the newest can be unshared: each pull has shared the one before it.
+        # Only the newest can be unshared, because each pull shares the one before it.
         if claims:
             last = claims[-1]
             if last.is_open and not last.shared:

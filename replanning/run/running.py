@@ -1,4 +1,4 @@
-"""The attempts that run now: they start, report how they end, are cancelled, or run out of time."""
+"""Running attempts: their start, their reports, their cancellation and their time limits."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ from replanning.telemetry.tracer import RunTracer
 _log: Final = logging.getLogger("replanning.run")
 
 _LATE_SECONDS: Final = 0.1
-"""Seconds by which the timer is late only where something blocks the event loop."""
+"""Seconds of delay of the timer that only a blocked event loop explains."""
 
 
 class NextStep(NamedTuple):
-    """What follows the end of an attempt that has not succeeded.
+    """Next steps after an attempt that has not succeeded.
 
     Attributes:
-        retry_at: when its task is run again, in seconds since the epoch; None if it is not.
-        exhausted: whether that begins a new round, because the retries are used up.
-        confirm_at: when it is asked whether it was done all the same; None if it is not.
+        retry_at: when its task runs again, in seconds since the epoch; None if it does not.
+        exhausted: whether the retries are used up, so that this begins a new round.
+        confirm_at: when a confirmation asks whether it was done anyway; None if none does.
     """
 
     retry_at: float | None = None
@@ -62,14 +62,14 @@ class NextStep(NamedTuple):
 
 
 class AttemptHandle(Protocol):
-    """What the run knows of whoever executes an attempt.
+    """Handle of an attempt for the code that executes it.
 
     Attributes:
         id: the id of the attempt.
         task: its task.
-        output: the output of its work, once there is one.
-        asking: the second tool that is being asked to verify the output; empty if none is.
-        error: why it has failed, for its caller.
+        output: the output of its work, once it exists.
+        asking: the second tool that is verifying the output now; empty if none is.
+        error: the cause of its failure, for its caller.
     """
 
     id: AttemptId
@@ -79,12 +79,12 @@ class AttemptHandle(Protocol):
     error: Exception | None
 
     def cancel(self) -> None:
-        """Stop the work; nothing that is still reported is accepted."""
+        """Stop the work; later reports of it are ignored."""
         ...
 
 
 class AttemptHost(Protocol):
-    """The run, as its attempts need it."""
+    """The part of a run that its attempts use."""
 
     @property
     def end(self) -> RunEnded | None:
@@ -94,7 +94,7 @@ class AttemptHost(Protocol):
         """Return why no attempt at a task may start, even if it was handed out."""
 
     def key_of(self, entry: TaskEntry) -> str:
-        """Return the idempotency key of the call that a task makes now."""
+        """Return the idempotency key of the task's current call."""
 
     async def wait_for_store(self) -> None:
         """Wait until the store works again."""
@@ -111,27 +111,26 @@ class AttemptHost(Protocol):
 
 @dataclass(repr=False, eq=False)
 class RunningAttempts:
-    """Records how attempts start and end, and stops the work of those that are over.
+    """Records the start and end of attempts, and stops the work of attempts that are over.
 
     Its state is one table, `running`: an attempt is in it from its start until it reports, times
-    out or is cancelled. Whatever it reports afterwards is fenced off: recorded, without effect.
+    out or is cancelled. Later reports of it are fenced off: recorded, without effect.
 
     Args:
         live: the plan.
-        journal: stores what happens.
-        dispatcher: gets tasks back that were handed out and did not start.
+        journal: stores the records.
+        dispatcher: gets back tasks that were handed out but did not start.
         outputs: takes the outputs of attempts.
-        failures: takes their failures, and knows the settings of retries.
+        failures: processes their failures, and knows the settings of retries.
         timer: calls back at deadlines and retries.
         spans: traces attempts.
         redactor: masks secrets.
-        run: knows when it is over, and looks for its end.
+        run: knows its end, and checks for it.
 
     Attributes:
-        running: the attempts that have not ended, with the task of each, and the handle of whoever
-            executes it.
-        at_work: attempts that have ended, and whose work has not: it may still take effect. Each
-            stands under its id until its body has stopped, and under a key for each thread.
+        running: the attempts that have not ended, each with its task and its handle.
+        at_work: attempts that have ended but whose work goes on and may still take effect. Each is
+            listed under its id until its body has stopped, and under a key for each thread.
     """
 
     _live: LivePlan
@@ -145,7 +144,7 @@ class RunningAttempts:
     _run: AttemptHost
     running: dict[AttemptId, tuple[TaskEntry, AttemptHandle | None]] = field(default_factory=dict)
     at_work: dict[object, AttemptId] = field(default_factory=dict)
-    # Attempts whose work still went on when it was last asked whether they were done.
+    # Attempts whose work was still going on at their last confirmation.
     _asked_early: set[AttemptId] = field(default_factory=set)
 
     def __repr__(self) -> str:
@@ -154,7 +153,7 @@ class RunningAttempts:
     # Starting
 
     def start(self, entry: TaskEntry, handle: AttemptHandle | None = None) -> AttemptId:
-        """Record that an attempt at a task starts, or one that asks whether the last was done.
+        """Record the start of an attempt at a task, or of a confirmation of the last one.
 
         Raises:
             StoreError: the journal does not take it; the task must not be executed.
@@ -172,17 +171,17 @@ class RunningAttempts:
             confirms = doubt.attempt
             number = doubt.asked + 1
             attempt_id = AttemptId(f"{confirms}-confirm{number}")
-            # The tool that is asked has its own time, or else that of the task.
+            # The confirming tool has its own timeout, or else that of the task.
             asked = self._live.tools.get(doubt.confirm.tool)
             if asked is not None and asked.timeout is not None:
                 timeout = asked.timeout
         elif history.version and entry.claim:
-            # Its references were replaced at the claim, maybe by values that have changed since.
+            # Its references were replaced at the claim, perhaps by values that have changed since.
             version = history.version_at_claim(entry.claim)
             if version != history.version:
                 entry.reads.keys = dict.fromkeys(context_keys(entry.task), version)
         self.record_start(attempt_id, entry.id, number, timeout, confirms=confirms)
-        # Whoever heard of the start may have cancelled it.
+        # A subscriber may have cancelled the attempt in reaction to the start.
         if entry.log.current == attempt_id and self._run.end is None:
             self.running[attempt_id] = entry, handle
         elif handle is not None:
@@ -199,7 +198,7 @@ class RunningAttempts:
         call: Task | None = None,
         confirms: AttemptId | None = None,
     ) -> None:
-        """Record that an attempt starts: at a task of the plan, or at a call that is new with it.
+        """Record the start of an attempt at a task of the plan, or at a call added with it.
 
         Raises:
             StoreError: the journal does not take it; nothing has changed.
@@ -212,7 +211,7 @@ class RunningAttempts:
             if confirms in list(self.at_work.values()):  # a copy, because threads change it
                 self._asked_early.add(confirms)
         started = AttemptStarted(attempt_id, task_id, number, deadline, call, confirms)
-        # Without the document of a call there is nothing to mask.
+        # Only the document of a call needs masking.
         masked = started if call is None else None
         self._journal.append(started, stored=masked)
         if deadline is not None and deadline < self._timer.next_wakeup:
@@ -222,7 +221,7 @@ class RunningAttempts:
         """Start the attempt of a task that was handed out, once the store works.
 
         Returns:
-            False when the task may not run any more.
+            False if the task may no longer run.
         """
         entry = self._live.entry(handle.task.id)
         claim = Claim(entry, entry.claim, entry.task)
@@ -238,7 +237,7 @@ class RunningAttempts:
         finally:
             if claim.is_open:
                 self._dispatcher.requeue([claim])
-        # What is reported for it under this id is fenced as well.
+        # Reports under this id are fenced off as well.
         handle.id = AttemptId(f"{entry.id}#fenced")
         if self._run.end is None:
             fenced = AttemptFenced(handle.id, entry.id, f"not started: {obstacle}")
@@ -246,7 +245,7 @@ class RunningAttempts:
         return False
 
     def fail_unstarted(self, entry: TaskEntry, failure: Failure) -> None:
-        """Fail a task before its work begins, as an attempt of its own.
+        """Fail a task before its work begins; this counts as an attempt.
 
         Raises:
             StoreError: the journal does not take it; nothing has changed.
@@ -265,7 +264,7 @@ class RunningAttempts:
         verified: bool = False,
         checked: bool = False,
     ) -> UnexpectedOutput | None:
-        """Take the output of an attempt, see `PlanRun.succeeded`.
+        """Record the output of an attempt, see `PlanRun.succeeded`.
 
         Args:
             attempt_id: the attempt.
@@ -273,11 +272,12 @@ class RunningAttempts:
             must_store: whether an output that is too large for the journal is a failure, instead
                 of being left out of it.
             value_of: makes of the output what expectations are about; by default the output.
-            verified: whether the other tools that must say the same have done so.
-            checked: whether the commands that must succeed after the work have done so.
+            verified: whether the other tools that must agree have done so.
+            checked: whether the commands that must succeed after the work have succeeded.
 
         Returns:
-            Why the output is not as expected, so that the attempt has failed; None if it is.
+            The error of an unexpected output, which fails the attempt; None if the output is as
+            expected.
         """
         entry = self._take_out(attempt_id, "succeeded")
         if entry is None:
@@ -327,7 +327,7 @@ class RunningAttempts:
         output: object,
         value_of: Callable[[object], object] | None,
     ) -> Confirmed:
-        """Return what a confirmation has found; record it unless the task was done."""
+        """Return the result of a confirmation; record it unless the task was done."""
         try:
             key = self._run.key_of(entry)
             answer = self.outputs.confirmed(entry, doubt.confirm, key, output, value_of)
@@ -343,7 +343,7 @@ class RunningAttempts:
         return answer
 
     def failed(self, attempt_id: AttemptId, error: BaseException | str | Failure) -> None:
-        """Record a failure, and decide when its task runs again."""
+        """Record a failure, and decide when the task runs again."""
         entry = self._take_out(attempt_id, "failed")
         if entry is not None:
             self._record_failure(attempt_id, entry, error)
@@ -386,7 +386,7 @@ class RunningAttempts:
     def _failure_to_confirm(
         self, entry: TaskEntry, confirm: Confirmation, error: BaseException | str | Failure
     ) -> Failure:
-        """Return the failure of a confirmation, with what was asked."""
+        """Return the failure of a confirmation, with its question."""
         tool = self._live.tools.get(confirm.tool)
         failure = self._failures.take(entry, confirm.call, tool, error)
         if failure.not_done:
@@ -401,10 +401,10 @@ class RunningAttempts:
         return replace(failure, message=f"{failure.message} ({asked} whether it was done)")
 
     def _next_step(self, entry: TaskEntry, failure: Failure, now: float) -> NextStep:
-        """Decide what follows a failed attempt: it is confirmed, it is run again, or neither.
+        """Decide the next step after a failed attempt: confirm it, run it again, or neither.
 
-        See `schedule_confirmation` and `schedule_retry`. Where nobody is asked any more, what
-        follows is due to the failure of the task, not to that of the confirmation.
+        See `schedule_confirmation` and `schedule_retry`. After the last confirmation, the failure
+        of the task decides, not the failure of the confirmation.
         """
         confirm_at = self._failures.schedule_confirmation(entry, self._live, failure, now)
         if confirm_at is not None:
@@ -422,7 +422,7 @@ class RunningAttempts:
     def _has_substitute(self, task: Task) -> bool:
         """Return whether replanning beats waiting for a retry with the unavailable tool.
 
-        Another available tool has the same capability, and the task has no effects.
+        It does if another available tool has the same capability, and the task has no effects.
         """
         tool = self._live.tool_of(task)
         if tool is None or tool.available or tool.capability is None:
@@ -440,7 +440,7 @@ class RunningAttempts:
         Args:
             attempt_id: the attempt.
             reason: why.
-            again: whether its work itself says that it is to be executed again.
+            again: whether the work itself asks to be executed again.
         """
         entry = self._take_out(attempt_id, "interrupted")
         if entry is None or self._run.end is not None:
@@ -448,7 +448,7 @@ class RunningAttempts:
         now = self._timer.clock.now()
         failure = Failure("Interrupted", reason, kind="interrupted")
         next_step = NextStep(retry_at=now)
-        # Whatever a confirmation says of itself, the call that it asks about is in doubt.
+        # Whatever happens to a confirmation, the call that it asks about is in doubt.
         if not again or entry.log.doubt is not None:
             next_step = self._next_step(entry, failure, now)
         trace = self._spans.attempt_trace(attempt_id)
@@ -463,11 +463,11 @@ class RunningAttempts:
                 confirm_at=next_step.confirm_at,
             )
         )
-        # The caller may be leaving the run, so its end is looked for a little later.
+        # The caller may be leaving the run, so the check for its end comes a little later.
         self._timer.call_at(now, self._run.follow_up)
 
     def _take_out(self, attempt_id: AttemptId, report: str) -> TaskEntry | None:
-        """Return the task of an attempt that ends now; None when the attempt is not current.
+        """Return the task of an attempt that ends now; None if the attempt is not current.
 
         A report of such an attempt is recorded and has no effect.
 
@@ -488,10 +488,10 @@ class RunningAttempts:
         return None
 
     def _report_overrun(self, entry: TaskEntry) -> None:
-        """Report that an attempt ends now and was due to be ended before.
+        """Warn about an attempt that ends now, after its deadline.
 
-        Its timeout was in force, and could not fire: whatever blocks the event loop blocks the
-        timer. Its outcome counts all the same, because the work is done.
+        Its timeout could not fire, because a blocked event loop blocks the timer. Its outcome still
+        counts, because the work is done.
         """
         deadline = entry.log.deadline
         limit = entry.log.time_limit
@@ -508,10 +508,10 @@ class RunningAttempts:
                 " with `await anyio.to_thread.run_sync(…)`",
             )
 
-    # Attempts that are over for the run
+    # Ending attempts
 
     def cancel(self, attempt_id: AttemptId) -> None:
-        """Stop the work of an attempt; nothing that it still reports has an effect."""
+        """Stop the work of an attempt; later reports of it have no effect."""
         entry, handle = self.running.pop(attempt_id, (None, None))
         if entry is not None and handle is not None:
             self._live.scheduler.keep_resources(entry, attempt_id)
@@ -519,7 +519,7 @@ class RunningAttempts:
             handle.cancel()
 
     def work_stopped(self, attempt_id: AttemptId) -> None:
-        """Free the resources of a cancelled attempt, which its work held until it stopped."""
+        """Release the resources of a cancelled attempt; its work held them until it stopped."""
         self.at_work.pop(attempt_id, None)
         self._live.scheduler.free_resources(attempt_id)
         self._run.follow_up()
@@ -537,16 +537,16 @@ class RunningAttempts:
             self.cancel(attempt_id)
 
     def advance(self, now: float) -> None:
-        """Let what is due happen: delays of tasks end, and attempts run out of time."""
+        """Process everything that is due: end delays of tasks, and time out attempts."""
         for entry, attempt_id in self._live.advance(now):
-            # While the store fails, an attempt may have ended and the plan not know it yet.
+            # While the store fails, an attempt may have ended without the plan knowing it yet.
             if attempt_id not in self.running:
                 continue
             timeout = entry.log.time_limit or 0.0
             self._report_overrun(entry)
             handle = self.running[attempt_id][1]
             if handle is not None and handle.asking:
-                # The tool of the task has answered; what is missing is the word of another one.
+                # The tool of the task has answered, but the second tool has not.
                 late = UnverifiedOutput(
                     f"{handle.asking!r} has not verified it within the "
                     f"{format_duration(timeout)} of the task",
@@ -582,9 +582,9 @@ class RunningAttempts:
 
 
 def _is_heard() -> bool:
-    """Return whether a handler takes what is logged here, other than those that ignore everything.
+    """Return whether a real handler receives log records of this logger.
 
-    A program that does not set up logging need not pay for log records that nobody reads.
+    A program without logging should not pay for log records that nobody reads.
     """
     logger: logging.Logger | None = _log
     while logger is not None:

@@ -1,4 +1,4 @@
-"""Triggers of a run: recording them, and reporting the outcome to the program that raised one."""
+"""Triggers of a run: recording them, and reporting outcomes to the programs that raised them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from replanning.plan.types import RunId, TriggerId
 from replanning.run.journal import RunJournal
 
 TriggerOutcome = DecisionMade | QuestionAsked | TriggerDropped
-"""What became of a trigger: a decision, a question to a person, or the reason why it was
-dropped.
+"""Outcome of a trigger: a decision, a question to a person, or the reason for dropping it.
 """
 
 _DECIDING: Final = (DecisionMade, QuestionAsked, TriggerAttached, TriggerDropped)
@@ -32,7 +31,7 @@ Listener = Callable[[TriggerOutcome | NotRunning], None]
 
 
 class RunTriggers:
-    """Fires the triggers of one run, and tells of the outcomes of those that programs raised.
+    """Fires the triggers of one run, and reports the outcomes of those raised by programs.
 
     Its state is the number of the last trigger, and the listeners that wait for an outcome.
 
@@ -40,10 +39,10 @@ class RunTriggers:
         run_id: the run.
         live: its plan.
         ledger: its memory of replanning.
-        journal: where triggers are recorded.
+        journal: records the triggers.
 
     Attributes:
-        is_detected: whether a monitor has taken on the kinds of trigger that the settings name.
+        is_detected: whether a monitor detects the kinds of trigger that the settings name.
     """
 
     def __init__(self, run_id: RunId, live: LivePlan, ledger: Ledger, journal: RunJournal) -> None:
@@ -62,12 +61,12 @@ class RunTriggers:
     def fire(self, stated: Trigger, at: float, listener: Listener | None = None) -> Trigger:
         """Record a trigger, and return it as it was recorded.
 
-        It is dropped at once if the same one is waiting already.
+        It is dropped at once if the same trigger is already waiting.
 
         Args:
-            stated: the trigger, as its detector or a program states it.
+            stated: the trigger from a detector or a program.
             at: when its cause happened.
-            listener: called once, with the outcome, or with why there is none.
+            listener: called once, with the outcome or with the reason why there is none.
 
         Raises:
             RecordNotSerializable: a field of the trigger cannot be kept as JSON.
@@ -82,7 +81,7 @@ class RunTriggers:
             "revision": self._live.revision,
         }
         trigger = stated.model_copy(update=fields)
-        # Before it is recorded, because it may be decided at once.
+        # Before the record, because the trigger may be decided at once.
         if listener is not None:
             self._listeners[trigger.id] = listener
             if not self._listens:
@@ -100,7 +99,7 @@ class RunTriggers:
         return trigger
 
     def end(self, end: RunEnded) -> None:
-        """Tell those who still wait that the run stopped before there was an outcome."""
+        """Tell the remaining listeners that the run stopped before there was an outcome."""
         waiting = self._listeners
         self._listeners = {}
         for trigger_id, listener in waiting.items():

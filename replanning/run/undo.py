@@ -1,8 +1,8 @@
-"""Taking back what a run has changed, by compensating tasks that one revision adds to its plan.
+"""Undoing the effects of a run with compensating tasks, which one revision adds to its plan.
 
-A compensation is an ordinary task: it calls the tool that the effect's task or tool states under
-`undo`, is retried, replanned and resumed as others are, and names in `undoes` the attempt whose
-effect it takes back. So an effect is taken back once, however often that is asked for.
+A compensation is an ordinary task: it calls the tool declared under `undo` of the effect's task or
+tool, is retried, replanned and resumed like others, and names in `undoes` the attempt whose effect
+it undoes. So an effect is undone once, no matter how often that is requested.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from replanning.secrets import Redactor
 from replanning.settings import Settings
 
 UNDO_REASON: Final = "what the run had changed is taken back"
-"""Reason of the revision that takes effects back, where nobody states another."""
+"""Default reason of a revision that undoes effects."""
 
 _MAX_NAMED_TASKS: Final = 5
 
 
 class Undecided(NamedTuple):
-    """An effect about which a person has to decide, and why no task can take it back."""
+    """An effect that needs a person's decision, and why no task can undo it."""
 
     effect: RunEffect
     why: str
@@ -56,16 +56,16 @@ class Undecided(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UndoPlan:
-    """How effects of a run are taken back.
+    """Plan for undoing effects of a run.
 
     Attributes:
-        compensations: the tasks that take effects back, each with its effect, in the order in which
-            they may start.
-        undecided: the effects about which a person has to decide; nothing is taken back before.
-        cancelled: the unfinished tasks that are stopped first.
-        whole: whether the whole run is taken back, so that it ends afterwards.
-        changes: the changes of the plan; none if there is nothing to take back.
-        diff: the changes in lines for people.
+        compensations: the tasks that undo effects, each with its effect, in the order in which they
+            may start. undecided: the effects that need a person's decision; nothing is undone
+            before it.
+        cancelled: the unfinished tasks to stop first.
+        whole: whether the whole run is undone, so that it ends afterwards.
+        changes: the changes of the plan; none if there is nothing to undo.
+        diff: the changes as lines for people.
     """
 
     compensations: Mapping[TaskId, RunEffect]
@@ -77,7 +77,7 @@ class UndoPlan:
 
 
 def undecided_problems(plan: UndoPlan) -> list[Problem]:
-    """Return a problem for each effect about which a person has to decide."""
+    """Return a problem for each effect that needs a person's decision."""
     problems: list[Problem] = []
     for effect, why in plan.undecided:
         text = (
@@ -91,11 +91,11 @@ def undecided_problems(plan: UndoPlan) -> list[Problem]:
 
 
 def undo_obstacle(live: LivePlan, *, open_ended: bool) -> str:
-    """Return why tasks cannot take back what a run has changed; empty if they can.
+    """Return why tasks cannot undo the effects of a run; empty if they can.
 
     Args:
         live: the plan of the run.
-        open_ended: whether it is a session, whose calls a program makes one by one.
+        open_ended: whether it is a session, in which a program makes one call after another.
     """
     if open_ended:
         return (
@@ -119,26 +119,25 @@ def plan_undo(
     by_hand: Collection[str] = (),
     by: str = "",
 ) -> UndoPlan:
-    """Return how effects of a run are taken back, those that were had last first.
+    """Return the plan for undoing effects of a run, the latest effects first.
 
     Args:
         live: the plan of the run.
-        effects: the effects of the run, in the order in which they were had.
-        run: the run; what a run has changed of which it is a copy is taken back there.
-        to: a task that is done; only what was changed after it is taken back.
-        only: tasks; only what they have changed is taken back, and the rest of the run goes on.
-        leave: tasks, or attempts such as pay#1, whose effects stay.
-        by_hand: tasks or attempts whose effects a person has taken back.
+        effects: the effects of the run in their order. run: the run; effects of the run that it was
+            copied from are undone there. to: a task that is done; only later effects are undone.
+            only: tasks; only their effects are undone, and the rest of the run goes on. leave:
+            tasks, or attempts such as pay#1, whose effects stay. by_hand: tasks or attempts whose
+            effects a person has undone.
         by: that person.
 
     Raises:
         ChangeRejected: the task of `to` is not done.
-        UnknownTask: there never was a task or an attempt that is named.
+        UnknownTask: a named task or attempt never existed.
     """
     named = [*only]
     if to is not None:
         named.append(to)
-    # An attempt that was in doubt may be known by now to have had no effect.
+    # An attempt that was in doubt may turn out to have had no effect.
     named += [name for name in (*leave, *by_hand) if not _is_attempt(live, name)]
     for name in named:
         if name not in live:
@@ -154,7 +153,7 @@ def plan_undo(
             undo.take_back(effect, entry, by_hand=not names.isdisjoint(by_hand))
         elif effect.compensation is not None:
             undo.leave(effect.compensation)
-    # What is being taken back for a part of the run is now taken back for the whole.
+    # Effects already being undone for a part of the run are now undone for the whole.
     is_widened = scope.whole and live.taken_back is None and undo.is_under_way
     if undo.is_empty and not is_widened:
         return UndoPlan({}, tuple(undo.undecided), (), scope.whole, (), "")
@@ -175,12 +174,12 @@ def plan_undo(
 
 
 class ReplacementUndo(NamedTuple):
-    """How the effects of replaced tasks are taken back before the replacements start.
+    """Plan for undoing the effects of replaced tasks before their replacements start.
 
     Attributes:
-        changes: the compensations, and whatever else the changes of the plan need before them.
-        undecided: the effects that no task can take back.
-        needed: the compensations that the replacement of a task has to wait for.
+        changes: the compensations, and any other changes that must come first.
+        undecided: the effects that no task can undo.
+        needed: the compensations that the replacement of a task must wait for.
     """
 
     changes: tuple[PlanChange, ...]
@@ -189,9 +188,9 @@ class ReplacementUndo(NamedTuple):
 
 
 def replaced_tasks(live: LivePlan, changes: Iterable[PlanChange]) -> dict[TaskId, TaskEntry]:
-    """Return the tasks with `undo_on_replace` that have begun and that changes replace.
+    """Return the started tasks with `undo_on_replace` that changes replace.
 
-    A task that gets another tool or other arguments is replaced by itself.
+    A task that gets another tool or other arguments counts as replaced by itself.
     """
     replaced: dict[TaskId, TaskEntry] = {}
     for change in changes:
@@ -220,20 +219,20 @@ def plan_undo_of_replaced(
     replaced: Mapping[TaskId, TaskEntry],
     obstacle: str = "",
 ) -> ReplacementUndo:
-    """Return how the effects of replaced tasks are taken back, those that were had last first.
+    """Return the plan for undoing the effects of replaced tasks, the latest effects first.
 
     Args:
         live: the plan of the run, before the tasks are replaced.
-        effects: the effects of the run, in the order in which they were had.
+        effects: the effects of the run, in their order.
         run: the run.
         replaced: the tasks, by their ids.
-        obstacle: why no task can take effects back in this run; empty if tasks can.
+        obstacle: why no task can undo effects in this run; empty if tasks can.
     """
     undo = _Undo(live, run, "", binds_now=True)
     needed: dict[TaskId, list[TaskId]] = {}
     for effect in effects:
         entry = replaced.get(effect.task)
-        # A person has decided that an effect stays whose compensation was cancelled.
+        # A person decided to keep an effect by cancelling its compensation.
         if entry is None or effect.undone or effect.compensation_state is TaskState.CANCELLED:
             continue
         if obstacle:
@@ -248,7 +247,7 @@ def plan_undo_of_replaced(
 def with_dependencies(
     changes: Iterable[PlanChange], needed: Mapping[TaskId, Sequence[TaskId]], live: LivePlan
 ) -> list[PlanChange]:
-    """Return changes in which replacements wait for the compensations of what they replace."""
+    """Return changes whose replacements wait for the compensations of the replaced tasks."""
     waiting: list[PlanChange] = []
     for change in changes:
         compensations: Sequence[TaskId] = ()
@@ -281,7 +280,7 @@ def _waiting_replacement(change: ReplaceTask, compensations: Sequence[TaskId]) -
 
 
 def undecided_replacements(undecided: Iterable[Undecided]) -> list[Problem]:
-    """Return a problem for each effect to be taken back before its task is replaced."""
+    """Return a problem for each effect that must be undone before its task is replaced."""
     problems: list[Problem] = []
     for effect, why in undecided:
         text = (
@@ -412,7 +411,7 @@ class RunUndo:
 
 
 def _is_attempt(live: LivePlan, name: str) -> bool:
-    """Return whether a name is that of an attempt which the run has made."""
+    """Return whether a name belongs to an attempt of the run."""
     task_id, _, number = name.rpartition("#")
     if task_id not in live or not number.isdecimal():
         return False
@@ -420,13 +419,13 @@ def _is_attempt(live: LivePlan, name: str) -> bool:
 
 
 class _Scope:
-    """Which effects are taken back, and what is stopped for that."""
+    """The effects to undo, and the tasks to stop for that."""
 
     def __init__(self, live: LivePlan, to: str | None, only: Collection[str]) -> None:
         self._live = live
         self._roots = {live.entry(TaskId(name)).root for name in only}
         self._after = 0
-        # Nothing of an aborted run goes on, whatever is taken back of it.
+        # Nothing of an aborted run goes on, whichever effects are undone.
         self.whole = not only or live.aborted is not None
         if to is None:
             return
@@ -438,18 +437,18 @@ class _Scope:
             self._after = max(self._after, leaf.reads.ended)
 
     def includes(self, effect: RunEffect, entry: TaskEntry) -> bool:
-        """Return whether an effect of a task is taken back."""
+        """Return whether an effect of a task is undone."""
         if self._roots and entry.root not in self._roots:
             return False
-        # Nobody knows of it, so a person is asked.
+        # It is unknown, so a person is asked.
         if effect.in_doubt:
             return True
         return entry.reads.ended > self._after
 
     def unfinished(self, concerned: Iterable[TaskEntry]) -> tuple[TaskId, ...]:
-        """Return the tasks that must not go on: all, or those that follow what is taken back.
+        """Return the tasks to stop: all, or those that follow an undone task.
 
-        Tasks that run in any case stay: they clean up.
+        Tasks that always run stay, because they clean up.
         """
         followers: dict[TaskId, None] = {}
         queue = list(concerned)
@@ -472,11 +471,11 @@ class _Scope:
 
 
 class _Undo:
-    """Compensations that are planned, and the effects that need a decision.
+    """The planned compensations, and the effects that need a decision.
 
     Attributes:
-        undecided: effects that no task can take back, each with the reason.
-        concerned: the tasks whose effects are taken back.
+        undecided: effects that no task can undo, each with the reason. concerned: the tasks whose
+            effects are undone.
     """
 
     def __init__(self, live: LivePlan, run: RunId, by: str, *, binds_now: bool = False) -> None:
@@ -485,7 +484,7 @@ class _Undo:
         self._live = live
         self._run = run
         self._by = by
-        # What the arguments refer to may be made again before the compensation starts.
+        # Values that the arguments refer to may be computed again before the compensation starts.
         self._binds_now = binds_now
         self._new: dict[TaskId, Task] = {}
         self._effects: dict[TaskId, RunEffect] = {}
@@ -500,14 +499,14 @@ class _Undo:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether tasks take effects back."""
+        """Whether tasks undo effects."""
         return bool(self._unfinished)
 
     def take_back(self, effect: RunEffect, entry: TaskEntry, *, by_hand: bool) -> TaskId | None:
-        """Plan that an effect is taken back, and return the task that does it; None if none can.
+        """Plan to undo an effect, and return the task that does it; None if none can.
 
-        The cases are an effect whose compensation was planned before, one that a person has taken
-        back, one that no task can take back, and any other.
+        The cases are an effect whose compensation was planned before, one that a person has undone,
+        one that no task can undo, and any other.
         """
         if effect.compensation is not None:
             self._go_on(effect, effect.compensation, by_hand=by_hand)
@@ -533,7 +532,7 @@ class _Undo:
         return new_id
 
     def changes(self) -> list[PlanChange]:
-        """Return the changes; a compensation waits for those of what followed its effect."""
+        """Return the changes; a compensation waits for the compensations of later effects."""
         position = {task_id: number for number, task_id in enumerate(self._unfinished)}
         takers: dict[TaskId, list[TaskId]] = {}
         for task_id, effect in self._unfinished.items():
@@ -542,16 +541,16 @@ class _Undo:
         for task_id, task in self._new.items():
             needed: list[TaskId] = []
             for other in self._followers(self._live.entry(self._effects[task_id].task), takers):
-                # Those of earlier effects come later, so that no two wait for one another.
+                # Compensations of earlier effects come later, so that no two wait for each other.
                 if position[other] > position[task_id]:
                     needed.append(other)
             added.append(AddTask(task=task.model_copy(update={"depends_on": tuple(needed)})))
-        # Those that may start first come first. What is given up or skipped itself cannot be
-        # modified any more.
+        # Those that may start first come first. A task that is given up or skipped can no longer be
+        # modified.
         return [*reversed(added), *self._freed(), *self._further]
 
     def compensations(self) -> dict[TaskId, RunEffect]:
-        """Return the tasks that take effects back, those that may start first before others."""
+        """Return the compensations, those that may start first before others."""
         return dict(reversed(self._effects.items()))
 
     def leave(self, compensation: TaskId) -> None:
@@ -564,7 +563,7 @@ class _Undo:
         self._given_up[root.id] = root
 
     def _freed(self) -> list[PlanChange]:
-        """Return the changes by which others wait for what the given-up tasks wait for."""
+        """Return changes that make other tasks wait for the dependencies of the given-up ones."""
         waiting: dict[TaskId, TaskEntry] = {}
         for root in self._given_up.values():
             for task_id in root.dependent_ids():
@@ -587,27 +586,26 @@ class _Undo:
         return changes
 
     def _unfinished_leaves(self, compensation: TaskEntry) -> list[TaskEntry]:
-        """Return what is to take an effect back and has not done so."""
+        """Return the pending compensation of an effect."""
         leaves = self._live.leaves(compensation)
         return [leaf for leaf in leaves if leaf.state not in SATISFIED]
 
     def _go_on(self, effect: RunEffect, compensation: TaskId, *, by_hand: bool) -> None:
         """Go on with a compensation that was planned before.
 
-        The cases are one whose effect a person has taken back, so that it must not run any more;
-        one that may have taken it back; one that is stuck, which is tried again; and one that waits
-        or runs, which goes on anyway.
+        The cases: a person has undone its effect, so it must not run; it may have undone the effect
+        itself; it is stuck, and is tried again; it waits or runs, and goes on anyway.
         """
         for leaf in self._unfinished_leaves(self._live.entry(compensation)):
             self._unfinished[leaf.id] = effect
             is_stuck = leaf.state in STUCK or leaf.state is TaskState.CANCELLED
-            # The call that it stands in for may have taken the effect back.
+            # The call that it replaced may have undone the effect.
             doubtful = [repr(part.id) for part in self._live.in_doubt(leaf)]
             if by_hand:
                 if leaf.state is TaskState.RUNNING:
                     self._further.append(CancelTask(task_id=leaf.id))
                 if leaf.state in (TaskState.RUNNING, TaskState.CANCELLED):
-                    # Only what may still run can be skipped.
+                    # Only a task that may still run can be skipped.
                     self._further.append(RetryTask(task_id=leaf.id))
                 self._skip(leaf.id)
             elif is_stuck and doubtful:
@@ -631,13 +629,13 @@ class _Undo:
         return new_id
 
     def _compensation(self, effect: RunEffect, entry: TaskEntry) -> tuple[JsonObject, str]:
-        """Return the fields of the task that takes an effect back, and why there is none.
+        """Return the fields of the task that undoes an effect, and why there is none.
 
         Raises:
-            ExpressionError: its arguments refer to what the call does not have.
+            ExpressionError: its arguments refer to a value that the call does not have.
         """
         if effect.run != self._run:
-            return {}, f"it was had in run {effect.run!r}, which can take it back"
+            return {}, f"it took effect in run {effect.run!r}, which can undo it"
         if effect.in_doubt:
             return {}, "it is unknown whether it took effect"
         if effect.can_undo == "irreversible":
@@ -653,10 +651,10 @@ class _Undo:
         else:
             return {}, "no `undo` is stated"
         if task.scope is not None:
-            # It is about the same element, and has the same parameters.
+            # It has the same element and the same parameters.
             fields["scope"] = task.scope
 
-        # What stands for the task now may have called the tool anew, with another output.
+        # The present form of the task may have called the tool again, with another output.
         own = {part.id for part in entry.lineage()}
         known = self._live.entries
         reads_output = False
@@ -683,11 +681,11 @@ class _Undo:
     def _followers(
         self, entry: TaskEntry, takers: Mapping[TaskId, Sequence[TaskId]]
     ) -> dict[TaskId, None]:
-        """Return the compensations of what a task has changed itself, and of what follows it.
+        """Return the compensations of the effects of a task and of the tasks that follow it.
 
         Args:
             entry: the task.
-            takers: the compensations by the tasks whose effects they take back.
+            takers: the compensations by the tasks whose effects they undo.
         """
         found: dict[TaskId, None] = {}
         for part in entry.lineage():
@@ -708,9 +706,9 @@ class _Undo:
 
 
 def _sent(effect: RunEffect, task: Task) -> JsonObject:
-    """Return the arguments of a call: what they referred to may have changed since.
+    """Return the arguments of a call as they were; referenced values may have changed since.
 
-    Those that the journal masks keep their references.
+    Arguments masked in the journal keep their references.
     """
     sent: JsonObject = {}
     for name, value in task.arguments.items():

@@ -1,4 +1,4 @@
-"""Watchdog: warns of work that blocks the event loop, while it does."""
+"""Watchdog: warns of work that blocks the event loop, while it blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOCKED_SECONDS: Final = 1.0
 """Seconds without an answer after which an event loop counts as blocked."""
 
 _TICK_SECONDS: Final = 0.25
-"""Seconds between two looks at the event loops."""
+"""Seconds between two checks of the event loops."""
 
 _ADVICE: Final = "run what blocks with `await anyio.to_thread.run_sync(…)`"
 
@@ -35,15 +35,15 @@ _log = logging.getLogger("replanning")
 
 @dataclass(slots=True, eq=False)
 class _WatchedLoop:
-    """An event loop in which runs are open, and whether it answers.
+    """An event loop with open runs, and whether it answers.
 
     Attributes:
         loop: the loop.
-        now: tells for how long it has not answered, in seconds.
-        thread: the thread in which it ran last.
+        now: the clock for the time without an answer, in seconds.
+        thread: the thread that ran it last.
         lives: the open runs.
-        asked_at: when it was asked for the answer that it owes; None while it owes none.
-        culprit: what it was said to be blocked by; empty unless it is blocked.
+        asked_at: the time of its unanswered question; None if there is none.
+        culprit: the cause named in the warning; empty unless it is blocked.
     """
 
     loop: LoopThread
@@ -54,7 +54,7 @@ class _WatchedLoop:
     culprit: str = ""
 
     def answer(self) -> None:
-        """Show that the loop goes on; called in the loop."""
+        """Show that the loop is running; called in the loop."""
         if self.culprit and self.asked_at is not None:
             seconds = self.now() - self.asked_at
             text = "the event loop goes on: %s has blocked it for %.1f s"
@@ -64,7 +64,7 @@ class _WatchedLoop:
         self.asked_at = None
 
     def look(self) -> None:
-        """Ask the loop for an answer, or warn if it has owed one for too long."""
+        """Ask the loop for an answer, or warn if it has been silent for too long."""
         now = self.now()
         if self.asked_at is None:
             self.asked_at = now
@@ -72,13 +72,13 @@ class _WatchedLoop:
             return
         seconds = now - self.asked_at
         if seconds < BLOCKED_SECONDS or self.culprit:
-            # Many short tasks that never wait may follow one another without a turn for others.
+            # Many short tasks that never wait may run without giving others a turn.
             for life in list(self.lives):
                 life.dispatcher.ask_for_turn()
             return
         store = _waited_for_store(self.thread)
         if store is not None:
-            # Neither the task that runs nor its author can help it: a database is slow, or gone.
+            # It is not the fault of the running task: a database is slow, or gone.
             self.culprit = f"the {type(store).__name__}, which does not answer,"
             _log.warning("%s has blocked the event loop for %.1f s", self.culprit, seconds)
             return
@@ -95,7 +95,7 @@ class _WatchedLoop:
         _log.warning(text, self.culprit, seconds, consequence, _ADVICE)
 
     def _running_tasks(self) -> str:
-        """Return an addition that names the tasks that run; empty if none does."""
+        """Return a clause that names the running tasks; empty if there are none."""
         running: list[str] = []
         for life in list(self.lives):
             for entry, _ in list(life.attempts.running.values()):
@@ -107,13 +107,13 @@ class _WatchedLoop:
 
 @dataclass(slots=True, repr=False, eq=False)
 class LoopWatchdog:
-    """Looks, from one thread for all runs of this process, whether their event loops go on.
+    """Checks the event loops of all runs of this process, from one thread.
 
     A blocked loop cannot report itself, and its work may never return. The thread ends soon after
     the last run was left.
 
     Args:
-        now: seconds by a clock that any thread may read, as those of runs need not be.
+        now: a clock in seconds that any thread may read, unlike those of runs.
     """
 
     now: Callable[[], float] = time.monotonic
@@ -122,20 +122,20 @@ class LoopWatchdog:
     _thread: threading.Thread | None = None
 
     def add(self, life: Lifecycle) -> None:
-        """Watch the event loop of a run, in which this is called, from now on."""
+        """Start watching the event loop of a run; call it in that loop."""
         with self._lock:
             key = life.loop.native
             if key not in self._loops:
                 thread = threading.get_ident()
                 self._loops[key] = _WatchedLoop(life.loop, self.now, thread)
             self._loops[key].lives.add(life)
-            # A forked process has this object, and not its thread.
+            # A forked process has this object, but not its thread.
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._watch, daemon=True)
                 self._thread.start()
 
     def discard(self, life: Lifecycle) -> None:
-        """Leave the event loop of a run alone, unless others are open in it."""
+        """Stop watching the event loop of a run, unless others are open in it."""
         with self._lock:
             loop = self._loops.get(life.loop.native)
             if loop is not None:
@@ -151,7 +151,7 @@ class LoopWatchdog:
                 if not loops:
                     self._thread = None
                     return
-            # Without the lock: whoever takes the warnings may wait for a loop.
+            # Without the lock, because a log handler may wait for a loop.
             for loop in loops:
                 loop.look()
             pause.wait(_TICK_SECONDS)
@@ -162,7 +162,7 @@ WATCHDOG: Final = LoopWatchdog()
 
 
 def _waited_for_store(thread: int) -> RunStore | None:
-    """Return the store that a thread waits for; None if it does something else."""
+    """Return the store that a thread waits for; None if it is not waiting for one."""
     frame = sys._current_frames().get(thread)
     while frame is not None:
         store = frame.f_locals.get("self")
@@ -173,7 +173,7 @@ def _waited_for_store(thread: int) -> RunStore | None:
 
 
 def _find_blocker(thread: int) -> tuple[Attempt | None, str]:
-    """Return the attempt whose body a thread executes, and the place where it is.
+    """Return the attempt whose body a thread executes, and its current position.
 
     Workers, sessions and hand-written loops hold the attempt in a variable, around its body.
     """
@@ -181,7 +181,8 @@ def _find_blocker(thread: int) -> tuple[Attempt | None, str]:
     frame = sys._current_frames().get(thread)
     while frame is not None:
         code = frame.f_code
-        # What the program calls is no help: that it waits in a lock says nothing of its own code.
+        # The innermost frame is no help: waiting in a lock says nothing about the program's own
+        # code.
         if not code.co_filename.startswith(_LIBRARIES) and "site-packages" not in code.co_filename:
             places.append(f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}")
         for value in list(frame.f_locals.values()):

@@ -455,7 +455,7 @@ def test_other_triggers(trigger, available, capacity):
     [
         (TaskFailed(tasks=("z",)), {}, UnknownTask, "z"),
         ((), {}, ValueError, "generate: expected at least one trigger"),
-        (FAILED, {"facts": ["on(a"]}, ValueError, r"facts: 'on\(a' is no fact"),
+        (FAILED, {"facts": ["on(a"]}, ValueError, r"facts: 'on\(a' is not a fact"),
         (FAILED, {"facts": "on(a)"}, ValueError, "expected several facts"),
         (
             FAILED,

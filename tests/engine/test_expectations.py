@@ -533,7 +533,7 @@ async def test_outputs_that_are_only_reported(clock):
         async for task in run.ready():
             async with run.attempt(task) as attempt:
                 attempt.output = 10
-    assert "'mirror' must say the same, and was not asked" in run.result.reason
+    assert "'mirror' must agree, but was not asked" in run.result.reason
     assert "execute the task with `run.perform`" in run.result.reason
 
 

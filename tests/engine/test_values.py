@@ -580,6 +580,6 @@ async def test_call_whose_output_was_not_stored_says_why(tmp_path: Path) -> None
     await engine.aclose()
     assert str(failed.value) == (
         "task 'login-1' was done before, and its output was not kept: "
-        "a part of it looks like a secret, in whose place the journal has [redacted]"
+        "a part of it looks like a secret, so the journal has [redacted]"
     )
     assert again == {"token": "tok-9f8e7d6c5b4a"}

@@ -162,12 +162,12 @@ CALLS = [
     (
         lambda run: run.observe([" ", "on(a"]),
         ValueError,
-        "' ' is no fact: it is blank; 'on(a' is no fact: its parenth",
+        "' ' is not a fact: it is blank; 'on(a' is not a fact: its parenth",
     ),
     (
         lambda run: run.observe(ceased=["a)(b"]),
         ValueError,
-        "'a)(b' is no fact: its parentheses do not match",
+        "'a)(b' is not a fact: its parentheses do not match",
     ),
     (lambda run: run.change_context({"x": len}), RecordNotSerializable, "cannot be kept as JSON"),
     (
@@ -199,7 +199,7 @@ CALLS = [
     (
         lambda run: run.change_goal(facts=["on("]),
         PlanError,
-        "facts[0]: this is no fact: its parentheses do not match",
+        "facts[0]: this is not a fact: its parentheses do not match",
     ),
     (lambda run: run.request_replan("why", tasks=["x"]), UnknownTask, "there is no task 'x'"),
     (lambda run: run.apply([]), ChangeRejected, "changes: there are none"),
@@ -289,7 +289,7 @@ async def test_calls_of_a_run(call, error, message):
         (
             lambda: Plan(goal=Goal(objective="x"), facts=["a)"]),
             PlanError,
-            "facts[0]: this is no fact",
+            "facts[0]: this is not a fact",
         ),
         (lambda: ReplanningEngine(store="sqlit:x"), StoreError, "no store 'sqlit' is installed"),
         (

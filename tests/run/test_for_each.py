@@ -585,7 +585,7 @@ async def test_secret_as_a_key():
         await perform(run, returning([key]))
         failure = run.view.task("convert").failure
     assert failure is not None
-    assert "keys name tasks" in failure.message
+    assert "keys become ids of tasks" in failure.message
     assert key not in failure.message
 
 

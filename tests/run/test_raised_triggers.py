@@ -258,12 +258,12 @@ async def test_trigger_that_cannot_be_kept(tmp_path):
 async def test_run_that_nobody_replans():
     """Without an engine, or where it is switched off, a trigger is refused, because nobody would decide."""
     async with open_run(PLAN) as run:
-        with pytest.raises(NotRunning, match="nobody decides about triggers"):
+        with pytest.raises(NotRunning, match="nothing decides about triggers"):
             run.trigger(FAILED)
         run.pause()
     engine = engine_with(settings=Settings(enabled=False))
     async with engine.open(PLAN) as run:
-        with pytest.raises(NotRunning, match="nobody decides about triggers"):
+        with pytest.raises(NotRunning, match="nothing decides about triggers"):
             run.trigger(FAILED)
         run.pause()
 

@@ -371,7 +371,7 @@ async def test_a_run_retries_what_it_is_told() -> None:
     failures = {
         body.task: body.failure.message for body in bodies(engine.store, result.run, AttemptFailed)
     }
-    assert failures["odd"] == "odd (whether it may pass cannot be told: KeyError('odd'))"
+    assert failures["odd"] == "odd (could not tell whether the error is transient: KeyError('odd'))"
 
 
 async def test_an_error_without_a_readable_text_is_a_failure() -> None:

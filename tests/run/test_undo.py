@@ -506,7 +506,7 @@ async def test_a_copy_takes_its_own_effects_back() -> None:
     assert [effect.key for effect in effects][3:] == [f"{RUN}/tell", f"{copy}/car~2"]
     whys = {one.effect.task: one.why for one in engine.compare_undo(copy).undecided}
     assert whys == dict.fromkeys(
-        ["car", "hotel", "flight", "tell"], f"it was had in run {RUN!r}, which can take it back"
+        ["car", "hotel", "flight", "tell"], f"it took effect in run {RUN!r}, which can undo it"
     )
     plan = engine.undo(copy, leave=["car#1", "hotel", "flight", "tell"])
     assert list(plan.compensations) == ["undo-car~2"]

@@ -319,6 +319,6 @@ async def test_commands_that_nobody_runs():
 
     result = await ReplanningEngine().execute(Plan.parse(BUILD), work)
     assert result.status == "needs_human"
-    assert "'test -e {out}' must succeed, and was not run: a `ToolExecutor` runs" in str(
+    assert "'test -e {out}' must succeed, but was not run: a `ToolExecutor` runs" in str(
         result.failures
     )
