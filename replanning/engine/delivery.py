@@ -19,20 +19,20 @@ from replanning.secrets import Redactor
 from replanning.telemetry.exporter import Exporter
 
 MAX_QUEUED_RECORDS: Final = 10_000
-"""Records that wait for a slow exporter; more are dropped, which is recorded."""
+"""Limit of records that wait for a slow exporter; further ones are dropped, which is recorded."""
 
 EXPORTER_TIMEOUT_SECONDS: Final = 5.0
-"""Seconds for which an exporter may hold up the closing of a run, and then of the engine."""
+"""Seconds that an exporter may delay the closing of a run, and then of the engine."""
 
 _log = logging.getLogger("replanning")
 
 
 class ExporterDelivery:
-    """Hands the records of one run to exporters, each at its own pace.
+    """Passes the records of one run to exporters, each at its own pace.
 
     Args:
-        life: the run whose records are handed over; those of its earlier processes are not.
-        exporters: the receivers; those that take spans alone are left out.
+        life: the run; records of its earlier processes are not passed on.
+        exporters: the receivers; exporters of spans alone are left out.
     """
 
     def __init__(self, life: Lifecycle, exporters: Sequence[Exporter]) -> None:
@@ -46,12 +46,12 @@ class ExporterDelivery:
             life.journal.subscribe(queue.enqueue)
 
     def start(self) -> None:
-        """Hand over in tasks of the run from now on, queued records included."""
+        """Start passing on records, queued ones included, in async tasks of the run."""
         for queue in self._queues:
             self._lifecycle.plugins.run(f"exporter {plugin_name(queue.exporter)!r}", queue.deliver)
 
     async def close(self) -> None:
-        """Wait, within a time limit, until all queued records have been handed over."""
+        """Wait, within a time limit, until all queued records have been passed on."""
         if not self._queues:
             return
         for queue in self._queues:
@@ -67,7 +67,7 @@ class ExporterDelivery:
                 queue.finished = queue.has_begun  # whether or not all was sent
 
     async def flush(self) -> None:
-        """Hand over the rest of the records of a run that was cancelled, within the time limit."""
+        """Pass on the remaining records of a cancelled run, within the time limit."""
         left = [queue for queue in self._queues if not queue.finished]
         if left:
             with anyio.CancelScope(shield=True):
@@ -109,7 +109,7 @@ class _ExporterQueue:
         self._wakeup.set()
 
     async def deliver(self) -> None:
-        """Hand over until closed."""
+        """Pass on records until closed."""
         self.has_begun = True
         try:
             while not self._closing:
@@ -121,7 +121,7 @@ class _ExporterQueue:
             self.done.set()
 
     async def drain(self) -> None:
-        """Hand over the queued records."""
+        """Pass on the queued records."""
         while self._queue:
             record = self._queue.popleft()
             try:
@@ -134,7 +134,7 @@ class _ExporterQueue:
                 self._record_failure("failed", error)
 
     def _record_failure(self, kind: str, error: Exception | str) -> None:
-        """Record a kind of failure once; only warn where the journal takes no more."""
+        """Record each kind of failure once; only warn if the journal is closed."""
         if kind in self._reported_failures:
             return
         self._reported_failures.add(kind)
@@ -147,7 +147,7 @@ class _ExporterQueue:
 
 
 async def close_exporters(exporters: Sequence[Exporter], clock: Clock, redactor: Redactor) -> None:
-    """Close all exporters at once; an error, or one that takes too long, is logged."""
+    """Close all exporters at once; log errors, and exporters that take too long."""
 
     async def close(exporter: Exporter) -> None:
         closed = False

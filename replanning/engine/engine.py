@@ -110,38 +110,36 @@ OrchestratorT = TypeVar("OrchestratorT", bound=_Attachable)
 
 
 class ReplanningEngine:
-    """Keeps plans alive while they run.
+    """Keeps plans alive while they run, by repairing them.
 
     Args:
         providers: propose alternatives: plugins by name, objects with `name` and `propose`, or
-            language models, by name (`openai`, `openai:gpt-4.1`, `openai,anthropic` for one that is
-            used where the other fails) or as objects; or a whole `AlternativeGenerator`. `auto` is
+            language models, by name (`openai`, `openai:gpt-4.1`, `openai,anthropic` for a fallback)
+            or as objects; or a whole `AlternativeGenerator`. `auto` is
             `repair` and the language model that `create_llm_provider` finds, if any.
-        settings: thresholds, limits, enabled triggers, redaction of secrets; a mapping of them, or
-            what `replanning.config.load_settings` returns.
+        settings: thresholds, limits, enabled triggers, redaction of secrets; also a mapping, or the
+            result of `replanning.config.load_settings`.
         mode: `act`, or `observe` to record decisions and apply nothing.
         gate: asks a person; without one, questions are stored and the run ends as `needs_human`.
-        store: keeps journals; or its place, as `replanning.journal.open_store` takes it, which
-            `aclose` closes. In memory when left out.
+        store: stores journals; or its place, as for `replanning.journal.open_store`; `aclose` then
+            closes it. By default in memory.
         monitor: watches runs; handlers are registered through `monitor.on`.
-        policy: decides, instead of one made of `settings`.
+        policy: decides; by default one that follows `settings`.
         evaluator: evaluates the plan after every task, for handlers, `run.evaluate()` and spans,
             and compares the costs of better paths.
         exporters: called with every record after it is journaled: objects, or plugins by name.
-        environment: time, chance and ids.
-        tracer_provider: receives spans; when left out, that of an exporter, or the globally
-            configured one.
-        meter_provider: receives metrics; when left out, that of an exporter, or the globally
-            configured one.
+        environment: clock, random numbers and ids.
+        tracer_provider: receives spans; by default that of an exporter, or the global one.
+        meter_provider: receives metrics; by default that of an exporter, or the global one.
         codec: turns outputs that are not JSON into JSON.
-        is_transient: says of an exception of work whether it may pass, so that the task is run
-            again, where neither the library recognises that nor `retry.on` names it.
+        is_transient: decides whether an exception of work is transient, so that the task is
+            retried, if neither the library recognises it nor `retry.on` names it.
 
     Raises:
-        NoLLMProvider, PluginError: a provider or an exporter that is named cannot be used.
+        NoLLMProvider, PluginError: a named provider or exporter cannot be used.
         SettingsError: the settings are not valid.
         StoreError: the place of the store cannot be used.
-        TypeError, ValueError: a part is not what it should be.
+        TypeError, ValueError: an argument is invalid.
     """
 
     def __init__(
@@ -185,7 +183,7 @@ class ReplanningEngine:
             self.generator = AlternativeGenerator(
                 providers, settings=self.settings, environment=environment
             )
-        # A secret of a run is one in prompts as well.
+        # Prompts must not contain the secrets of runs either.
         self.generator.use_redactor(redactor)
         for plugin in (*self.exporters, *self.generator.path_generator.providers):
             if redactor.is_secret_name(plugin_name(plugin)):
@@ -194,7 +192,7 @@ class ReplanningEngine:
                     f"{kind}: what looks like a secret cannot be its name, which is kept; choose "
                     "another"
                 )
-        # Whoever passes a store closes it.
+        # The owner of a store that was passed closes it.
         self._owns_store = not isinstance(store, RunStore)
         if store is None:
             self.store: RunStore = MemoryStore()
@@ -204,7 +202,7 @@ class ReplanningEngine:
             exporter.attach(ExporterContext(self.store, environment.clock))
         telemetry = Telemetry(tracer_provider, meter_provider)
         if self.exporters:
-            # They may have providers of their own, and spans and metrics go to one each.
+            # They may have their own providers; spans and metrics go to one each.
             telemetry = build_telemetry(self.exporters, tracer_provider, meter_provider)
         self._run_factory = RunFactory(
             self.store, self.settings, environment, redactor, codec, is_transient, telemetry
@@ -216,7 +214,7 @@ class ReplanningEngine:
         return f"<ReplanningEngine {self.mode} {self.generator!r} store={store}>"
 
     def attach(self, orchestrator: OrchestratorT) -> OrchestratorT:
-        """Attach an orchestrator, which then opens its runs through this engine, and return it."""
+        """Attach an orchestrator, so that it opens its runs through this engine, and return it."""
         orchestrator.engine = self
         return orchestrator
 
@@ -225,8 +223,8 @@ class ReplanningEngine:
     ) -> AbstractAsyncContextManager[PlanRun]:
         """Open a run of a plan: `async with engine.open(plan) as run:`, then pull and report.
 
-        An exception of the body is raised again, unwrapped. A body that ends before the run has
-        leaves it `paused`.
+        An exception of the body is raised again, unwrapped. If the body ends before the run, the
+        run is left `paused`.
 
         Raises:
             StoreError: the store does not take the run.
@@ -240,17 +238,18 @@ class ReplanningEngine:
         *,
         parameters: Mapping[str, JsonValue] | None = None,
     ) -> AbstractAsyncContextManager[PlanRun]:
-        """Resume a run that was paused, was left, or whose process died; used like `open`.
+        """Resume a run that was paused or left, or whose process died; used like `open`.
 
-        What holds from here on are the settings and the mode of this engine, whatever the run was
-        begun under; its plan, its deadlines and what it has spent are those on record.
+        The settings and the mode of this engine apply from here on; plan, deadlines and spent
+        budget come from the journal.
 
         Args:
             run_id: the run.
-            plan: where literal secrets come from, which the journal does not keep. Nothing else of
-                it is taken: for that, have the run `adopt` it.
-            parameters: values of secret parameters, which the journal does not keep; without one,
-                the tasks that need it fail before their work. Others stay as they are on record.
+            plan: supplies literal secrets, which the journal does not store. Everything else in it
+                is ignored; to change the plan, have the run `adopt` it.
+            parameters: values of secret parameters, which the journal does not store; tasks that
+                need a missing one fail before their work. Other parameters keep their recorded
+                values.
 
         Raises:
             PlanError: one of the parameters is unknown, of another type, or has another value.
@@ -260,7 +259,7 @@ class ReplanningEngine:
         return self._managed_run(lambda: self._run_factory.resume(run_id, plan, parameters))
 
     def run_or_resume(self, plan: Plan, *, run_id: str) -> AbstractAsyncContextManager[PlanRun]:
-        """Resume this run of a plan, or open it if there is none yet; used like `open`.
+        """Resume this run of a plan, or open it if it does not exist; used like `open`.
 
         Raises:
             RunOwned: another process is at it.
@@ -271,10 +270,10 @@ class ReplanningEngine:
         )
 
     def fork(self, run_id: str, revision: int, *, new_id: str | None = None) -> RunId:
-        """Start a new run from a checkpoint of an old one: the moment a revision had been applied.
+        """Start a new run from a checkpoint of an old one: the state just after a revision.
 
         Returns:
-            The id of the new run, to be resumed.
+            The id of the new run; resume it to execute it.
 
         Raises:
             UnknownRun: the store has no such run.
@@ -290,13 +289,13 @@ class ReplanningEngine:
         rerun: Rerun = "changed",
         revision: int | None = None,
     ) -> Correction:
-        """Return what a corrected plan would change in a run, open here, elsewhere or nowhere.
+        """Return the changes of a corrected plan to a run that is open here, elsewhere or nowhere.
 
         Args:
             run_id: the run.
             plan: the corrected plan.
-            rerun: whether finished tasks that are changed would be run again.
-            revision: compare it with a fork of the run at this revision instead.
+            rerun: whether changed tasks that are finished would run again.
+            revision: compare with a fork of the run at this revision instead.
 
         Raises:
             ChangeRejected: it is another plan, or the run cannot take it; names every reason.
@@ -319,10 +318,10 @@ class ReplanningEngine:
         reason: str = "",
         by: str = "",
     ) -> None:
-        """Have a run go on with a corrected plan, wherever it is carried out; see `PlanRun.adopt`.
+        """Continue a run with a corrected plan, wherever it is executed; see `PlanRun.adopt`.
 
-        A run that is open here adopts it before this returns. For another one it is left for the
-        run's owner, or for the process that resumes it: without secrets, which stay where they are.
+        A run that is open here adopts it before this returns. For any other run the plan is left,
+        without secrets, for the owner or for the process that resumes it.
 
         Raises:
             ChangeRejected: as for `PlanRun.adopt`.
@@ -427,7 +426,7 @@ class ReplanningEngine:
             self.store.post(RunId(run_id), message)
 
     def compare_rerun(self, run_id: str, *tasks: str, only: bool = False) -> Correction:
-        """Return what `rerun` would run again, and which effects that would repeat.
+        """Return the tasks that `rerun` would run again, and the effects that they would repeat.
 
         Raises:
             ReplanningError: what `rerun` raises.
@@ -442,23 +441,23 @@ class ReplanningEngine:
         new_id: str | None = None,
         by: str = "edit",
     ) -> RunId:
-        """Start a new run from an old one, in which tasks are run again.
+        """Start a new run from an old one to run tasks again.
 
-        Everything else is as the old run left it. The old run stays as it is.
+        Everything else is as in the old run, which stays as it is.
 
         Args:
             run_id: the old run.
             tasks: the tasks, by their ids in the plan.
-            only: leave what depends on them as it is.
+            only: whether to leave their dependents as they are.
             new_id: the id of the new run.
             by: the author, for the history.
 
         Returns:
-            The id of the new run, to be resumed.
+            The id of the new run; resume it to execute it.
 
         Raises:
-            ChangeRejected: a task has not run yet, or cannot be run again; names every one.
-            NotRunning: the old run was aborted, or is being carried out.
+            ChangeRejected: tasks have not run yet, or cannot run again; names each of them.
+            NotRunning: the old run was aborted, or is still running.
             StoreError: the store does not take the new run.
             UnknownRun: the store has no such run.
             UnknownTask: the run has no such task.
@@ -474,7 +473,7 @@ class ReplanningEngine:
         leave: Sequence[str] = (),
         by_hand: Sequence[str] = (),
     ) -> UndoPlan:
-        """Return how effects of a run would be taken back; the arguments are those of `undo`.
+        """Return the plan for undoing effects of a run; the arguments are those of `undo`.
 
         Raises:
             ChangeRejected, NotRunning, StoreError, UnknownRun, UnknownTask: as for `undo`.
@@ -494,31 +493,29 @@ class ReplanningEngine:
         reason: str = "",
         by: str = "edit",
     ) -> UndoPlan:
-        """Take back what a run has changed, by tasks that are added to it; see `PlanRun.undo`.
+        """Undo effects of a run by tasks that are added to it; see `PlanRun.undo`.
 
-        A run that is open here adds them before this returns. Any other one does so in the process
-        that carries it out, or when it is resumed, also if it has succeeded or was aborted.
+        A run that is open here adds them before this returns. Any other run does so in the process
+        that executes it, or when it is resumed, even if it has succeeded or was aborted.
 
         Args:
             run_id: the run.
-            to: a task that is done; only what was changed after it is taken back.
-            only: tasks; only what these have changed is taken back.
-            leave: tasks, or attempts such as pay#1, whose effects stay.
-            by_hand: tasks or attempts whose effects a person has taken back.
+            to: a task that is done; only later effects are undone. only: tasks; only their effects
+                are undone. leave: tasks, or attempts such as pay#1, whose effects stay. by_hand:
+                tasks or attempts whose effects a person has undone.
             reason: why, for the history.
             by: the author, for the history.
 
         Returns:
-            How the effects are taken back; without changes if there is nothing to take back.
+            The plan for undoing the effects; without changes if there is nothing to undo.
 
         Raises:
-            ChangeRejected: of an effect no task can take back, nobody has decided with `leave` or
-                `by_hand`, names every one; or the task of `to` is not done.
-            NotRunning: its calls are those of a program or of planning mode, or its budget is used
-                up.
+            ChangeRejected: no task can undo an effect, and neither `leave` nor `by_hand` names it
+                (the error names each of them); or the task of `to` is not done. NotRunning: a
+                program or planning mode makes its calls, or its budget is used up.
             StoreError: the store fails.
             UnknownRun: the store has no such run.
-            UnknownTask: there never was a task that is named.
+            UnknownTask: a named task never existed.
         """
         factory = self._run_factory
         with _store_errors():
@@ -562,20 +559,20 @@ class ReplanningEngine:
         with the body. An exception of the body is raised again, and leaves the run `paused`.
 
         Args:
-            objective: the aim, in words; or a plan, whose tasks the body performs or executes
-                besides its calls.
-            tools: functions, and descriptions of tools that the body executes itself. Those with a
-                capability in common can stand in for one another.
+            objective: the aim, in words; or a plan, if the body also performs or executes planned
+                tasks.
+            tools: functions, and descriptions of tools that the body executes itself. Tools with
+                the same capability can replace one another.
             run_id: the id of the run, which is resumed where it exists.
-            passes: exceptions that are control flow of the agent and no failures of its calls.
-            asks: whether the body puts the questions of a `NeedsHuman` to a person. Without that, a
-                gate or a durable store, nobody can be asked about a call, and it fails with its own
-                error.
+            passes: exceptions that are control flow of the agent, not failures of its calls.
+            asks: whether the body passes the questions of a `NeedsHuman` on to a person. Without
+                that, a gate or a durable store, no person can be asked about a call, and it fails
+                with its own error.
             gate: whether questions go to the gate of the engine, if it has one.
 
         Raises:
             RunOwned: another process is at this run.
-            StoreError: it is a run of something else, or the store does not take it.
+            StoreError: the id belongs to another kind of run, or the store fails.
         """
         functions = FunctionTools(tools)
         if isinstance(objective, Plan):
@@ -606,7 +603,7 @@ class ReplanningEngine:
         max_concurrency: int = 8,
         replanning: bool = True,
     ) -> RunResult:
-        """Run a plan to its end with one call, on up to `max_concurrency` workers.
+        """Run a plan to its end, on up to `max_concurrency` workers.
 
         Args:
             plan: the plan.
@@ -614,11 +611,11 @@ class ReplanningEngine:
             tools: functions that execute the tasks instead of `work`, and describe the tools of the
                 plan.
             run_id: the id of the run, which is resumed where it exists.
-            max_concurrency: the most tasks that run at once.
-            replanning: false to run it as if there were no engine; a new run.
+            max_concurrency: the maximum number of tasks that run at once.
+            replanning: false to execute a new run without replanning.
 
         Raises:
-            PlanError: the tasks do not fit these tools, or a task or a tool of the plan has no
+            PlanError: the tasks do not fit these tools, or a task or tool of the plan has no
                 function.
             RunOwned: another process is at this run.
             StoreError: it is a run of another plan, or the store does not take it.
@@ -653,7 +650,7 @@ class ReplanningEngine:
         *,
         context: Mapping[str, JsonValue] | None = None,
     ) -> PendingDecision:
-        """Ask for replanning of a run that is open in this engine; see `PlanRun.trigger`.
+        """Ask for replanning of a run open in this engine; see `PlanRun.trigger`.
 
         Raises:
             NotRunning: the run is not open in this engine, or for the reasons of `PlanRun.trigger`.
@@ -673,11 +670,11 @@ class ReplanningEngine:
         return run.trigger(trigger, context=context)
 
     def pending(self, run_id: str | None = None) -> list[Question]:
-        """Return the questions that wait for a person, of one run or all, in any process.
+        """Return the questions that wait for a person, of one or all runs, in any process.
 
-        A question is listed until its answer is carried out: at once, or when the run is resumed if
-        no process executes it. Any thread may call it. Without `run_id`, a run that cannot be read
-        is left out with a warning in the log.
+        A question is listed until its answer takes effect: at once, or when the run is resumed if
+        no process executes it. Any thread may call it. Without `run_id`, unreadable runs are left
+        out with a warning in the log.
 
         Raises:
             JournalCorrupt: the journal of `run_id` cannot be read.
@@ -686,7 +683,7 @@ class ReplanningEngine:
         pending: list[Question] = []
         here: set[RunId] = set()
         for run, questions in list(self._open_runs.values()):
-            # Where its loop has ended, the store has its questions.
+            # If its loop has ended, the store has its questions.
             with suppress(NotRunning):
                 pending += run._lifecycle.loop.call(questions.pending)
                 here.add(run.id)
@@ -708,7 +705,7 @@ class ReplanningEngine:
         return [question for question in pending if run_id in (None, question.run)]
 
     def history(self, run_id: str) -> ReplanHistory:
-        """Return the history of a run, read from its journal, also while another process owns it.
+        """Return the history of a run from its journal, even while another process owns it.
 
         Raises:
             UnknownRun: the store has no such run.
@@ -789,16 +786,16 @@ class ReplanningEngine:
         changes: Sequence[PlanChange | JsonObject] = (),
         comment: str = "",
     ) -> None:
-        """Answer a question, of a run in this process or elsewhere.
+        """Answer a question of a run in this process or elsewhere.
 
-        For a run in this process the answer is carried out before this returns, by the run's event
-        loop if this is another thread; otherwise it is left for the run's owner, or for the process
-        that resumes it.
+        For a run in this process the answer takes effect before this returns, in the run's event
+        loop even if called from another thread. Otherwise it is left for the run's owner, or for
+        the process that resumes the run.
 
         Raises:
             UnknownQuestion: no such question is open.
-            StaleAnswer: the tasks that it is about have changed since.
-            ChangeRejected: the answer is not valid, or the changes of `modify` do not fit the plan.
+            StaleAnswer: its tasks have changed since.
+            ChangeRejected: the answer is invalid, or the changes of `modify` do not fit the plan.
             NotRunning: the run has ended for good.
             StoreError: the store of a run elsewhere fails.
         """
@@ -806,7 +803,7 @@ class ReplanningEngine:
         run_id = RunId(question_id.rpartition(".q")[0])
         run, questions = self._open_runs.get(run_id, (None, None))
         if run is not None and questions is not None:
-            # Where it has ended, or its loop has, the store knows whether that is for good.
+            # If it has ended, or its loop has, the store knows whether that is for good.
             with suppress(NotRunning):
                 run._lifecycle.loop.call(questions.answer, QuestionId(question_id), answer)
                 return
@@ -814,7 +811,7 @@ class ReplanningEngine:
             self._leave_answer(run_id, question_id, answer)
 
     def _leave_answer(self, run_id: RunId, question_id: str, answer: Answer) -> None:
-        """Put an answer into the run's inbox, if it fits the plan as the store has it."""
+        """Put an answer into the run's inbox, if it fits the stored plan."""
 
         def waiting() -> list[InboxMessage]:
             messages: list[InboxMessage] = []
@@ -842,7 +839,7 @@ class ReplanningEngine:
         problems = secret_name_problems(answer.changes, redactor)
         if problems:
             raise ChangeRejected(problems)
-        # The inbox is kept like a journal, so it must not hold secrets either.
+        # The inbox is stored like a journal, so it must not contain secrets either.
         changes = redactor.document(answer.changes)
         payload: JsonObject = {
             "question": question_id,
@@ -854,7 +851,7 @@ class ReplanningEngine:
         now = self._run_factory.environment.clock.now()
         message = InboxMessage("answer", now, redactor.text(answer.by), payload)
         self.store.post(run_id, message)
-        # The earliest answer counts, if somebody answered at the same time.
+        # The earliest answer counts if two people answer at the same time.
         first = next(iter(waiting()), message)
         if replace(first, id=message.id) != message:
             raise UnknownQuestion(question_id, _ANSWERED_ALREADY)
@@ -869,23 +866,23 @@ class ReplanningEngine:
         choice: int = 0,
         comment: str = "",
     ) -> dict[QuestionId, ReplanningError | None]:
-        """Give all open questions of a run the same answer, one by one, as `answer` does.
+        """Give the same answer to all open questions of a run, one by one, as `answer` does.
 
         Args:
             run_id: the run.
             verdict: the answer.
-            cause_of: a question; only those with a cause in common with it are answered.
+            cause_of: a question; only questions that share a cause with it are answered.
             by: name of the person.
-            choice: the index of the candidate that is approved of each question.
+            choice: the index of the approved candidate in each question.
             comment: the reason.
 
         Returns:
-            The questions in the order in which they were asked, each with the error for which its
-            answer was refused, such as `StaleAnswer` where an earlier answer has changed its tasks;
-            None if it was not.
+            The questions in the order in which they were asked, each with the error that refused
+            its answer, such as `StaleAnswer` if an earlier answer has changed its tasks; None if it
+            was accepted.
 
         Raises:
-            UnknownQuestion: no question is open, or not that of `cause_of`.
+            UnknownQuestion: no question is open, or the one in `cause_of` is not.
             StoreError: the store fails; the remaining questions are not answered.
         """
         questions = {question.id: question for question in self.pending(run_id)}
@@ -908,8 +905,7 @@ class ReplanningEngine:
     async def aclose(self) -> None:
         """Let exporters send the rest, for a few seconds at most, and close connections.
 
-        Called after the last run. Models and stores that were passed as objects are closed by their
-        owner.
+        Call it after the last run. The owner closes models and stores that were passed as objects.
 
         Raises:
             StoreError: a run is still open; nothing is closed.
@@ -951,9 +947,9 @@ class ReplanningEngine:
             delivery = ExporterDelivery(life, self.exporters)
 
         def begin(group: anyio.abc.TaskGroup) -> None:
-            # A new run has no decisions, questions and triggers on record.
+            # A new run has no recorded decisions, questions or triggers.
             if life.end is None and life.opening.past is not None:
-                # Where the store fails, it is done when the store works again.
+                # If the store fails, this is done when it works again.
                 with suppress(StoreError):
                     replanner.record_pending_decisions()
                 questions.resume()
@@ -965,14 +961,14 @@ class ReplanningEngine:
         threshold = 0
         if self.settings.enabled:
             life.busy.watch("replanning", lambda: replanner.busy)
-            # A breaker makes a tool unavailable, which an observer must not do.
+            # A breaker makes a tool unavailable; an observer must not do that.
             if self.mode == "act":
                 threshold = self.settings.breaker_threshold
         breakers = ToolBreakers(life, threshold)
         self._open_runs[run.id] = (run, questions)
         watch = self.monitor.watch(run)
         if delivery is not None:
-            # After the handlers, whose failures are records as well.
+            # After the handlers, because their failures are records as well.
             life.plugins.on_close.append(delivery.close)
         try:
             on_message = partial(_handle_answer_message, life, questions)
@@ -994,7 +990,7 @@ class ReplanningEngine:
             del self._open_runs[run.id]
             if delivery is not None:
                 await delivery.flush()
-            # Users may never call `aclose`, and no connection may outlive the runs it was for.
+            # Users may never call `aclose`, and no connection may outlive its runs.
             if not self._open_runs:
                 await self.generator.aclose()
 
@@ -1014,7 +1010,7 @@ def _store_errors() -> Iterator[None]:
 
 
 def _handle_answer_message(life: Lifecycle, questions: Questions, message: InboxMessage) -> None:
-    """Carry out the answer in a message; one that cannot be carried out is recorded."""
+    """Carry out the answer in a message; record why if that is impossible."""
     payload = message.payload
     verdict: Any = payload.get("verdict")
     choice: Any = payload.get("choice", 0)
@@ -1043,10 +1039,10 @@ async def open_run(
 
     Args:
         plan: the plan.
-        store: keeps the journal, or its place, as for `ReplanningEngine`; in memory when left out.
+        store: stores the journal; or its place, as for `ReplanningEngine`. By default in memory.
         settings: as for `ReplanningEngine`.
-        run_id: the id of the run; a new one when left out.
-        factory: makes the run, in place of `store` and `settings`.
+        run_id: the id of the run; by default a new one.
+        factory: makes the run, instead of `store` and `settings`.
     """
     settings = as_settings(settings)
     opened: RunStore = MemoryStore()

@@ -50,7 +50,7 @@ _JSON_TYPES: Final[Sequence[tuple[type, str]]] = (
 )
 
 _MAX_CONDITION: Final = 81
-"""Characters of a condition in a message."""
+"""Maximum length of a condition in a message."""
 
 _NAMED: Final = (
     inspect.Parameter.POSITIONAL_ONLY,
@@ -67,22 +67,21 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
             does not stop. A parameter annotated as `TaskContext` receives the context of the task.
         fields: fields of its `ToolSpec`, such as `capability`, `effect`, `idempotent` and `retry`;
             they override the signature and the docstring. `expect` may also be a function, async or
-            not, that is given each output: it returns None or True if that is as expected, and
-            False or a text, the reason, if it is not. `confirm` may be a function as well, async
-            or not, which is asked whether a call that ended without an answer was done. It is given
-            those arguments of the call that it has parameters for, and the `idempotency_key` if it
-            has one of that name. It returns the output of the call, or None if the call was not
-            done, and raises if it cannot tell; a boolean does not tell. It must only read.
+            not, that checks each output: it returns None or True if the output is as expected, and
+            False or a text, the reason, if it is not. `confirm` may be a function as well, async or
+            not, that finds out whether a call without an answer was made. It gets the arguments of
+            the call that it has parameters for, and the `idempotency_key` if it has a parameter of
+            that name. It returns the output of the call, or None if the call was not made, and
+            raises if it cannot tell; a boolean is ambiguous. It must only read.
 
     Attributes:
         spec: its description.
-        confirmation: the function that was given as `confirm`, as a tool; None without one.
-        return_type: validates and dumps what its return annotation names; None without a useful
-            one.
+        confirmation: the function passed as `confirm`, as a tool; None without one.
+        return_type: validates and dumps values of its return annotation; None without a useful one.
 
     Raises:
         TypeError: this is not a function, or its parameters are not known.
-        ValueError: a field is unknown or not valid; names every one.
+        ValueError: fields are unknown or invalid; names each of them.
     """
 
     def __init__(
@@ -170,7 +169,7 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         ]
 
     def _answer_problems(self) -> Iterable[str]:
-        """Yield why the function cannot tell whether a call was done."""
+        """Yield reasons why the function cannot tell whether a call was made."""
         if self._returns is bool:
             yield (
                 f"confirm: {self.spec.name!r} returns a boolean, which does not tell; return the"
@@ -192,7 +191,7 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
             named |= kwargs
             if self._required <= named.keys():
                 return named
-        # This takes several times as long, and says what is wrong.
+        # This takes several times as long, but says what is wrong.
         bound = self._caller_signature.bind(*args, **kwargs).arguments
         named = {}
         for name, value in bound.items():
@@ -213,12 +212,11 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         Args:
             arguments: by name.
             context: of the task.
-            convert: whether the arguments are JSON, to be converted to the types that the function
-                states.
+            convert: whether the arguments are JSON and must be converted to the annotated types.
 
         Raises:
-            Exception: whatever the function raises; a ValidationError where an argument does not
-                fit its type.
+            Exception: any exception of the function; a ValidationError if an argument does not fit
+                its type.
         """
         values = dict(arguments)
         for name in self._contexts:
@@ -242,16 +240,15 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
     async def verify(
         self, output: object, value_of: Callable[[object], object] | None = None
     ) -> None:
-        """Ask the function that was given as `expect`, if any, about an output.
+        """Check an output with the function passed as `expect`, if any.
 
         Args:
             output: the output.
-            value_of: makes of it what the function is given; by default the output.
+            value_of: extracts the value to check; by default the output itself.
 
         Raises:
             UnexpectedOutput: the output is not as expected.
-            UnverifiedOutput: the function raised, or returned something else than None, a boolean
-                or a text.
+            UnverifiedOutput: the function raised, or did not return None, a boolean or a text.
         """
         if self._expects is None:
             return
@@ -263,7 +260,7 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
             if inspect.isawaitable(verdict):
                 verdict = await verdict
         except Exception as error:
-            # The tool has done its work, whatever is wrong with the check.
+            # The tool has done its work, even if the check is broken.
             reason = f"`expect` of {self.spec.name!r} raised {describe_error(error)}"
             raise UnverifiedOutput(reason, output) from error
         if verdict is None or verdict is True:
@@ -283,7 +280,7 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
             adapter: TypeAdapter[object] = TypeAdapter(
                 hint, config=ConfigDict(arbitrary_types_allowed=True)
             )
-        except PydanticUserError:  # a model, which has a configuration of its own
+        except PydanticUserError:  # a model, which has its own configuration
             adapter = TypeAdapter(hint)
         return adapter.validate_python(value)
 
@@ -303,7 +300,7 @@ def _type_name(hint: object) -> str:
 
 
 ToolFunction = Callable[..., Any]
-"""A function that is or becomes a tool."""
+"""Function that is or becomes a tool."""
 
 
 @overload
@@ -334,11 +331,11 @@ class FunctionTools:
     Attributes:
         specs: the descriptions.
         functions: the functions by the names of their tools.
-        confirmations: the names of those that only tell whether a call was done.
+        confirmations: the names of the tools that only confirm calls.
 
     Raises:
-        TypeError: some are neither functions nor descriptions; names every one.
-        ValueError: several have the same name, or a description is not valid; names every one.
+        TypeError: some are neither functions nor descriptions; names each of them. ValueError:
+            several have the same name, or a description is invalid; names each of them.
     """
 
     def __init__(self, tools: Iterable[ToolFunction | ToolSpec]) -> None:
@@ -367,7 +364,7 @@ class FunctionTools:
         self.specs = tuple(specs.values())
 
     def of(self, function: ToolFunction) -> FunctionTool[..., Any]:
-        """Return the tool of a function, which is added if it is new.
+        """Return the tool of a function; add it if it is new.
 
         Raises:
             ValueError: another tool has its name.
@@ -397,7 +394,7 @@ class FunctionTools:
         return Plan.model_validate({**fields, "tools": tools})
 
     def require_functions(self, plan: Plan) -> None:
-        """Refuse a plan with tasks or tools that none of these functions executes.
+        """Refuse a plan if none of these functions executes one of its tasks or tools.
 
         Raises:
             PlanError: names every one.
@@ -449,7 +446,7 @@ class FunctionTools:
 
 
 def _function_problems(fields: dict[str, Any]) -> list[str]:
-    """Return which fields are neither a function nor a mapping; these are taken out."""
+    """Remove fields that are neither a function nor a mapping, and return problems about them."""
     problems: list[str] = []
     for field in ("confirm", "expect"):
         stated = fields.get(field)
@@ -462,16 +459,16 @@ def _function_problems(fields: dict[str, Any]) -> list[str]:
 
 
 def _argument_problems(spec: ToolSpec, signature: inspect.Signature) -> Iterable[str]:
-    """Yield the conditions on the output that look up arguments which the function does not take.
+    """Yield conditions on the output that look up arguments that the function does not take.
 
-    Such a condition cannot be evaluated, so that no output would be as expected.
+    Such a condition can never be evaluated, so every output would be unexpected.
     """
     kinds = {each.kind for each in signature.parameters.values()}
     if spec.expect is None or inspect.Parameter.VAR_KEYWORD in kinds:
         return
     for number, text in enumerate(spec.expect.where):
         condition = Condition.parse(text, OUTPUT_ROOTS)
-        # A condition may ask whether an argument is given, and look it up then.
+        # A condition may check whether an argument is present, and then look it up.
         names = condition.names("arguments") - condition.questions("arguments")
         for name in sorted(names - spec.parameters.keys()):
             which = f"expect.where[{number}]: condition {truncate(text, _MAX_CONDITION)!r}"
@@ -482,14 +479,14 @@ def _argument_problems(spec: ToolSpec, signature: inspect.Signature) -> Iterable
 
 
 def _confirming_tool(function: ToolFunction) -> FunctionTool[..., Any]:
-    """Return the tool of a function that tells whether a call was done."""
+    """Return the tool of a function that confirms calls."""
     if isinstance(function, FunctionTool):
         return function
     return FunctionTool(function, effect="none")
 
 
 def _confirmation_by(tool: FunctionTool[..., Any]) -> dict[str, object]:
-    """Return the confirmation that asks a function: its output is that of the call, or None."""
+    """Return the confirmation for a function: its output is the output of the call, or None."""
     arguments: dict[str, str] = {}
     for name in tool.spec.parameters:
         arguments[name] = f"${{arguments.{name}}}"

@@ -16,11 +16,11 @@ AskCallback = Callable[[Question], Awaitable[Answer] | Answer]
 
 
 class CallbackGate:
-    """Asks by calling a function that returns the answer; one that waits must be async.
+    """Asks by calling a function that returns the answer; a function that waits must be async.
 
     Args:
         ask: called with the question.
-        remind: called with it again when the deadline is near.
+        remind: called with the question again when the deadline is near.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class CallbackGate:
 
 
 class StoreGate:
-    """Waits until a person answers through the store, as by `replanning approve`."""
+    """Waits until a person answers through the store, for example with `replanning approve`."""
 
     def __repr__(self) -> str:
         return "<StoreGate>"
