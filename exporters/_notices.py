@@ -339,7 +339,7 @@ def _beginning_notices(
     if note.stage == "applying":
         started = (
             f"**Phase**: {considered.phase}",
-            _revision_field(decision),
+            _replan_field(decision),
             f"**Replans so far**: {note.counts.total}",
         )
         summary = f"{decision.replan_type}{text}"
@@ -391,7 +391,7 @@ def _decision_notice(
             markdown_field("Reasoning", decision.reasoning, limit),
             markdown_list("Issues Found", decision.issues_found, limit),
             markdown_list("Recommended Actions", decision.recommended_actions, limit),
-            _revision_field(decision),
+            _replan_field(decision),
         ]
         for name, value in fields.items():
             paragraphs.append(markdown_field(name, value, limit))
@@ -404,13 +404,13 @@ def _confidence(decision: ReplanDecision) -> str:
     return f"{100 * decision.confidence:.0f} %"
 
 
-def _revision_field(decision: ReplanDecision) -> str:
+def _replan_field(decision: ReplanDecision) -> str:
     level = LEVEL_DESCRIPTIONS.get(decision.replan_level or 0, "")
-    text = f"**Revision**: {decision.replan_type}"
+    text = f"**Kind of replan**: {decision.replan_type}"
     if level:
         text += f" ({level})"
     if decision.target_phase:
-        text += f"; it goes on with {decision.target_phase}"
+        text += f"; continues with {decision.target_phase}"
     return text
 
 
@@ -427,7 +427,7 @@ def _outcome_notice(
     def paragraphs(limit: int) -> Paragraphs:
         lines = [f"**Phase**: {record.phase}"]
         if decision is not None:
-            lines.append(_revision_field(decision))
+            lines.append(_replan_field(decision))
         if failed:
             lines.append(markdown_field("Error", record.error, limit))
         for plan in plans:

@@ -77,7 +77,7 @@ async def test_decided():
         "**Recommended Actions**:",
         "- look again",
         "",
-        "**Revision**: retry (retry the action); it goes on with execution",
+        "**Kind of replan**: retry (retry the action); continues with execution",
         "",
         "**Warning**: its confidence is 0.6, below 0.8",
         "",
@@ -128,7 +128,7 @@ async def test_overridden():
     body = the(await carried_out(EVENTFUL, failing=2), NoticeKind.OVERRIDDEN)
     assert "**Overridden by**: confidence" in body
     assert "**Rule**: its confidence is 0.1, and 0.3 is needed" in body
-    assert "**Revision**: action_regeneration" in body
+    assert "**Kind of replan**: action_regeneration" in body
 
 
 async def test_a_closed_phase():
@@ -167,7 +167,7 @@ async def test_a_refusal(gate, kind, told):
     body = the(list(store.read(RUN)), kind)
     assert HEADINGS[kind] in body
     assert told in body
-    assert "**Revision**: task_redecomposition" in body
+    assert "**Kind of replan**: task_redecomposition" in body
 
 
 async def test_the_end():
@@ -363,7 +363,7 @@ def test_failed():
         NoticeKind.FAILED,
     )
     assert body.startswith(
-        "## ❌ Plan Revision Failed\n\n**Phase**: execution\n\n**Revision**: partial_replan"
+        "## ❌ Plan Revision Failed\n\n**Phase**: execution\n\n**Kind of replan**: partial_replan"
     )
     assert "**Error**: no such task: x\n\n**Duration**: 1.2 s" in body
 
