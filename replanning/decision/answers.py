@@ -1,4 +1,4 @@
-"""Validation of answers to questions, and the changes they stand for; changes nothing itself."""
+"""Validation of answers to questions, and the changes that follow from them; pure."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ STALE_QUESTION_REASON: Final = "the tasks it is about have changed since it was 
 """Reason of a withdrawn question."""
 
 HUMAN_VERDICTS: Final = get_args(QuestionVerdict)
-"""The ways in which a person closes a question."""
+"""Verdicts of a person that close a question."""
 
 
 def validate_answer(answer: object) -> Answer:
-    """Return a valid answer: gates are other people's code, and messages come from anywhere.
+    """Return a validated answer: gates are other people's code, and messages come from anywhere.
 
     Raises:
         ChangeRejected: it is not an answer, or parts of it are invalid; names all of them.
@@ -53,7 +53,7 @@ def validate_answer(answer: object) -> Answer:
 
 
 def answer_changes(answer: Answer, asked: QuestionAsked, live: LivePlan) -> tuple[PlanChange, ...]:
-    """Return the changes that an answer stands for, checked against the plan.
+    """Return the changes of an answer, checked against the plan.
 
     Raises:
         StaleAnswer: the tasks of the question have changed since.
@@ -65,7 +65,7 @@ def answer_changes(answer: Answer, asked: QuestionAsked, live: LivePlan) -> tupl
         # Dropping them silently would let a person believe that they were applied.
         text = f"{verdict} takes no changes of your own; answer modify to have these carried out"
         raise ChangeRejected([Problem("changes", text)])
-    # A rejection keeps the plan, so it is valid however the tasks have changed.
+    # A rejection keeps the plan, so it is valid even if the tasks have changed.
     if verdict == "reject":
         return ()
     if is_stale(asked, live):
@@ -116,7 +116,7 @@ def footprint_hash(live: LivePlan, tasks: Sequence[TaskId]) -> str:
     for task_id in tasks:
         entry = live.entry(task_id)
         state: str = entry.state
-        # A task turns ready without anything a person would decide differently about.
+        # A task that turns ready does not change a person's decision.
         if entry.state in WAITING:
             state = "waiting"
         header = f"{task_id}:{state}:{entry.log.count}:{entry.removed}:"

@@ -1,7 +1,7 @@
 """The end of a run, decided from its plan, its ledger and a few circumstances.
 
-Three ends bypass `decide_end`: a wall clock that is used up (`Lifecycle.enforce_wall_clock`), a
-store that was given up (`Lifecycle._on_store_given_up`), and leaving the run (`Lifecycle.close`).
+Three ends bypass `decide_end`: exhausted time (`Lifecycle.enforce_wall_clock`), a store that was
+given up (`Lifecycle._on_store_given_up`), and leaving the run (`Lifecycle.close`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_MESSAGE_CHARS: Final = 200
 
 
 class GoalReached(NamedTuple):
-    """That the goal was reached early, and tasks with `run_if: always` are still to run.
+    """Verdict that the goal was reached early, while tasks with `run_if: always` must still run.
 
     Attributes:
         rest: the other tasks that have not finished; they are cancelled first.
@@ -39,7 +39,7 @@ class Circumstances(NamedTuple):
     """State outside the plan and the ledger that decides whether a run ends.
 
     Attributes:
-        busy: returns what is being decided or written, from which more work may follow.
+        busy: returns pending decisions and writes that may lead to more work.
         open_ended: whether more tasks may be added from outside.
         replans: whether the run may be replanned.
     """
@@ -52,19 +52,19 @@ class Circumstances(NamedTuple):
 def decide_end(
     live: LivePlan, ledger: Ledger, now: Circumstances
 ) -> RunEnded | RunQuiescent | GoalReached | None:
-    """Return the record with which a run ends; or that it is quiescent; None if it goes on.
+    """Return the record that ends a run, or says that it is quiescent; None if it goes on.
 
-    The cases, in the order in which one beats the next: the run was aborted; a budget is used up;
-    the goal was reached early; somebody asked for a pause; nothing can run any more. A run that
-    cannot go on is first recorded as quiescent, once for each revision, because a replan may help.
-    One that has reached its goal goes on with its tasks that run in any case, and no others.
+    The cases, in order of precedence: the run was aborted; a budget is used up; the goal was
+    reached early; a pause was requested; nothing can run any more. A run that cannot go on is first
+    recorded as quiescent, once for each revision, because a replan may help. A run that has reached
+    its goal continues only with the tasks that always run.
     """
     if live.aborted is not None:
         return RunEnded("aborted", with_unknown_effects(live.aborted, live, ledger))
     is_running = _is_running(live)
     exceeded = ledger.budget_tracker.exceeded
     if exceeded:
-        # What runs may finish: it is paid for.
+        # Running tasks may finish, because they are paid for.
         if is_running:
             return None
         reason = with_unknown_effects(f"the run {exceeded}", live, ledger)
@@ -77,7 +77,7 @@ def decide_end(
                 return GoalReached(rest)
             if not live.quiescent or now.busy():
                 return None
-        # No task counts any more, not even one that has failed.
+        # Other tasks no longer matter, not even failed ones.
         left = tuple(entry.id for entry in unfinished)
         reason = with_unknown_effects("the goal was reached early", live, ledger)
         return RunEnded("succeeded", reason, left)
@@ -97,24 +97,24 @@ def _goal_is_reached(live: LivePlan) -> bool:
     goal = live.goal
     if not goal.stop_when_reached or not goal.facts or live.missing_facts:
         return False
-    # What is being taken back does not stop, whatever holds meanwhile.
+    # An undo does not stop, whichever facts hold meanwhile.
     return live.taken_back is None and not _compensates(live)
 
 
 def _compensates(live: LivePlan) -> bool:
-    """Return whether effects are being taken back, or still have to be."""
+    """Return whether effects are being undone, or still have to be undone."""
     for entry in live:
         if entry.task.undoes is None or entry.parent is not None or entry.removed:
             continue
         for leaf in live.leaves(entry):
-            # One that was cancelled is given up, and its effect stays.
+            # A cancelled compensation is given up, and its effect stays.
             if leaf.state not in SATISFIED and leaf.state is not TaskState.CANCELLED:
                 return True
     return False
 
 
 def _taken_back_reason(live: LivePlan, reason: str) -> str:
-    """Return the reason of a run that was taken back, with the cancelled compensations."""
+    """Return the reason of a run that was undone, with the cancelled compensations."""
     cancelled: list[str] = []
     for entry in live:
         is_compensation = live.entry(entry.root).task.undoes is not None
@@ -127,7 +127,7 @@ def _taken_back_reason(live: LivePlan, reason: str) -> str:
 
 
 def _is_running(live: LivePlan) -> bool:
-    """Return whether somebody executes a task; of one that awaits a confirmation, nobody does."""
+    """Return whether a task is being executed, which excludes waiting for a confirmation."""
     awaiting = 0
     for entry in live.scheduler.unconfirmed.values():
         if entry.awaits_confirmation:
@@ -136,7 +136,7 @@ def _is_running(live: LivePlan) -> bool:
 
 
 def _is_over(live: LivePlan, now: Circumstances) -> bool:
-    """Return whether a run that is to pause has nothing left to be resumed for."""
+    """Return whether a run that is about to pause would have nothing to resume."""
     if now.open_ended or now.busy():
         return False
     if now.replans and not live.complete:
@@ -155,7 +155,7 @@ def _unfinished(live: LivePlan) -> list[TaskEntry]:
 
 
 def _quiescent_end(live: LivePlan, ledger: Ledger, now: Circumstances) -> RunEnded | RunQuiescent:
-    """Return what becomes of a run in which nothing can run."""
+    """Return the end of a run in which nothing can run."""
     if live.taken_back is not None and not _compensates(live):
         reason = with_unknown_effects(_taken_back_reason(live, live.taken_back), live, ledger)
         return RunEnded("aborted", reason)
@@ -167,7 +167,7 @@ def _quiescent_end(live: LivePlan, ledger: Ledger, now: Circumstances) -> RunEnd
         noun = "question" if count == 1 else "questions"
         reason = f"{count} {noun} to a person must be answered first"
         return RunEnded("needs_human", with_unknown_effects(reason, live, ledger))
-    # Of a run that is taken back, nobody wants the goal any more.
+    # The goal no longer matters for a run that is undone.
     is_wanted = live.taken_back is None
     if is_wanted and now.replans and ledger.quiescent_at != live.revision:
         unsatisfied = [entry.id for entry in live if entry.counts_as_unsatisfied]
@@ -184,10 +184,10 @@ def _quiescent_end(live: LivePlan, ledger: Ledger, now: Circumstances) -> RunEnd
 def with_unknown_effects(
     reason: str, live: LivePlan, ledger: Ledger, told: Collection[TaskId] = ()
 ) -> str:
-    """Return the reason of an end, with the tasks of which it is unknown whether they took effect.
+    """Return the reason of an end, with the tasks that may or may not have taken effect.
 
-    Whoever skips or replaces a task by hand has looked first, as the question about it says. So
-    these tasks are left out, and those that the reason tells already.
+    A person who skips or replaces a task has checked its effect first, as its question advises. So
+    these tasks are left out, and so are tasks that the reason already names.
     """
     if not live.doubtful:
         return reason
@@ -209,7 +209,7 @@ def with_unknown_effects(
 
 
 def _redo_is_asked_about(live: LivePlan, ledger: Ledger) -> bool:
-    """Return whether a person is asked about doing tasks with stale results again."""
+    """Return whether a person is asked about running tasks with stale results again."""
     if not live.staleness.redoes:
         return False
     for question in ledger.questions.open.values():
@@ -219,10 +219,10 @@ def _redo_is_asked_about(live: LivePlan, ledger: Ledger) -> bool:
 
 
 def _failure_reason(live: LivePlan) -> str:
-    """Return why a run failed: what is stuck, and what waits for it; or which facts are missing."""
+    """Return why a run failed: its stuck and waiting tasks, or the missing facts."""
     if live.missing_facts and not live.stuck:
         missing = ", ".join(live.missing_facts)
-        return f"everything ran, but of the goal these facts do not hold: {missing}"
+        return f"everything ran, but these facts of the goal do not hold: {missing}"
     if live.stuck:
         reason = _stuck_tasks(live)
     else:
@@ -233,13 +233,13 @@ def _failure_reason(live: LivePlan) -> str:
 
 
 def _stuck_groups(live: LivePlan) -> list[TaskGroup]:
-    """Return the stuck tasks, with those elements of a list together that failed alike."""
+    """Return the stuck tasks, grouping elements of a list that failed alike."""
     alike: dict[tuple[str, ...], list[TaskId]] = {}
     for task_id in live.stuck:
         entry = live.entry(task_id)
         key: tuple[str, ...] = (entry.state, "")
         if live.in_doubt(entry):
-            key = (entry.id,)  # it is told of each whether it took effect
+            key = (entry.id,)  # whether it took effect is stated for each of them
         elif entry.log.failure is not None:
             key = (entry.state, normalised_cause(str(entry.log.failure)))
         alike.setdefault(key, []).append(task_id)
@@ -269,7 +269,7 @@ def _stuck_tasks(live: LivePlan) -> str:
 
 
 def _required_parked_task(live: LivePlan) -> str:
-    """Return which required task cannot run because of what it lacks; empty if there is none."""
+    """Return which required task cannot run, and what it lacks; empty if there is none."""
     parked = []
     for entry in live.scheduler.parked.values():
         if live.entry(entry.root).counts_as_unsatisfied:

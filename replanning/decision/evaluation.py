@@ -47,8 +47,8 @@ class PlanEvaluator:
     """Evaluates a plan from the durations and outcomes of its attempts.
 
     An engine uses it after every task, and to compare a better path with the plan as it is. It
-    keeps no state. Subclasses may override both methods: `ReplanningEngine(evaluator=…)`. Where
-    one of them raises or returns something else, that is recorded, and this class takes over.
+    keeps no state. Subclasses may override both methods: `ReplanningEngine(evaluator=…)`. If one of
+    them raises or returns something else, that is recorded, and this class takes over.
     """
 
     def evaluate(self, view: PlanView, past: Mapping[str, float] = {}) -> PlanEvaluation:
@@ -59,11 +59,11 @@ class PlanEvaluator:
         busy time per second of successful attempts, which accounts for failures and for tasks that
         run at the same time.
 
-        The time that this takes does not grow with the plan.
+        Evaluation takes constant time, regardless of the size of the plan.
 
         Args:
             view: the plan, such as `run.view`.
-            past: the mean seconds that a call took in earlier runs, by the name of the tool.
+            past: the mean duration of a call in earlier runs, in seconds, by the name of the tool.
 
         Raises:
             StaleView: the plan has changed since the view was made.
@@ -101,10 +101,10 @@ class PlanEvaluator:
     ) -> float:
         """Return the share of a cost that `other` saves, compared with `one`; negative if it adds.
 
-        It decides about better paths. For each of them, `one` holds the unfinished tasks that
-        the alternative changes or leaves out, `other` what the alternative makes of them, and
-        `total` is the cost of all unfinished tasks. The cost of a task is that of its tool, 1 if
-        none is declared.
+        It decides on better paths. For each of them, `one` has the unfinished tasks that the
+        alternative changes or leaves out, `other` has the tasks that replace them, and `total` is
+        the cost of all unfinished tasks. The cost of a task is that of its tool, 1 if none is
+        declared.
 
         Args:
             one: tasks of the plan.

@@ -1,4 +1,4 @@
-"""Grouping of triggers: those of one cause, or before the same tasks, become one request."""
+"""Grouping of triggers: triggers with one cause, or before the same tasks, become one request."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def group_triggers(
 
     Triggers belong together if they have a common cause or overlapping footprints. Tasks that need
     the same unavailable tool have a common cause, whether they failed or wait. The footprint of a
-    trigger is its tasks with everything that depends on them. An element of a list that failed as
-    those have that a person is asked about waits for that answer, as it would be the same question.
+    trigger is its tasks with everything that depends on them. If a person is asked about failed
+    elements of a list, further elements that fail the same way wait for that answer, because it
+    would be the same question.
     """
     # Union-find: `groups` links each trigger to another one of its group, or to itself at the root.
     groups = list(range(len(triggers)))
@@ -102,7 +103,7 @@ def _join_overlapping(
     held: Mapping[TaskId, QuestionId],
     groups: list[int],
 ) -> dict[int, QuestionId]:
-    """Join the groups whose footprints overlap; return the triggers that open questions hold up.
+    """Join the groups whose footprints overlap; return the triggers held up by open questions.
 
     `followed` maps a task to the trigger that followed it. No task is followed twice, since the
     footprint from there on is part of the first trigger's, so the work is proportional to the

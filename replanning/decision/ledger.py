@@ -69,7 +69,7 @@ class BudgetTracker:
 
     Attributes:
         spent: the usage on record.
-        unrecorded: usage that the store did not accept; it is spent all the same.
+        unrecorded: usage that the store did not accept; it counts as spent.
         exceeded: which limits are exceeded, in words; empty if none is.
     """
 
@@ -107,12 +107,12 @@ class BudgetTracker:
         return partial(self.reservations.remove, estimate)
 
     def limit(self, budget: Budget) -> None:
-        """Set other limits for what was spent and for what follows."""
+        """Set new limits, which also apply to past usage."""
         self.budget = budget
         self.exceeded = self.exceeded_reason()
 
     def spend(self, usage: Usage) -> None:
-        """Count usage that is on record."""
+        """Count recorded usage."""
         self.spent += usage
         # Recorded at last, so it must not count twice.
         if usage in self.unrecorded:
@@ -127,7 +127,7 @@ class BudgetTracker:
             self.exceeded = self.exceeded_reason()
 
     def exceeded_reason(self, planned: Usage | None = None) -> str:
-        """Return in words the limits that the usage exceeds; empty if none.
+        """Describe the limits that the usage exceeds; empty if none.
 
         With `planned`, the limits that it would exceed together with `planned` and the
         reservations.
@@ -168,17 +168,17 @@ class PendingOutcome(NamedTuple):
 
 @dataclass(repr=False, eq=False)
 class QuestionLedger:
-    """Questions of a run to people, their answers, and the time in which it only waited for these.
+    """Questions of a run to people, their answers, and the time spent only waiting for them.
 
     Only the ledger of the run changes it, through `fold`, `close` and the methods that count time.
 
     Args:
-        running: returns the number of attempts that run after the record that is folded.
+        running: returns the number of running attempts after the current record.
 
     Attributes:
         open: the questions without an answer.
         closed: the answers of the others.
-        answers_by_replan: the questions and answers that are not carried out yet.
+        answers_by_replan: the questions and answers that have not been carried out yet.
         triggers: the triggers that each open question is about, with those attached to it later.
         asked_at: when each open question was asked.
         reminded: the questions that people were reminded of.
@@ -219,7 +219,7 @@ class QuestionLedger:
         self.triggers.pop(answer.question, None)
         self.closed[answer.question] = answer
         self.asked_at.pop(answer.question, None)
-        # A withdrawn question was answered by nobody.
+        # A withdrawn question has no answer.
         if asked is None or answer.verdict == "withdrawn":
             return asked
         self.answers_by_replan[asked.replan] = (asked, answer)
@@ -235,7 +235,7 @@ class QuestionLedger:
             self._waited_seconds += seconds
 
     def update_waiting(self, at: float) -> None:
-        """Begin or end the time in which the run only waits for people.
+        """Start or stop the time in which the run only waits for people.
 
         It does so while a question is open and no attempt runs.
         """
@@ -249,7 +249,7 @@ class QuestionLedger:
             self._waiting_since = None
 
     def waiting_seconds(self, now: float) -> float:
-        """Return the seconds in which the run has only waited for a person, or to be resumed."""
+        """Return how long the run has only waited for a person or a resume, in seconds."""
         waited = self._waited_seconds
         if self._waiting_since is not None:
             waited += max(0.0, now - self._waiting_since)
@@ -264,14 +264,14 @@ def source_key(source: str) -> str:
 
 @dataclass(repr=False, eq=False)
 class LineageLedger:
-    """Replans of each lineage: how many were applied, which changes they made, and what came of it.
+    """Replans of each lineage: their number, their changes and their outcomes.
 
     Only the ledger of the run changes it.
 
     Attributes:
         roots: the root of the lineage of each task that replaced another; any other is its own.
-        originals: the first task in place of which each task stands alone, so that changes to it
-            and to what replaced it have one hash.
+        originals: the original of each task that replaced it one to one, so that changes to both
+            have the same hash.
         replans: number of applied replans per lineage, since a person has last tried it again.
         applied: the revisions of these replans per lineage.
         pending: the applied alternatives with an open outcome, by the roots of their lineages.
@@ -350,8 +350,8 @@ class LineageLedger:
     def tried(self, roots: Iterable[TaskId]) -> set[str]:
         """Return the hashes of the changes that were applied for lineages.
 
-        They are the same whenever they are asked for: what a task stands for is settled when it is
-        new, and changes name tasks that exist and new ones, which count by their positions.
+        They do not change over time: the original of a task is fixed when the task is new, and new
+        tasks in changes count by their positions.
         """
         applied: dict[int, PlanRevised] = {}
         for root in roots:
@@ -372,7 +372,7 @@ class LineageLedger:
             self.by_source[key].append(body.succeeded)
         for root in self._roots_by_replan.pop(body.replan, ()):
             pending = self.pending.get(root)
-            # A later replan of the lineage waits for an outcome of its own.
+            # A later replan of the lineage waits for its own outcome.
             if pending is not None and pending.replan == body.replan:
                 del self.pending[root]
 
@@ -385,7 +385,7 @@ class Ledger:
 
     Args:
         budget: the budget of the run.
-        running: returns the number of attempts that run after the record that is folded.
+        running: returns the number of running attempts after the current record.
 
     Attributes:
         open_triggers: the triggers that are not decided yet.
@@ -430,7 +430,7 @@ class Ledger:
         return f"<Ledger triggers={triggers} replans={replans} questions={questions}>"
 
     def is_fruitless(self, trigger: Trigger) -> bool:
-        """Return whether alternatives for all tasks of a trigger were searched in vain."""
+        """Return whether the search for alternatives was fruitless for all tasks of a trigger."""
         if not trigger.tasks:
             return False
         return self.fruitless_searches.keys() >= set(trigger.tasks)
@@ -447,7 +447,7 @@ class Ledger:
 
     @property
     def undecided_tasks(self) -> set[TaskId]:
-        """The tasks that an undecided trigger or an open question is about."""
+        """The tasks with an undecided trigger or an open question."""
         undecided: set[TaskId] = set()
         for trigger in self.open_triggers.values():
             undecided.update(trigger.tasks)
@@ -459,7 +459,7 @@ class Ledger:
     def awaited_questions(self) -> dict[TaskId, QuestionId]:
         """The tasks that wait for a person, each with the question.
 
-        They are those that the question holds, and those of triggers that wait for its answer, too.
+        They are the tasks held by the question, and those of triggers that wait for its answer.
         """
         awaited: dict[TaskId, QuestionId] = {}
         for question, triggers in self.questions.triggers.items():
@@ -478,7 +478,7 @@ class Ledger:
         """
         _, at, body = record
         kind = type(body)
-        # Something may offer an alternative after all.
+        # There may be an alternative after all.
         if kind in _NEW_CHANCES:
             self.fruitless_searches.clear()
         # Most records are of attempts: they are not compared with every case below.
@@ -560,7 +560,7 @@ class Ledger:
                 lineages = frozenset([roots.get(task_id, task_id) for task_id in trigger.tasks])
                 fingerprint = trigger.fingerprint
                 self.last_decided[fingerprint] = (at, lineages)
-                # For other kinds of trigger, what is missing may come back by itself.
+                # For other kinds of trigger, the missing thing may come back by itself.
                 if body.rule == "no-alternative" and trigger.kind in ("task-failed", "timeout"):
                     considered = self._considered.get(replan)
                     if considered is not None:
@@ -599,7 +599,7 @@ class Ledger:
             self.problems[key] = replace(known, count=known.count + 1)
 
     def _reopen(self, triggers: Iterable[TriggerId]) -> None:
-        """Have undecided triggers considered again, without a cooldown."""
+        """Consider undecided triggers again, without a cooldown."""
         for trigger_id in triggers:
             trigger = self.triggers[trigger_id]
             self._open(trigger)
@@ -621,7 +621,7 @@ _ATTEMPT_KINDS: Final = frozenset(
         AttemptInterrupted,
     }
 )
-"""The kinds of record that say of replanning only whether attempts run."""
+"""Kinds of record that only matter for the number of running attempts."""
 
 _NEW_CHANCES: Final = frozenset(
     {

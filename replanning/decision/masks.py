@@ -1,14 +1,14 @@
 """Masks in proposals and edits: which secrets return to a task, and which must not.
 
-Providers and people see the plan with masks in place of secrets, and repeat them. If the secret
-came back wherever a mask stands, a model that was led astray could send it to somebody else. So a
-mask stands for a secret only where an earlier task, which the changes concern, gave it to a tool:
+Providers and people see the plan with masks in place of secrets, and repeat them. If every mask
+turned back into its secret, a model that was led astray could send it to somebody else. So a mask
+stands for a secret only where an earlier task of the changes gave it to a tool:
 
 1. The new task has the same tool, or one of the same capability.
 2. The secret stands at the same place of the arguments, or in another place under the same name.
 The
    text around it is the same; in a URL, the parameter that holds it is.
-3. The arguments name no address and no program that the earlier ones did not name.
+3. The arguments name no new address and no new program.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class MaskRestorer:
     """Restores masks in changes, and collects why others cannot be restored.
 
     Args:
-        changes: the changes, as a provider or a person stated them.
+        changes: the changes from a provider or a person.
         live: the plan.
-        redactor: makes the form of arguments that providers and people see.
+        redactor: masks arguments for providers and people.
 
     Attributes:
-        problems: reasons for which secrets do not return, each once.
+        problems: reasons why secrets do not return, each once.
     """
 
     def __init__(self, changes: Sequence[PlanChange], live: LivePlan, redactor: Redactor) -> None:
@@ -75,7 +75,7 @@ class MaskRestorer:
         self.problems: dict[str, None] = {}
 
     def restore(self) -> tuple[PlanChange, ...]:
-        """Return the changes with secrets in place of masks, where they may return."""
+        """Return the changes with secrets instead of masks, where allowed."""
         restored: list[PlanChange] = []
         for change in self._changes:
             if isinstance(change, ReplaceTask):
@@ -96,7 +96,7 @@ class MaskRestorer:
         return tuple(restored)
 
     def check_moved_tools(self) -> list[str]:
-        """Return why tasks may not get another tool: it would get a secret in their arguments."""
+        """Return why tasks may not get another tool that would receive their secrets."""
         problems = []
         for change in self._changes:
             if not isinstance(change, ModifyTask):
@@ -130,13 +130,13 @@ class MaskRestorer:
         stated: JsonObject,
         replaced: TaskId | None = None,
     ) -> JsonObject:
-        """Return the arguments of a task with secrets in place of masks.
+        """Return the arguments of a task with secrets instead of masks.
 
         Args:
             task_id: the task.
             tool: its tool.
             stated: its arguments.
-            replaced: the task whose place it takes.
+            replaced: the task that it replaces.
         """
         if not is_redacted(stated):
             return stated
@@ -186,11 +186,10 @@ class MaskRestorer:
 def accept_changes(
     changes: Sequence[PlanChange], live: LivePlan, redactor: Redactor
 ) -> tuple[PlanChange, ...]:
-    """Return a person's changes, with true values where the person was shown masks.
+    """Return a person's changes with true values instead of masks.
 
     Raises:
-        ChangeRejected: a mask stands for no secret that may return there, or a name looks like a
-            secret.
+        ChangeRejected: no secret may replace a mask at its place, or a name looks like a secret.
     """
     problems = secret_name_problems(changes, redactor)
     if problems:
@@ -306,7 +305,7 @@ def _find_by_name(name: str, shown: str, uses: Sequence[_Use]) -> JsonValue:
 
 
 def _addresses(value: JsonValue, name: str = "") -> Iterator[str]:
-    """Yield what arguments say about where something goes, or what is done with it."""
+    """Yield the parts of arguments that say where something goes, or what is done with it."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _addresses(inner, key)

@@ -96,7 +96,7 @@ def stale_reason(trigger: Trigger, live: LivePlan) -> str:
             states.add(entry.state)
     match trigger.kind:
         case "task-failed" | "timeout" if trigger.by:
-            # Whoever raised it knows of a failure that the plan does not show.
+            # The program that raised it knows of a failure that the plan does not show.
             if states <= FINISHED:
                 return "the task has ended since"
             return ""
@@ -165,9 +165,9 @@ def relevant_triggers(
 ) -> Sequence[Trigger]:
     """Return the triggers that a decision about proposed changes settles.
 
-    Triggers of a persistent kind at tasks that no change names stay open, because their cause
-    lasts. If the changes concern no trigger at all, the decision settles all of them: otherwise
-    the same triggers would be decided about for ever.
+    Triggers of a persistent kind stay open if no change names their tasks, because their cause
+    lasts. If the changes concern no trigger at all, the decision settles all of them; otherwise the
+    same triggers would be decided forever.
     """
     subjects: set[TaskId] = set()
     for changes in proposed:
@@ -226,7 +226,7 @@ class ReplanPolicy:
         if not spent:
             return None
 
-        # A task that can be replanned no more is blocked, until a person does something about it.
+        # A task at its limit of replans is blocked until a person acts.
         concerned = set(_trigger_tasks(triggers))
         blocks = []
         for task in view.stuck():
@@ -254,11 +254,11 @@ class ReplanPolicy:
         run, or it is executed.
 
         Args:
-            triggers: why replanning was considered.
+            triggers: the reasons for replanning.
             candidates: best first, the rejected ones last.
             view: the plan.
             gate: whether a person can be asked when there is no alternative.
-            best: the best candidate as it was analysed, unless the plan has changed since.
+            best: the analysis of the best candidate, unless the plan has changed since.
         """
         settings = self.settings.alternatives
         always_asked = ""
@@ -281,7 +281,7 @@ class ReplanPolicy:
 
         # The order of the rules decides which reason the person reads: first whatever settings
         # and providers state, then the harm that the changes may do, last doubt about their use.
-        # Whoever is asked for the first of these reasons reads of the harm as well.
+        # A person asked for the first of these reasons reads about the harm as well.
         alternative = candidates[chosen].alternative
         ask = partial(Decision, "ask", chosen=chosen)
         run: Sequence[Task]
@@ -305,7 +305,7 @@ class ReplanPolicy:
         if harm:
             and_harm = f"; {harm}"
 
-        # Whoever sets this up wants to see every change, however harmless it is.
+        # With this setting, a person wants to see every change, even a harmless one.
         if settings.require_approval:
             reason = f"the settings require approval of every change{and_harm}"
             return ask("approval-required", reason)
@@ -315,14 +315,14 @@ class ReplanPolicy:
             reason = f"a person decides whenever the trigger is {always_asked}{and_harm}"
             return ask("always-ask", reason)
 
-        # The provider knows more than the score says, such as that a person has to act first.
+        # The provider knows more than the score, for example that a person must act first.
         if alternative.ask:
             return ask("provider-asks", f"{alternative.ask}{and_harm}")
 
         if harm:
             return ask(harm_rule, harm)
 
-        # A judge that rejected a result has asked for its division, whatever that scores.
+        # A judge that rejected a result has asked to split its task, whatever the score.
         score = candidates[chosen].score
         total = 0.0
         if score is not None:
@@ -350,7 +350,7 @@ def _trigger_tasks(triggers: Iterable[Trigger]) -> list[TaskId]:
 
 
 def _rejected_results(triggers: Iterable[Trigger], view: PlanView) -> tuple[TaskId, ...]:
-    """Return the tasks whose results a judge rejected: nothing but a block holds these back."""
+    """Return the tasks whose results a judge rejected; only a block stops these."""
     rejected = []
     for task_id in _trigger_tasks(triggers):
         task = view.task(task_id)
@@ -376,8 +376,8 @@ def _danger(
 ) -> str:
     """Return why a person must agree to a call that the changes make; empty if not.
 
-    The calls are those of the tasks that will run, and of their fallbacks: a fallback that the
-    plan states is taken without asking, so a new one must be agreed to when it comes into the plan.
+    These are the calls of the tasks that will run, and of their fallbacks: a declared fallback is
+    used without asking, so a new one needs agreement when it enters the plan.
 
     Args:
         alternative: the changes.
@@ -407,7 +407,8 @@ def _danger(
             if tool is None:
                 continue
             if tool.dangerous:
-                # A fallback to a dangerous tool is asked about once it is to be taken.
+                # The question about a fallback to a dangerous tool comes when it is about to be
+                # used.
                 if call is task:
                     return f"the tool {tool.name!r} needs a person's agreement"
                 continue
@@ -434,7 +435,7 @@ def _undoing_tools(view: PlanView) -> dict[str, None]:
 def _is_stated(
     call: TaskBody, alternative: Alternative, triggers: Sequence[Trigger], view: PlanView
 ) -> bool:
-    """Return whether a task of the plan states these arguments: its author has agreed to them."""
+    """Return whether a task of the plan has these arguments, so that its author agreed to them."""
     concerned = [*target_task_ids(alternative.changes), *_trigger_tasks(triggers)]
     new = new_task_ids(alternative.changes)
     for task_id in concerned:
@@ -455,7 +456,7 @@ def _calls(body: TaskBody) -> list[TaskBody]:
 
 
 def _divides_rejected(alternative: Alternative, view: PlanView) -> bool:
-    """Return whether an alternative only divides tasks whose results a judge rejected."""
+    """Return whether an alternative only splits tasks whose results a judge rejected."""
     for change in alternative.changes:
         if not isinstance(change, ReplaceTask) or len(change.tasks) < 2:
             return False
@@ -471,11 +472,11 @@ def _unsafe_repetition(
     view: PlanView,
     after: DraftView,
 ) -> dict[TaskId, Sequence[TaskBody]]:
-    """Return the tasks whose effects might be had twice, each with what would run.
+    """Return the tasks that might take effect twice, each with the call that would run.
 
     They have taken effect, or may have. A call in doubt may be repeated by its own tool if it is
-    idempotent. Another tool would have an effect of its own, so it may replace only a call that
-    has no effect. A fallback that the plan declares may take its place in any case.
+    idempotent. Another tool would have its own effect, so it may replace only a call without
+    effects. A fallback that the plan declares may take its place in any case.
     """
     again: dict[TaskId, RetryTask | ReplaceTask | ModifyTask] = {}
     left_out: list[TaskId] = []
@@ -493,7 +494,7 @@ def _unsafe_repetition(
     cut_off = _cut_off(alternative, view)
     any_doubtful = view.has_doubtful or bool(cut_off)
     if run and any_doubtful:
-        # A task may take up the work of one that is left out or failed, also earlier.
+        # A task may continue the work of a task that failed or is left out, even an earlier one.
         concerned += left_out
         concerned += _trigger_tasks(triggers)
         concerned += view.given_up_in_doubt()
@@ -506,7 +507,7 @@ def _unsafe_repetition(
         repeats = again.get(task_id)
         if task.state is TaskState.DONE:
             if repeats is None or isinstance(repeats, ModifyTask):
-                # It is not done again: what is added does something else.
+                # It does not run again: the added tasks do something else.
                 continue
             if not is_repeatable(task.task, view.tool(task.task.tool)):
                 unsafe[task_id] = ()
@@ -541,7 +542,7 @@ def _cut_off(alternative: Alternative, view: PlanView) -> set[TaskId]:
 def _doubtful_parts(
     task_id: TaskId, cut_off: Collection[TaskId], view: PlanView
 ) -> Iterator[TaskView]:
-    """Yield the tasks of a lineage of which it is unknown whether they had their effect."""
+    """Yield the tasks of a lineage that may or may not have taken effect."""
     for part in view.lineage(task_id):
         if part.in_doubt or part.id in cut_off:
             if not has_no_effect(part.task, view.tool(part.task.tool)):
@@ -551,7 +552,7 @@ def _doubtful_parts(
 def _calls_in_place(
     run: Sequence[Task], part: TaskView, view: PlanView, after: DraftView
 ) -> list[TaskBody]:
-    """Return the calls of tasks and their fallbacks that newly do the work of another one."""
+    """Return new calls of tasks and their fallbacks that do the work of another task."""
     calls = []
     for task in run:
         earlier = []
@@ -567,7 +568,7 @@ def _calls_in_place(
 
 
 def _goes_on(call: TaskBody, old: Task, part: TaskView, view: PlanView) -> bool:
-    """Return whether a call goes on with what an earlier task did, or is a fallback of it."""
+    """Return whether a call continues the work of an earlier task, or is its fallback."""
     tool = view.tool(call.tool)
     if any(is_same_call(call, stated, tool) for stated in _calls(old)):
         return True
@@ -580,7 +581,7 @@ def _goes_on(call: TaskBody, old: Task, part: TaskView, view: PlanView) -> bool:
 
 
 def _replacements(change: ReplaceTask, run: Sequence[Task], after: DraftView) -> list[Task]:
-    """Return the tasks that would run in the place of the replaced one."""
+    """Return the tasks that would run instead of the replaced one."""
     # Further changes may modify and replace the new tasks.
     found = []
     for task in run:
@@ -592,7 +593,7 @@ def _replacements(change: ReplaceTask, run: Sequence[Task], after: DraftView) ->
 def _is_harmless_replacement(
     change: ReplaceTask, runs: Sequence[Task], part: TaskView, view: PlanView
 ) -> bool:
-    """Return True if the tasks of a replacement do no harm after a part of its lineage.
+    """Return whether the tasks of a replacement do no harm after a part of its lineage.
 
     It does none if they are a fallback that the plan declares for the task, or if all of them only
     repeat the call of the part, which is idempotent.
@@ -610,11 +611,11 @@ def _is_harmless_replacement(
 def _is_harmless_retry(
     change: RetryTask | ModifyTask, part: TaskView, view: PlanView, after: DraftView
 ) -> bool:
-    """Return True if a task that runs again, perhaps modified, does no harm after this part.
+    """Return whether a task that runs again, perhaps modified, does no harm after this part.
 
     A retry does none if it repeats the call of the part, which is idempotent. A modification does
-    none if it leaves that call alone: otherwise nothing would tell a later retry of the call that
-    is in doubt.
+    none if it leaves that call unchanged; otherwise a later retry could not know about the call in
+    doubt.
     """
     old = view.task(change.task_id).task
     new = after.task(change.task_id).task
@@ -631,7 +632,7 @@ def _is_harmless_retry(
 
 
 def _doubt(repeated: Mapping[TaskId, Sequence[TaskBody]], view: PlanView) -> str:
-    """Return why a person is asked about tasks, what to do about them, and how not to be asked.
+    """Return why a person is asked about tasks, what to do, and how to avoid the question.
 
     The cases: a task that is done would run again; a task in doubt would run again; another call
     would do the work of a task in doubt.
@@ -650,7 +651,7 @@ def _doubt(repeated: Mapping[TaskId, Sequence[TaskBody]], view: PlanView) -> str
             advice.update(dict.fromkeys(repetition_advice(task.task, tool, done=True)))
         elif others:
             instead.append(repr(task_id))
-            # To call it twice may be harmless, and yet another call is a second effect.
+            # Calling it twice may be harmless, but another call has a second effect.
             advice[READING_ADVICE] = None
             if confirmation_of(task.task, tool) is None:
                 advice[CONFIRM_ADVICE] = None

@@ -53,14 +53,14 @@ It has them completed. Do not use it in other reasons.
 """
 
 _NO_LONGER_WAITING: Final = FINISHED | {TaskState.RUNNING}
-"""States of tasks that have begun, or are not going to."""
+"""States of tasks that have begun, or never will."""
 
 _MAX_PROBLEMS: Final = 5
 """Number of problems that one reason names."""
 
 
 NEUTRAL_SCORE = 0.5
-"""Score where there is no evidence."""
+"""Score without evidence."""
 
 PRIOR_WEIGHT = 10
 """Number of outcomes of a source after which they count as much as its self-assessment."""
@@ -78,14 +78,13 @@ CostComparison = Callable[[Sequence[Task], Sequence[Task], PlanView, float], flo
 class Proposal(NamedTuple):
     """An alternative, analysed for one version of the plan.
 
-    Every check asks which tasks the changes concern, with which arguments, and which tasks would
-    run. The answers are computed here once, and are out of date as soon as the plan has another
-    version.
+    Every check needs the tasks and arguments in the changes, and the tasks that would run. They are
+    computed here once, and are out of date as soon as the plan has another version.
 
     Attributes:
         proposed: the alternative as its provider made it.
-        alternative: the part that is considered: without the changes of tasks that have begun
-            meanwhile, and with true values where the provider was shown masks.
+        alternative: the part to consider: without changes of tasks that have begun meanwhile, and
+            with true values instead of masks.
         changes: the changes of `alternative`.
         name_problems: names in the changes that look like secrets. Names are never masked, and
             alternatives are on record even if they are rejected, so `changes` is empty then.
@@ -94,7 +93,7 @@ class Proposal(NamedTuple):
         entries: the targets that the plan has.
         arguments: the arguments in the changes.
         draft: the changes, staged on the plan.
-        after: the plan with the changes, for reading; it must not be read if they do not fit.
+        after: a view of the plan with the changes; do not read it if they do not fit.
         tasks_to_run: the tasks that would run because of the changes; empty if they do not fit.
         live: the plan.
         view: the plan, for reading.
@@ -136,7 +135,7 @@ def analyse(
         redactor: recognises names that look like secrets, and masks.
         asked_at: time of the request in seconds since the epoch; what has begun since is left out.
     """
-    # Begun, or skipped by a condition that was found false.
+    # Begun, or skipped by a false condition.
     settled_meanwhile: set[TaskId] = set()
     targets = target_task_ids(proposed.changes)
     for task_id in targets:
@@ -184,7 +183,7 @@ def analyse(
     draft = Draft(live, changes)
     after = DraftView(live, draft)
     run: list[Task] = []
-    # Changes that do not fit may name tasks that do not exist, and leave nothing to look at.
+    # Changes that do not fit may name tasks that do not exist.
     if not draft.problems:
         run = tasks_to_run(changes, after)
 
@@ -304,7 +303,7 @@ def _masked_texts(arguments: JsonValue) -> list[str]:
 def check_repeats(
     proposal: Proposal, tried: Collection[str], triggers: Sequence[Trigger], ledger: Ledger
 ) -> str:
-    """Reject changes that were applied before, whatever came of it, or that a person declined.
+    """Reject changes that were applied before, whatever their outcome, or that a person declined.
 
     Single calls that must fail again are rejected by `check_futile_calls`; `PathGenerator.rank`
     rejects duplicates within one round.
@@ -312,7 +311,7 @@ def check_repeats(
     Args:
         proposal: the proposal.
         tried: hashes of the changes that were applied before for these lineages.
-        triggers: why replanning is considered.
+        triggers: the reasons for replanning.
         ledger: knows the tasks that others stand for, and what was declined.
     """
     # A retry may succeed where the last one failed.
@@ -363,7 +362,7 @@ def check_limits(proposal: Proposal, limits: LimitSettings, ledger: Ledger) -> s
 
 
 def check_fits_plan(proposal: Proposal) -> str:
-    """Reject changes that the plan as it is cannot take.
+    """Reject changes that do not fit the current plan.
 
     They cannot be staged, or the agent that made a call would wait for it in vain, or a task would
     run with an unavailable tool, or give a secret to a tool that no task gives it to.
@@ -400,7 +399,7 @@ def check_fits_plan(proposal: Proposal) -> str:
 def _misplaced_secret(proposal: Proposal) -> str:
     """Return why a secret parameter would go to another tool; empty if none would.
 
-    Whoever made the plan has said by its tasks which tools get it; a model may be talked into more.
+    The tasks of the plan show which tools may get it; a model may be talked into more.
     """
     live = proposal.live
     secrets = {name for name, each in live.plan.parameters.items() if each.secret}
@@ -435,8 +434,8 @@ def check_futile_calls(proposal: Proposal) -> str:
 
     Whole sets of changes that were applied before are rejected by `check_repeats`.
 
-    Where a tool reads the goal of a task, a call for another goal is another call: the parts of a
-    task in prose have their goals alone to tell them apart.
+    If a tool reads the goal of a task, a call for another goal is another call: parts of a task in
+    prose differ only by their goals.
 
     A failed call may be repeated if another new task runs first, or if a fact that it needs was
     made true since. One that was refused as dangerous may be, if its arguments have other values.
@@ -475,7 +474,7 @@ def check_futile_calls(proposal: Proposal) -> str:
 
 
 def _modified_in_vain(task_id: TaskId, draft: Draft) -> str:
-    """Return why it does not help to modify a task; empty if it may."""
+    """Return why modifying a task does not help; empty if it may."""
     if draft.state(task_id) is not TaskState.FAILED:
         return ""
     # The plan may succeed without it now.
@@ -485,7 +484,7 @@ def _modified_in_vain(task_id: TaskId, draft: Draft) -> str:
 
 
 def _lost_secret(proposal: Proposal) -> str:
-    """Return why a task, which has failed or is new, would lack a secret; empty if none would."""
+    """Return why a failed or new task would lack a secret; empty if none would."""
     lineage: list[TaskEntry] = []
     for entry in proposal.entries:
         lineage += entry.lineage()
@@ -577,7 +576,7 @@ def check_feasible(proposal: Proposal, triggers: Sequence[Trigger]) -> str:
 
 
 def check_saving(proposal: Proposal, min_gain: float, compare: CostComparison) -> str:
-    """Reject a path that is hardly cheaper, where the plan could go on as it is."""
+    """Reject a path that is hardly cheaper, if the plan could go on as it is."""
     saving = relative_saving(proposal.draft, proposal.live, compare)
     if saving <= 0 or saving < min_gain:
         return f"it saves {saving:.0%} of the remaining cost, which is too little"
@@ -585,7 +584,7 @@ def check_saving(proposal: Proposal, min_gain: float, compare: CostComparison) -
 
 
 def seeks_better_path(triggers: Sequence[Trigger]) -> bool:
-    """Return whether the plan could go on as it is, and only a cheaper one is sought."""
+    """Return whether the plan could go on as it is, so that only a cheaper one is sought."""
     for trigger in triggers:
         if trigger.kind != "better-path-found":
             return False
@@ -610,7 +609,7 @@ def relative_saving(draft: Draft, live: LivePlan, compare: CostComparison) -> fl
     view = PlanView(live)
     remaining = view.remaining_cost
     if not remaining:
-        # Where nothing is left to do, the cost is compared with that of one task.
+        # If nothing is left to do, the cost is compared with the cost of one task.
         remaining = 1.0
     return compare(before, after, view, remaining)
 
@@ -732,7 +731,7 @@ class ConfidenceScorer:
         return Score(round(total, 6), own, success, availability, simplicity)
 
     def compare(self, one: Score, other: Score) -> int:
-        """Return a negative number, zero or a positive one as `one` is worse, as good or better.
+        """Return a negative number, zero or a positive number if `one` is worse, equal or better.
 
         Alternatives are ranked by it, except for better paths, which are ranked by what they save.
         """
@@ -752,7 +751,7 @@ def shrink_confidence(own: float, outcomes: Sequence[bool]) -> float:
 
 
 def check_confidence(proposal: Proposal, score: Score, settings: AlternativeSettings) -> str:
-    """Reject what its own source or the score holds for too unlikely to help."""
+    """Reject an alternative that its own source or the score considers unlikely to help."""
     own = proposal.alternative.confidence
     if own is not None and own < settings.min_llm_confidence:
         return f"its own confidence {own:g} is below {settings.min_llm_confidence:g}"

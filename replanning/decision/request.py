@@ -51,7 +51,7 @@ class ReplanRequest:
     """Request for alternatives, as a provider receives it.
 
     Attributes:
-        triggers: why replanning is considered; several if their footprints overlap.
+        triggers: the reasons for replanning; several if their footprints overlap.
         view: the current plan, pinned to a revision.
         max_alternatives: maximum number of alternatives.
         deadline: time after which the answer is ignored, in seconds since the epoch.
@@ -59,11 +59,11 @@ class ReplanRequest:
             lineages.
         charge: reports usage beyond the estimate given by `estimate` to the budget.
         meter: accounts for the calls of language models, for `LLMOptions.meter`.
-        history: records of this run's last replans, oldest first.
+        history: records of the last replans of this run, oldest first.
         rejection_reason: returns why the engine would reject an alternative now; empty if it would
             not.
-        add_note: records a note beside the alternatives, such as what was left out and why.
-        goal: the goal that the alternatives serve; that of the plan when left out.
+        add_note: records a note beside the alternatives, such as an omission and its reason.
+        goal: the goal of the alternatives; by default the goal of the plan.
     """
 
     triggers: tuple[Trigger, ...]
@@ -104,8 +104,8 @@ class AlternativeProvider(Protocol):
     async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
         """Return alternatives for a request, best first; empty if there is nothing to propose.
 
-        An `Exception` is contained, warned of, and told in `RunResult.problems`; the answers of the
-        other providers are used.
+        An `Exception` is contained, logged as a warning, and listed in `RunResult.problems`; the
+        answers of the other providers are used.
         """
         ...
 
@@ -120,15 +120,15 @@ class Question:
     Attributes:
         id: identifies the question for `engine.answer`, also from another process.
         text: why a decision is needed.
-        triggers: why replanning is considered.
+        triggers: the reasons for replanning.
         candidates: the alternatives to choose from, best first.
         diffs: for each candidate, the plan before and after as a unified diff.
-        holds: the tasks that are held back until the answer.
+        holds: the tasks held until the answer.
         asked_at: time of the question in seconds since the epoch.
         deadline: time after which it is decided without an answer, in seconds since the epoch.
         rejection_reason: why the last answer was refused, if the question is asked again.
-        effects: how many effects the run has had, and how many of them can be taken back; empty if
-            nothing is stated about effects, or there is none.
+        effects: how many effects the run has had, and how many of them can be undone; empty if the
+            plan declares none, or there were none.
     """
 
     id: QuestionId
@@ -181,8 +181,8 @@ class HumanGate(Protocol):
     async def ask(self, question: Question) -> Answer:
         """Ask the question and return the answer; cancelled when the question is closed.
 
-        An `Exception` is contained and told in `RunResult.problems`: the question stays open and
-        can be answered from elsewhere.
+        An `Exception` is contained and listed in `RunResult.problems`; the question stays open and
+        can be answered elsewhere.
         """
         ...
 

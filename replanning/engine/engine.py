@@ -189,8 +189,7 @@ class ReplanningEngine:
             if redactor.is_secret_name(plugin_name(plugin)):
                 kind = type(plugin).__name__
                 raise ValueError(
-                    f"{kind}: what looks like a secret cannot be its name, which is kept; choose "
-                    "another"
+                    f"{kind}: its name looks like a secret, and names are stored; choose another"
                 )
         # The owner of a store that was passed closes it.
         self._owns_store = not isinstance(store, RunStore)
@@ -830,7 +829,7 @@ class ReplanningEngine:
             raise closed_error(QuestionId(question_id), ledger)
         if ledger.run_end is not None and ledger.run_end.status not in RESUMABLE_STATUSES:
             raise NotRunning(
-                f"run {run_id!r} is {ledger.run_end.status}; its questions need no answer any more"
+                f"run {run_id!r} is {ledger.run_end.status}; its questions no longer need an answer"
             )
         if answered:
             raise UnknownQuestion(question_id, _ANSWERED_ALREADY)
@@ -995,7 +994,7 @@ class ReplanningEngine:
                 await self.generator.aclose()
 
 
-_ANSWERED_ALREADY: Final = "it was answered already; the answer waits for the run to go on"
+_ANSWERED_ALREADY: Final = "it was answered already; the answer waits until the run goes on"
 
 
 @contextmanager

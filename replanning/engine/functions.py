@@ -172,7 +172,7 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         """Yield reasons why the function cannot tell whether a call was made."""
         if self._returns is bool:
             yield (
-                f"confirm: {self.spec.name!r} returns a boolean, which does not tell; return the"
+                f"confirm: {self.spec.name!r} returns a boolean, which is ambiguous; return the"
                 " output of the call, None if it was not done, and raise if that cannot be told"
             )
 

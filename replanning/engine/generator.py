@@ -83,28 +83,27 @@ _MAX_NOTES: Final = 20
 _MAX_NOTE_CHARS: Final = 2_000
 
 MAX_PROPOSALS: Final = 100
-"""Maximum number of proposals of a provider that are considered."""
+"""Maximum number of proposals considered from one provider."""
 
 
 class VettedAlternative(NamedTuple):
-    """A proposal with the verdict on it: its score, or the reason why it is rejected."""
+    """A proposal with its verdict: its score, or the reason for its rejection."""
 
     proposal: Proposal
     candidate: Candidate
 
 
 class RankedCandidates(NamedTuple):
-    """Alternatives that were considered, best first, the rejected ones last.
+    """The considered alternatives, best first, rejected ones last.
 
     Attributes:
-        candidates: the alternatives, each with its score, or with the reason why it was rejected.
-        usable: the number of those that were not rejected.
-        proposals: for each candidate, how it was analysed; empty for candidates of an earlier
-            search.
-        notes: what providers left out, and which of them failed or did not answer in time.
+        candidates: the alternatives, each with its score or the reason for its rejection.
+        usable: the number of candidates that were not rejected.
+        proposals: the analysis of each candidate; empty for candidates of an earlier search.
+        notes: omissions of providers, and which of them failed or did not answer in time.
         view: the plan for which they were ranked.
-        version: the version of that plan; it grows with everything that happens.
-        rank: ranks them anew once the plan has another version.
+        version: the version of that plan; it grows with every event.
+        rank: ranks them again once the plan has another version.
     """
 
     candidates: tuple[Candidate, ...]
@@ -122,19 +121,19 @@ class RankedCandidates(NamedTuple):
 
     @property
     def rejected(self) -> tuple[Candidate, ...]:
-        """The candidates that were rejected, each with its reason."""
+        """The rejected candidates, each with its reason."""
         return self.candidates[self.usable :]
 
 
 class AskingRun(MeteredRun, Protocol):
-    """The parts of a run that are used while providers are asked.
+    """The parts of a run that are needed to ask providers.
 
-    An engine's run has them. `detached_run` supplies them for a plan without a run.
+    A run of an engine has them. `detached_run` supplies them for a plan without a run.
 
     Attributes:
-        clock: the time.
-        timer: calls back when the deadline has come.
-        plugins: starts tasks in which providers are asked.
+        clock: the clock.
+        timer: calls back at the deadline.
+        plugins: starts the async tasks that ask providers.
         end: the end of the run, after which nothing is recorded.
     """
 
@@ -167,13 +166,12 @@ class ContextAnalyzer:
     def analyze(
         self, triggers: Sequence[Trigger], situation: Situation, began: float
     ) -> ReplanRequest:
-        """Return the request that follows from triggers.
+        """Return the request for a set of triggers.
 
         Args:
-            triggers: why replanning is considered.
-            situation: the plan, with what was tried before.
-            began: since when it is considered, in seconds since the epoch; the deadline counts from
-                there.
+            triggers: the reasons for replanning.
+            situation: the plan, and earlier tries.
+            began: the start of the replan, in seconds since the epoch; the deadline counts from it.
 
         Raises:
             UnknownTask: a trigger names a task that the plan does not have.
@@ -183,7 +181,7 @@ class ContextAnalyzer:
 
         patience = settings.timeout.replan
         if seeks_better_path(triggers):
-            # The plan goes on as it is, so a late answer would find little left to improve.
+            # The plan goes on meanwhile, so a late answer would have little left to improve.
             patience = min(patience, settings.better_path.time_cap)
 
         roots: list[TaskId] = []
@@ -203,7 +201,7 @@ class ContextAnalyzer:
         )
 
     def extract_goal(self, view: PlanView) -> Goal:
-        """Return the goal that providers are shown: that of the plan, which no alternative changes.
+        """Return the goal that providers see: the goal of the plan, which no alternative changes.
 
         Alternatives are checked against the goal of the plan in any case.
         """
@@ -211,18 +209,18 @@ class ContextAnalyzer:
 
 
 class AlternativeVetter:
-    """Vets the alternatives of one replan; each once, unless the plan moves meanwhile.
+    """Vets the alternatives of one replan; verdicts are cached until the plan changes.
 
     Args:
         request: the request.
-        situation: the plan to be changed, with what was tried before.
+        situation: the plan to change, and earlier tries.
         scorer: scores valid alternatives.
-        time_left: seconds that remain of the budget, if it limits them.
-        asked_at: time of the request in seconds since the epoch: an alternative goes on without
-            tasks that have begun since. When left out, no task begins meanwhile.
+        time_left: remaining seconds of the budget, if it limits time.
+        asked_at: time of the request in seconds since the epoch; tasks that have started since are
+            left out of alternatives. By default no task has started meanwhile.
 
     Attributes:
-        better_path: whether the plan could go on as it is, and only a cheaper one is sought.
+        better_path: whether the plan could go on as it is, so that only a cheaper path is sought.
     """
 
     def __init__(
@@ -269,24 +267,23 @@ class AlternativeVetter:
     def past_outcomes(self, tool: str) -> Sequence[bool]:
         """Return whether earlier calls of a tool succeeded, the newest last.
 
-        They are the same for all alternatives, whatever happens meanwhile. `Evaluation` says where
-        they come from.
+        They stay the same for all alternatives. `Evaluation` explains their origin.
         """
         if tool not in self._outcomes:
             self._outcomes[tool] = self.situation.evaluation.past_outcomes(tool)
         return self._outcomes[tool]
 
     def vet(self, given: Alternative, source: str) -> VettedAlternative:
-        """Return the verdict on an alternative now: its score, or why it is rejected.
+        """Return the current verdict on an alternative: its score, or the reason for its rejection.
 
-        The first check that objects rejects it, and that reason is on record.
+        The first check that objects rejects it; its reason is recorded.
 
         Args:
             given: the alternative.
-            source: the name of its provider, which it gets if it names no source.
+            source: the name of its provider, used if the alternative names no source.
         """
         situation = self.situation
-        # Kept with the alternative itself: otherwise another one might get its identity.
+        # Cached together with the alternative; otherwise another object might reuse its identity.
         known = self._vetted.get(id(given))
         if known is not None and known[1].proposal.version == situation.live.version:
             return known[1]
@@ -330,17 +327,16 @@ class PathGenerator:
     takes the class.
 
     Args:
-        providers: asked at the same time, with one deadline; failing ones are left out and noted.
+        providers: asked at the same time, with one deadline; failing ones are left out with a note.
 
     Attributes:
-        last_resorts: the providers that are asked even if nothing can run any more and they found
-            nothing before.
+        last_resorts: the providers to ask again when the plan is stuck.
     """
 
     def __init__(self, providers: Sequence[AlternativeProvider]) -> None:
         self.providers = tuple(providers)
         self._names = [plugin_name(provider) for provider in self.providers]
-        # A provider may lack these attributes, and a mock has every attribute: only True counts.
+        # A provider may lack these attributes, and a mock has all of them: only True counts.
         last_resorts = []
         self._immediate: set[str] = set()
         self._low_priority: set[str] = set()
@@ -364,15 +360,15 @@ class PathGenerator:
         last: bool = True,
         flawed: Sequence[Candidate] = (),
     ) -> list[ProviderReply]:
-        """Ask all providers for proposals, and return their replies in the order of the providers.
+        """Ask all providers for proposals; return the replies in the order of the providers.
 
         They are asked at the same time. For a better path, providers with `immediate` are asked
-        first, and the others only if these find none: the plan goes on while a slow provider is
-        awaited, so that little may remain to be improved.
+        first, and the others only if those find none: the plan goes on during a slow answer, and
+        then little may remain to improve.
 
         Args:
-            vetter: holds the request, and vets proposals on behalf of providers.
-            run: has the clock, the budget and the tasks in which they are asked.
+            vetter: has the request, and vets proposals for providers.
+            run: supplies the clock, the budget and the async tasks.
             last: leave out a provider whose view of the plan is stale, with a note.
             flawed: proposals that could not be executed; if given, only providers that can
                 complete them are asked.
@@ -397,7 +393,7 @@ class PathGenerator:
                 others.append(reply)
 
         if len(replies) == len(immediate) == 1:
-            # It needs no task of its own, and its answer comes a turn of the event loop earlier.
+            # It needs no async task of its own, and answers a turn of the event loop earlier.
             await _ask_provider(immediate[0], vetter, run)
         elif not vetter.better_path:
             await _ask_providers(replies, vetter, run)
@@ -406,7 +402,7 @@ class PathGenerator:
             if not _has_acceptable(immediate, vetter):
                 await _ask_providers(others, vetter, run)
 
-        # All failures are on record before a stale view makes the caller ask again.
+        # Record all failures before a stale view makes the caller ask again.
         for reply in replies:
             if reply.failure is not None and run.end is None:
                 run.record_error(f"provider {reply.name!r}", reply.failure)
@@ -415,19 +411,19 @@ class PathGenerator:
                 continue
             if not last:
                 raise reply.stale_error
-            reply.notes.append(f"{reply.name}: the plan changed each time that it was asked")
+            reply.notes.append(f"{reply.name}: the plan changed every time it was asked")
         return replies
 
     def rank(self, replies: Sequence[ProviderReply], vetter: AlternativeVetter) -> RankedCandidates:
         """Vet and rank the alternatives of replies, best first.
 
-        Those that need no person come first, then those that score more. Ties go by provider, then
-        by the order in which a provider made its proposals. Duplicates within the round are
-        rejected here; repetitions of earlier rounds, by `check_repeats` and `check_futile_calls`.
+        Alternatives that need no person come first, then those with a higher score. Ties go by
+        provider, then by the order of its proposals. Duplicates within the round are rejected here;
+        repetitions of earlier rounds, by `check_repeats` and `check_futile_calls`.
 
         Args:
-            replies: what `generate` returned.
-            vetter: vets the alternatives, and holds the scorer that compares them.
+            replies: the replies from `generate`.
+            vetter: vets the alternatives, and has the scorer that compares them.
         """
         situation = vetter.situation
         settings = situation.settings.alternatives
@@ -443,11 +439,11 @@ class PathGenerator:
             for alternative in reply.alternatives:
                 vetted = vetter.vet(alternative, reply.name)
                 proposal, candidate = vetted
-                # The changes may be empty, and verdicts without changes are no duplicates.
+                # The changes may be empty; verdicts without changes are not duplicates.
                 if proposal.changes and count > 1:
                     fingerprint = proposal.fingerprint
                     if fingerprint in fingerprints:
-                        bad.append(_reject(vetted, "the same was proposed already", score=None))
+                        bad.append(_reject(vetted, "a duplicate of another proposal", score=None))
                         continue
                     fingerprints.add(fingerprint)
                 score = candidate.score
@@ -459,13 +455,13 @@ class PathGenerator:
                 needs_person = score.total < settings.human_approval_threshold
                 needs_person = needs_person or bool(considered.ask)
                 saving = 0.0
-                # Also where another provider completed the proposal.
+                # Also if another provider completed the proposal.
                 source, _, _ = considered.source.partition("+")
                 if vetter.better_path:
                     compare = situation.evaluation.compare
                     saving = relative_saving(proposal.draft, situation.live, compare)
                 elif situation.live.plan.facts is None or source in self._low_priority:
-                    # Without facts nothing is verified; a person may be needed in any case.
+                    # Without facts nothing is verified, and a person may be needed anyway.
                     needs_person = True
                 good.append(_Acceptable(needs_person, saving, score, vetted))
 
@@ -501,7 +497,7 @@ class PathGenerator:
 
 
 class _Acceptable(NamedTuple):
-    """An alternative that was not rejected, with what its rank depends on."""
+    """An alternative that was not rejected, with the values for its rank."""
 
     needs_person: bool
     saving: float
@@ -510,7 +506,7 @@ class _Acceptable(NamedTuple):
 
 
 def _reject(vetted: VettedAlternative, reason: str, *, score: Score | None) -> VettedAlternative:
-    """Return a vetted alternative that is rejected after all, because of the others."""
+    """Return a vetted alternative, rejected after all because of the others."""
     return vetted._replace(candidate=Candidate(vetted.proposal.alternative, score, reason))
 
 
@@ -521,21 +517,21 @@ class AlternativeGenerator:
 
     Args:
         providers: propose alternatives: names or objects, as for `ReplanningEngine`.
-        settings: thresholds and limits for `generate`, and language models that are named; or a
-            mapping of them. A run has the settings of its engine.
-        environment: the time for `generate`, and chance for language models.
-        analyzer: makes the request that providers get.
+        settings: thresholds and limits for `generate`, and the named language models; or a mapping.
+            A run uses the settings of its engine.
+        environment: the clock for `generate`, and random numbers for language models.
+        analyzer: makes the request for providers.
         path_generator: asks providers and ranks their proposals: a subclass of `PathGenerator`, or
-            a function that makes one of the providers.
-        scorer: scores alternatives; when left out, one with the weights in the settings.
-        evaluator: compares better paths for `generate`. A run has the evaluator of its engine.
+            a function that makes one from the providers.
+        scorer: scores alternatives; by default with the weights in the settings.
+        evaluator: compares better paths for `generate`. A run uses the evaluator of its engine.
 
     Attributes:
-        path_generator: asks the providers, which it has in `providers`.
+        path_generator: asks the providers, listed in its `providers`.
 
     Raises:
-        NoLLMProvider, PluginError: a provider that is named cannot be used.
-        SettingsError: the settings are not valid.
+        NoLLMProvider, PluginError: a named provider cannot be used.
+        SettingsError: the settings are invalid.
     """
 
     def __init__(
@@ -579,23 +575,23 @@ class AlternativeGenerator:
         history: Iterable[Record] | ReplanHistory = (),
         facts: Collection[str] | None = None,
     ) -> RankedCandidates:
-        """Return ranked alternatives for a plan, without a run; nothing is changed or recorded.
+        """Return ranked alternatives for a plan without a run; changes and records nothing.
 
         The plan is brought to the state in which the trigger fires, see `Situation.of`: without
-        further information, the task of a trigger has failed as it says, and what the task depends
-        on is done. Providers get what they get in a run, and their alternatives are checked, scored
+        further information, the task of a trigger has failed as it says, and its dependencies are
+        done. Providers get the same request as in a run, and their alternatives are checked, scored
         and ranked in the same way.
 
         A provider that fails, does not answer in time or returns something else is left out;
-        `notes` says so, and a warning on the logger `replanning`. It can be cut off where it
-        awaits. For one that waits in a thread, this waits as well.
+        `notes` says so, and a warning on the logger `replanning`. It can be cancelled while it
+        awaits. If it waits in a thread, this method waits as well.
 
         Args:
-            trigger: why alternatives are sought; several are considered together.
-            plan: the plan; or the view of a run, which is taken as it is.
-            history: what has happened: records in their order, from the plan as it is passed; or
-                the history of a run. It tells states, earlier tries, and how tools worked out.
-            facts: everything that holds now; when left out, it is derived from the other arguments.
+            trigger: the reason for seeking alternatives; several are considered together.
+            plan: the plan; or the view of a run, used as it is.
+            history: earlier events: records in order, starting from the plan as passed; or the
+                history of a run. It supplies states, earlier tries and outcomes of tools.
+            facts: all facts that hold now; by default derived from the other arguments.
 
         Returns:
             `ranked` alternatives with the parts of their scores, `rejected` ones with the reasons,
@@ -604,9 +600,9 @@ class AlternativeGenerator:
         Raises:
             StaleView: the plan has changed since the view was made.
             UnknownTask: a trigger names a task that the plan does not have.
-            ValueError: no trigger is given, a fact is not valid, facts are stated beside a view, or
-                a record does not fit the plan.
-            Exception: whatever an analyzer, path generator or scorer of your own raises.
+            ValueError: there is no trigger, a fact is invalid, facts are passed together with a
+                view, or a record does not fit the plan.
+            Exception: any exception of your own analyzer, path generator or scorer.
         """
         triggers: Sequence[Trigger]
         if isinstance(trigger, TriggerEvent):
@@ -643,23 +639,22 @@ class AlternativeGenerator:
         began: float,
         last: bool,
     ) -> RankedCandidates:
-        """Return ranked candidates, vetted against the plan when the last provider answers.
+        """Return ranked candidates, vetted against the plan at the time of the last answer.
 
         Args:
-            triggers: why replanning is considered.
-            situation: the plan, with what was tried before.
+            triggers: the reasons for replanning.
+            situation: the plan, and earlier tries.
             run: has the clock, the budget and the tasks in which providers are asked.
-            began: since when it is considered, in seconds since the epoch.
-            last: do without a provider whose view of the plan is stale, instead of raising.
+            began: the start of the replan, in seconds since the epoch.
+            last: leave out a provider whose view of the plan is stale, instead of raising.
 
         Raises:
-            StaleView: a provider read the plan after it had moved on to another revision, and must
-                be asked again.
+            StaleView: a provider read the plan after a new revision, and must be asked again.
         """
         paths = self.path_generator
         is_stuck = len(triggers) == 1 and triggers[0].kind == "goal-unreachable"
         if is_stuck and not paths.last_resorts:
-            # Providers have said already what they know; only a last resort is asked once more.
+            # Providers have already given their answers; only last resorts are asked once more.
             if situation.ledger.is_fruitless(triggers[0]):
                 return _earlier_candidates(triggers[0], situation)
 
@@ -669,7 +664,8 @@ class AlternativeGenerator:
         with run.spans.scoring_span():
             ranked = paths.rank(replies, vetter)
 
-        # A provider that plans over facts may complete what is rejected for its facts alone.
+        # A provider that plans over facts may complete a proposal that was rejected only for its
+        # facts.
         flawed = []
         for candidate in ranked.candidates:
             if candidate.rejected.startswith(INFEASIBLE):
@@ -686,13 +682,13 @@ class AlternativeGenerator:
     def vetter(
         self, request: ReplanRequest, situation: Situation, run: AskingRun, *, began: float
     ) -> AlternativeVetter:
-        """Return what vets the alternatives for a request, and scores them.
+        """Return the vetter for the alternatives of a request.
 
         Args:
             request: the request.
-            situation: the plan, with what was tried before.
-            run: has the clock, and the rest of the budget's wall clock.
-            began: since when replanning is considered, in seconds since the epoch.
+            situation: the plan, and earlier tries.
+            run: supplies the clock and the remaining time of the budget.
+            began: the start of the replan, in seconds since the epoch.
         """
         scorer = self.scorer
         if scorer is None:
@@ -705,12 +701,12 @@ class AlternativeGenerator:
         return AlternativeVetter(request, situation, scorer, time_left, asked_at)
 
     async def aclose(self) -> None:
-        """Close the connections of the language models that were named; a later call opens them."""
+        """Close the connections of named language models; a later call opens them again."""
         await self._registry.aclose()
 
 
 def _earlier_candidates(trigger: Trigger, situation: Situation) -> RankedCandidates:
-    """Return the candidates of the searches that found nothing, each search once."""
+    """Return the candidates of fruitless searches, each search once."""
     searches: dict[ReplanId, AlternativesConsidered] = {}
     for task_id in trigger.tasks:
         search = situation.ledger.fruitless_searches[task_id]
@@ -741,18 +737,18 @@ def _earlier_candidates(trigger: Trigger, situation: Situation) -> RankedCandida
 
 @dataclass(slots=True, eq=False)
 class ProviderReply:
-    """Reply of one provider. It stays as it is once it is settled.
+    """Reply of one provider. It is final once it is settled.
 
     Attributes:
         name: the name of the provider.
         ask: asks it.
-        estimate: says how much of the budget that may use; None if it costs nothing.
-        alternatives: what it has proposed.
-        notes: what it has left out, and why it failed.
-        stale_error: raised by it because the plan had moved on.
+        estimate: returns the expected use of the budget; None if it costs nothing.
+        alternatives: its proposals.
+        notes: its omissions, and why it failed.
+        stale_error: the error it raised because the plan had changed.
         failure: why it failed, for the record.
-        settled: whether nothing more is accepted from it.
-        when_settled: set at that moment, where somebody waits for it.
+        settled: whether later answers are ignored.
+        when_settled: set at that moment, if a task waits for it.
     """
 
     name: str
@@ -771,7 +767,7 @@ class ProviderReply:
             self.notes.append(cut(f"{self.name}: {text}", _MAX_NOTE_CHARS))
 
     def settle(self, problem: str = "") -> None:
-        """Accept nothing more from the provider; note the problem unless settled before."""
+        """Ignore later answers of the provider; note the problem unless settled before."""
         if problem and not self.settled:
             self.notes.append(cut(f"{self.name} {problem}", _MAX_NOTE_CHARS))
         self.settled = True
@@ -779,7 +775,7 @@ class ProviderReply:
             self.when_settled.set()
 
     def fail(self, problem: str, error: Exception | str) -> None:
-        """Settle with a failure of the provider, to be recorded once all have answered."""
+        """Settle with a failure of the provider; it is recorded once all have answered."""
         if not self.settled:
             self.failure = error
         self.settle(problem)
@@ -792,12 +788,12 @@ async def _complete(
     complete = getattr(provider, "complete")  # noqa: B009 - not every provider has it
     completed = []
     for other in flawed:
-        # A provider that could complete its own proposal would have done so.
+        # A provider able to complete its own proposal would have done so.
         if other.alternative.source == name:
             continue
         made = await complete(request, other.alternative, other.rejected)
         if made is not None:
-            # A proposal that needed a person still needs one.
+            # A completed proposal still needs a person if the original did.
             if not made.ask:
                 made = made.model_copy(update={"ask": other.alternative.ask})
             completed.append(made)
@@ -822,16 +818,16 @@ async def _ask_providers(
         # A provider that waits in a thread goes on after its deadline; its answer is ignored.
         run.plugins.run(f"provider {reply.name!r}", _ask_provider, reply, vetter, run)
     for reply in replies:
-        # Waiting for what has happened would take a turn of the event loop.
+        # Waiting for an event that has happened would take a turn of the event loop.
         if not reply.settled and reply.when_settled is not None:
             await reply.when_settled.wait()
 
 
 async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter, run: AskingRun) -> None:
-    """Ask one provider within budget and deadline; a failure is contained and noted."""
+    """Ask one provider within budget and deadline; contain and note a failure."""
     budget = run.ledger.budget_tracker
     release: Callable[[], None] | None = None
-    # What costs nothing needs no reservation, unless the budget may be used up already.
+    # A free provider needs no reservation, unless the budget may be used up already.
     if reply.estimate is not None or budget.has_limits:
         try:
             usage = Usage()
@@ -873,9 +869,9 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter, run: As
     except StaleView as error:
         reply.stale_error = error
     except BudgetExceeded as error:
-        reply.settle(f"could ask no further: {error}")
+        reply.settle(f"could not go on asking: {error}")
     except LLMError as error:
-        # Its message is meant for people, and begins with the name that the note has already.
+        # Its message is for people, and begins with the name that the note already has.
         message = str(error).removeprefix(f"{reply.name}: ")
         reply.fail(f"failed: {message}", error)
     except Exception as error:  # noqa: BLE001 - a failing provider is contained
@@ -884,15 +880,15 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter, run: As
         alarm.cancel()
         if release is not None:
             release()
-    # Not in the `finally` above: where the program is ending, nothing may be decided for lack of an
-    # answer, because the process that resumes asks again.
+    # Not in the `finally` above: if the program is ending, nothing may be decided for lack of an
+    # answer, because the process that resumes will ask again.
     reply.settle()
 
 
 async def collect_alternatives(
     ask: Callable[[], object], add_note: Callable[[str], None]
 ) -> list[Alternative]:
-    """Return the proposals of a provider that is asked, which may come from a generator.
+    """Ask a provider and return its proposals, which may come from a generator.
 
     Raises:
         TypeError: one of them is not an alternative, or the provider is not async.
@@ -902,12 +898,12 @@ async def collect_alternatives(
         raise TypeError("`propose` is not async; write `async def propose(self, request)`")
     given: Any = await answer
     proposed = [given]
-    # A pydantic model is iterable, over its fields, and is no list of alternatives.
+    # A pydantic model is iterable over its fields, but it is not a list of alternatives.
     if isinstance(given, Iterable) and not isinstance(given, Alternative):
         proposed = list(given)
     alternatives = proposed[:MAX_PROPOSALS]
     for alternative in alternatives:
-        # One of another type says that the provider is broken, so none of them is taken.
+        # An object of another type means that the provider is broken, so none is accepted.
         if not isinstance(alternative, Alternative):
             raise TypeError(f"expected an Alternative, got {type(alternative).__name__}")
     if len(proposed) > MAX_PROPOSALS:
@@ -919,14 +915,14 @@ async def collect_alternatives(
 
 
 class DetachedRun:
-    """Supplies what is needed to ask providers about a plan without a run; nothing is recorded.
+    """Stand-in for a run, to ask providers about a plan without one; records nothing.
 
-    Usage counts against the budget for as long as this lives.
+    Usage counts against the budget during its lifetime.
 
     Args:
         situation: the plan.
-        clock: the time.
-        group: the task group in which providers are asked.
+        clock: the clock.
+        group: the task group for asking providers.
     """
 
     def __init__(self, situation: Situation, clock: Clock, group: TaskGroup) -> None:
@@ -967,14 +963,14 @@ class DetachedRun:
 async def detached_run(
     situation: Situation, clock: Clock | None = None
 ) -> AsyncIterator[DetachedRun]:
-    """Supply what asking providers takes, for a plan without a run, within a block.
+    """Supply a stand-in for a run, to ask providers about a plan, within a block.
 
     Providers that wait in threads may hold up the end of the block. An exception of the block is
     raised again unwrapped.
 
     Args:
         situation: the plan, as `Situation.of` makes it.
-        clock: the time; that of this machine when left out.
+        clock: the clock; by default that of this machine.
     """
     if clock is None:
         clock = SystemClock()

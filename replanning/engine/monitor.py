@@ -1,8 +1,8 @@
 """Monitoring of runs: detectors turn records into triggers, failures open breakers of tools.
 
-Detectors see each record once it has taken effect; nothing here runs by time except the trials of
-tools (`ToolBreakers`). Handlers are called with events. `stale_reason` in `decision/policy.py`
-judges later whether a trigger still holds.
+Detectors see each record once it has taken effect; nothing here depends on time except the trials
+of tools (`ToolBreakers`). Handlers are called with events. `stale_reason` in `decision/policy.py`
+decides later whether a trigger still holds.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ EventT = TypeVar("EventT")
 Handler = Callable[[EventT], Awaitable[None] | None]
 
 MAX_QUEUED_EVENTS = 10_000
-"""Events that wait for slow handlers; more are dropped, which is recorded."""
+"""Limit of events that wait for slow handlers; further ones are dropped, which is recorded."""
 
 _EVALUATED = (*ATTEMPT_ENDS, CallMade, ConditionEvaluated, PlanRevised)
 """Records that change the progress of a plan, each followed by a `PlanEvaluation`."""
@@ -71,11 +71,11 @@ class MonitorNotice(NamedTuple):
 
 
 class TriggerCheck(NamedTuple):
-    """Which triggers a record causes, and which not.
+    """Triggers that a record causes, and reasons of detectors that fired none.
 
     Attributes:
         triggers: the triggers, in the order of the detectors.
-        reasons: by the name of each detector that fired none, why not.
+        reasons: the reason of each detector that fired none, by its name.
     """
 
     triggers: tuple[Trigger, ...]
@@ -84,8 +84,8 @@ class TriggerCheck(NamedTuple):
 
 @cache
 def _event_names(event_type: type) -> tuple[str, ...]:
-    """Return the names under which pyee knows a type of event and its base classes."""
-    # Two modules may have classes of one name.
+    """Return pyee's names of a type of event and of its base classes."""
+    # Two modules may have classes with the same name.
     return tuple(f"{base.__module__}.{base.__qualname__}" for base in event_type.__mro__)
 
 
@@ -95,7 +95,7 @@ def _event_name(event_type: type) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Listener:
-    """A handler as pyee knows it. It is equal to any other listener with the same handler.
+    """Wrapper of a handler for pyee, equal to any other with the same handler.
 
     Called by pyee with an event, it puts its handler among those that are to be called: whether
     they are called at once or from the queue of a run is up to whoever emits.
@@ -110,11 +110,11 @@ class _Listener:
 class PlanMonitor:
     """Emits the events of runs, and those of programs; turns the records of runs into triggers.
 
-    An event is a trigger, a record, a `PlanEvaluation`, a `MonitorNotice`, or an object of one's
-    own. Handlers are registered by the class of an event, and are called for its subclasses too.
+    An event is a trigger, a record, a `PlanEvaluation`, a `MonitorNotice`, or an object of the
+    user. Handlers are registered by the class of an event, and are called for its subclasses too.
 
     Args:
-        detectors: plugin names or detector objects; those that the settings name when left out.
+        detectors: plugin names or detector objects; by default those in the settings.
 
     Raises:
         PluginError: there is no such plugin.
@@ -144,9 +144,10 @@ class PlanMonitor:
         """Call a handler, sync or async, after each event of a type.
 
         A handler of `PlanEvaluation` is called after every attempt, skipped task and revision;
-        evaluations are not on record. For a run, handlers are called one after another, in the
-        order of events, after the event is on record. Their errors are recorded and go no further.
-        A handler is registered once for each type: registering it again replaces the first time.
+        evaluations are not recorded. For a run, handlers are called one after another, in the order
+        of events, after the event is recorded. Their errors are recorded and do not propagate. A
+        handler is registered once for each type: registering it again replaces the first
+        registration.
 
         Returns:
             A function that removes the handler; without a handler, a decorator of one.
@@ -165,7 +166,7 @@ class PlanMonitor:
     def once(
         self, event_type: type[EventT], handler: Handler[EventT] | None = None
     ) -> Callable[[], None] | Callable[[Handler[EventT]], Handler[EventT]]:
-        """Call a handler after the next event of a type, and then no more; otherwise as `on`."""
+        """Call a handler only after the next event of a type; otherwise like `on`."""
         if handler is None:
             return partial(self._decorate, self.once, event_type)
         self._emitter.once(_event_name(event_type), _Listener(handler))
@@ -173,24 +174,24 @@ class PlanMonitor:
         return partial(self.remove_listener, event_type, handler)
 
     def remove_listener(self, event_type: type[EventT], handler: Handler[EventT]) -> None:
-        """Call a handler of this type no more; nothing happens if it was removed already."""
-        # pyee knows no such handler, or no handler of the type at all.
+        """Stop calling a handler of this type; no error if it was already removed."""
+        # pyee has no such handler, or no handler of the type at all.
         with suppress(KeyError):
             self._emitter.remove_listener(_event_name(event_type), _Listener(handler))
 
     def emit(self, event: object) -> bool:
-        """Call the handlers of an event now, in this thread; it belongs to no run.
+        """Call the handlers of an event that belongs to no run, now and in this thread.
 
-        Async handlers are executed in tasks of the event loop that runs here, and are not waited
-        for. The logger `replanning` warns of a handler that fails, which goes no further. Nothing
-        is recorded, and nothing is replanned: `PlanRun.trigger` does that.
+        Async handlers run in tasks of the current event loop, without waiting for them. The logger
+        `replanning` warns of a failed handler; the error does not propagate. Nothing is recorded or
+        replanned: use `PlanRun.trigger` for that.
 
         Returns:
             Whether there was a handler.
 
         Raises:
-            RuntimeError: a handler is async, and no event loop runs in this thread; the other
-                handlers were called. It names every such handler.
+            RuntimeError: some handlers are async, and no event loop runs in this thread; the other
+                handlers were called. It names all async ones.
         """
         handlers = self._take_handlers(event)
         stranded: list[str] = []
@@ -226,9 +227,9 @@ class PlanMonitor:
             watch.subscribe()
 
     def _take_handlers(self, event: object) -> list[Handler[Any]]:
-        """Emit an event, and return the handlers that are to be called with it.
+        """Emit an event, and return the handlers to call with it.
 
-        They are those of its class and of its base classes, those of its own class first.
+        They are the handlers of its class, and then those of its base classes.
         """
         called: list[Handler[Any]] = []
         for name in _event_names(type(event)):  # type: ignore[arg-type] # a class has a hash
@@ -241,14 +242,14 @@ class PlanMonitor:
     # Runs
 
     def watch(self, run: PlanRun) -> RunWatch:
-        """Emit the events of a run from now on: its records, triggers and evaluations.
+        """Start emitting the events of a run: its records, triggers and evaluations.
 
-        Any run may be watched, also one of `open_run`, which no engine replans: its triggers are
-        emitted then, and not recorded. The engine watches its own runs. Another monitor passes
-        their events on, and may add triggers of detectors that were passed to it.
+        Any run may be watched, even one of `open_run`, which no engine replans: its triggers are
+        emitted but not recorded. The engine watches its own runs. Another monitor passes on their
+        events, and may add triggers of its own detectors.
 
         Returns:
-            The watch, whose `stop` is the same as `unwatch`.
+            The watch; its `stop` does the same as `unwatch`.
 
         Raises:
             NotRunning: the run was left.
@@ -264,7 +265,7 @@ class PlanMonitor:
     def _begin_watch(self, run: PlanRun) -> RunWatch:
         life = run._lifecycle
         specs = self._detector_specs
-        # By default, the kinds that the settings name are fired by one monitor.
+        # By default, one monitor fires the kinds in the settings.
         is_default = specs is None
         if specs is None:
             specs = () if life.triggers.is_detected else life.settings.triggers
@@ -275,7 +276,7 @@ class PlanMonitor:
         life.plugins.run("a listener", watch.deliver)
         life.plugins.on_close.append(watch.close)
         life.plugins.on_leave.append(watch.stop)
-        # Without handlers nobody would receive an event.
+        # Without handlers an event would have no receiver.
         if self._emitter.event_names():
             watch.subscribe()
             watch.enqueue(MonitorNotice(life.run_id, "started"))
@@ -288,9 +289,9 @@ class PlanMonitor:
             run._lifecycle.loop.call(watch.stop)
 
     def check_triggers(self, record: Record, view: PlanView) -> TriggerCheck:
-        """Return which triggers a record causes, and which not and why.
+        """Return the triggers that a record causes, and why other detectors fired none.
 
-        Nothing is recorded or emitted. A detector that fails is among those that fired none.
+        Nothing is recorded or emitted. A detector that fails counts among those that fired none.
 
         Args:
             record: the record.
@@ -322,7 +323,7 @@ class PlanMonitor:
 def _make_detectors(
     specs: Sequence[TriggerDetector | str], settings: Settings
 ) -> list[TriggerDetector]:
-    """Return the detectors of these names, configured by settings, and those that are objects."""
+    """Return the named detectors, configured by settings, and the detector objects."""
     detectors: list[TriggerDetector] = []
     for spec in specs:
         if not isinstance(spec, str):
@@ -392,8 +393,8 @@ class RunWatch:
         for detector in detectors:
             for kind in detector.observes:
                 self._detectors_by_type.setdefault(kind, []).append(detector)
-        # Of a run that is not replanned, triggers are for handlers alone. Without a kind it would
-        # be called with every record.
+        # In a run without replanning, triggers are only for handlers. Without a kind it would be
+        # called with every record.
         if life.settings.enabled and self._detectors_by_type:
             life.journal.subscribe(self._detect, list(self._detectors_by_type))
 
@@ -418,7 +419,7 @@ class RunWatch:
     # For the monitor and the engine
 
     def subscribe(self) -> None:
-        """Emit every record, and evaluations, from now on."""
+        """Start emitting every record, and evaluations."""
         if self._emits_records:
             return
         self._emits_records = True
@@ -435,7 +436,7 @@ class RunWatch:
         try:
             self._send.send_nowait(event)
         except anyio.WouldBlock:
-            # Recorded once, because the record is an event itself.
+            # Recorded once only, because the record is an event itself.
             if not self._overflow:
                 self._overflow = True
                 error = RuntimeError(
@@ -465,12 +466,12 @@ class RunWatch:
     async def close(self) -> None:
         """Stop watching, and wait until all handlers have been called."""
         self.stop()
-        # Where the program ends at once, the task that delivers was cancelled before it began.
+        # If the program ends at once, the delivering task was cancelled before it began.
         await self.deliver()
         await self._delivered.wait()
 
     def redetect(self, past: ResumeState) -> None:
-        """Fire the triggers of a resumed run's last record that were not fired before."""
+        """Fire missing triggers of a resumed run's last record."""
         fired = {trigger.fingerprint for trigger in past.fired_triggers}
         self._detect(past.last_cause, fired)
 
@@ -478,19 +479,19 @@ class RunWatch:
         try:
             await isolate(_call, handler, event)
         except Exception as error:  # noqa: BLE001 - a listener must not harm the run
-            # A listener that fails at records of failures would be called with that of its own
-            # failure, without end.
+            # A listener that fails on records of failures would be called with its own failure,
+            # endlessly.
             if not isinstance(event, ErrorContained):
                 self._record_failure(f"listener {_name_of(handler)!r}", error)
 
     def _record_failure(self, where: str, error: BaseException) -> None:
-        """Record a failure that goes no further."""
+        """Record a contained failure."""
         # Also after the end of the run: its journal is ours until it is closed.
         if self._lifecycle.journal.state == "open":
             self._lifecycle.record_error(where, error)
 
     def _on_record(self, record: Record) -> None:
-        # Handlers are registered for triggers, and not for the record of one.
+        # Handlers are registered for triggers, not for their records.
         if isinstance(record.body, TriggerFired):
             self.enqueue(record.body.trigger)
         else:
@@ -501,14 +502,15 @@ class RunWatch:
             self.enqueue(self._lifecycle.evaluation.evaluate())
 
     def _detect(self, record: Record, fired: Collection[tuple[str, str, str]] = ()) -> None:
-        """Fire the triggers that follow from a record, except those that were fired before."""
+        """Fire the triggers that follow from a record, except those already fired."""
         life = self._lifecycle
         if life.end is not None:
             return
         view = PlanView(life.live)
         for detector in self._detectors_by_type.get(type(record.body), ()):
             try:
-                # Fired only once the detector has returned all: one that fails midway fires none.
+                # Fired only after the detector has returned all: a detector that fails midway fires
+                # none.
                 triggers = list(detector.detect(record.body, view))  # type: ignore[arg-type]
                 for detected in triggers:
                     if not life.settings.enabled:
@@ -517,7 +519,7 @@ class RunWatch:
                     elif detected.fingerprint not in fired:
                         life.triggers.fire(detected, record.at)
             except Exception as error:  # noqa: BLE001 - a detector must not harm the run
-                # A detector that fails at records of failures would be shown that of its own.
+                # A detector that fails on records of failures would be called with its own failure.
                 if not isinstance(record.body, ErrorContained):
                     self._record_failure(f"detector {plugin_name(detector)!r}", error)
 
@@ -527,24 +529,24 @@ class RunWatch:
 _MAX_CAUSE_CHARS: Final = 200
 
 _MAX_EXAMINED_TASKS: Final = 100
-"""Most tasks of a tool examined at each failure for one that waits, the last first."""
+"""Maximum number of tasks examined at each failure for one that waits, the last first."""
 
 
 class ToolBreakers:
     """Circuit breakers: tools that fail repeatedly for one cause become unavailable for a while.
 
-    A breaker opens after repeated failures, has one task try the tool later, and closes on success.
+    A breaker opens after repeated failures, lets one task try the tool later, and closes on
+    success.
 
-    The trial comes after the setting `cooldown`, which doubles with every trial that fails. The
-    live plan counts the failures when it folds records, so a resumed run goes on where it was.
+    The trial comes after the setting `cooldown`, which doubles with every failed trial. The
+    live plan counts the failures when it folds records, so a resumed run continues where it was.
     Opening, trial and closing are changes of the tool's availability, recorded like any other. Only
     tools that the plan describes have a breaker.
 
     Args:
         life: the run.
         threshold: number of tasks that fail in a row for one cause before their tool becomes
-            unavailable; with 0 no breaker is opened, and those that were opened before are closed
-            when they are due.
+            unavailable; with 0 no breaker opens, and open ones close when they are due.
     """
 
     def __init__(self, life: Lifecycle, threshold: int) -> None:
@@ -561,7 +563,7 @@ class ToolBreakers:
         return f"<ToolBreakers of {self._lifecycle.run_id!r} {list(self._lifecycle.live.scheduler.breakers)}>"
 
     def recheck(self, record: Record) -> None:
-        """Handle the last record of a resumed run, in case its earlier process had no time to."""
+        """Handle the last record of a resumed run, in case its earlier process could not."""
         if not self._threshold:
             return
         if isinstance(record.body, AttemptFailed | AttemptTimedOut):
@@ -570,7 +572,7 @@ class ToolBreakers:
             self._on_change(record)
 
     def _on_change(self, record: Record) -> None:
-        """Close the breaker of a tool that works, or schedule a trial of one that was opened."""
+        """Close the breaker of a working tool, or schedule a trial of an open one."""
         body = record.body
         breakers = self._lifecycle.live.scheduler.breakers
         if isinstance(body, AttemptSucceeded):
@@ -585,8 +587,8 @@ class ToolBreakers:
     def _on_failure(self, record: Record) -> None:
         """Open the breaker of a tool after a failure.
 
-        It opens if the failure is one too many, the tool is needed further and another one could
-        take over; or if the failure ends a trial.
+        It opens if the failure is one too many, the tool is still needed and another could take
+        over; or if the failure ends a trial.
         """
         life = self._lifecycle
         live = life.live
@@ -607,7 +609,7 @@ class ToolBreakers:
             if not self._is_needed(live.entry(body.task).task, tool, failure):
                 return
             if not self._has_stand_in(tool):
-                # Nothing would be gained by refusing the tool: it may work for the next task.
+                # Refusing the tool would gain nothing: it may work for the next task.
                 return
             what = f"{len(breaker.roots)} tasks in a row failed for one cause, the last"
         # Each trial that fails doubles the time until the next one.
@@ -618,10 +620,10 @@ class ToolBreakers:
         life.journal.append_soon(opened)
 
     def _is_needed(self, task: Task, tool: ToolSpec, failure: Failure) -> bool:
-        """Return whether a task that waits needs a tool, or a call that an agent may make next.
+        """Return whether a waiting task, or the next call of an agent, may need a tool.
 
-        Only the last tasks are looked at. An agent repeats a call that has failed. Where that call
-        may have been done, another tool, which cannot know of it, must not do it again.
+        Only the last tasks are examined. An agent repeats a failed call. If that call may have
+        taken effect, another tool, which cannot know it, must not repeat it.
         """
         live = self._lifecycle.live
         if self._lifecycle.opening.open_ended:

@@ -55,26 +55,26 @@ from replanning.run.event_loop import isolate
 from replanning.run.lifecycle import Lifecycle
 
 RESUMABLE_STATUSES: Final = ("paused", "needs_human")
-"""Statuses of runs that can be resumed."""
+"""Statuses of resumable runs."""
 
 MAX_REFUSED_ANSWERS: Final = 5
-"""Answers of a gate that may be refused in a row before the gate counts as failed."""
+"""Number of refused answers in a row before a gate counts as failed."""
 
 
 @dataclass(repr=False, eq=False)
 class Questions:
-    """Records the questions of one run, puts the open ones to the gate, and carries out answers.
+    """Records the questions of one run, passes the open ones to the gate, and carries out answers.
 
     `ledger.questions.open` has the open ones.
 
     Args:
-        _lifecycle: the run whose plan is in question.
-        gate: asks a person; without one, questions are kept until a person answers from elsewhere.
+        _lifecycle: the run of the questions.
+        gate: asks a person; without one, questions stay open until a person answers elsewhere.
         durable: whether the run can be paused until then.
 
     Attributes:
         gate: asks a person.
-        conversations: the questions that are put to the gate now.
+        conversations: the questions that the gate is asking now.
     """
 
     _lifecycle: Lifecycle
@@ -83,13 +83,13 @@ class Questions:
     conversations: dict[QuestionId, anyio.CancelScope] = field(default_factory=dict)
 
     def resume(self) -> None:
-        """Take up the questions of a resumed run.
+        """Resume the questions of a resumed run.
 
-        The answers on record are carried out, and the gate is asked the open questions again.
+        Recorded answers are carried out, and the gate asks the open questions again.
         """
         life = self._lifecycle
         if life.ledger.questions.answers_by_replan:
-            # The run is not at its end before all of it is taken up again.
+            # The run must not end before all questions are resumed.
             with life.busy("the answers on record", then_check=False):
                 self._carry_out_answers()
         if life.ledger.questions.open:
@@ -105,12 +105,12 @@ class Questions:
         candidates: Sequence[Candidate],
         holds: tuple[TaskId, ...],
     ) -> None:
-        """Record a question, hold the tasks it is about, and put it to the gate."""
+        """Record a question, hold its tasks, and pass it to the gate."""
         life = self._lifecycle
         approval = life.settings.approval
         deadline: float | None = None
         remind_at: float | None = None
-        # Without a gate nobody can answer in time, so the question waits for ever.
+        # Without a gate nobody can answer in time, so the question waits forever.
         if self.gate is not None and approval.timeout is not None:
             now = life.clock.now()
             deadline = now + approval.timeout
@@ -121,7 +121,7 @@ class Questions:
         for cause in trigger_reasons(life.live, triggers):
             # A cause that repeats the first line of the reason is left out.
             if first_line not in cause:
-                # Messages of services may be sentences, and these go on.
+                # Messages of services may end as sentences, and this text continues.
                 text.append(cause.rstrip("."))
         text.append(decision.reason)
 
@@ -150,18 +150,18 @@ class Questions:
         return [self.question(asked) for asked in life.ledger.questions.open.values()]
 
     def question(self, asked: QuestionAsked) -> Question:
-        """Return a question as gates and people see it: without secrets."""
+        """Return a question in its form for gates and people, without secrets."""
         life = self._lifecycle
         question = build_question(asked, life.run_id, life.live, life.ledger)
         return life.redactor.document(question)
 
     def answer(self, question_id: QuestionId, answer: Answer) -> None:
-        """Take an answer and carry it out.
+        """Record an answer and carry it out.
 
         Raises:
             UnknownQuestion: no such question is open.
-            StaleAnswer: the tasks it is about have changed since; it is closed.
-            ChangeRejected: the answer is not valid, or the person's own changes do not fit; the
+            StaleAnswer: its tasks have changed since; the question is closed.
+            ChangeRejected: the answer is invalid, or the person's own changes do not fit; the
                 question stays open.
             NotRunning: the run has ended.
             StoreError: the journal does not take it; nothing has changed.
@@ -180,7 +180,7 @@ class Questions:
             answer = replace(answer, changes=stated)
             life.undo.of_abort(answer_changes(answer, asked, life.live))
         except (ChangeRejected, StaleAnswer) as error:
-            # An answer that is not valid need not have a name.
+            # An invalid answer may lack a name.
             by = str(getattr(answer, "by", ""))
             life.journal.append(AnswerRefused(question_id, by, str(error)))
             if isinstance(error, StaleAnswer):
@@ -195,13 +195,13 @@ class Questions:
     # Closing
 
     def _close_and_carry_out(self, asked: QuestionAsked, closing: QuestionAnswered) -> None:
-        """Record an answer, then carry it out; if the process ends before, a resume does."""
+        """Record an answer, then carry it out; if the process ends in between, a resume does it."""
         with self._lifecycle.busy("an answer"):
             self._close(asked, closing)
             self._carry_out_answers()
 
     def _carry_out_answers(self) -> None:
-        """Carry out the answers on record, now or when the store works again."""
+        """Carry out recorded answers, now or when the store works again."""
         life = self._lifecycle
         try:
             with life.busy("an answer"):
@@ -219,10 +219,10 @@ class Questions:
         self._carry_out_answers()
 
     def _carry_out_answer(self, asked: QuestionAsked, closing: QuestionAnswered) -> None:
-        """Apply the changes that an answer decided on, and record the decision.
+        """Apply the changes of an answer, and record the decision.
 
-        The changes are those of the approved candidate, or else those that came with the answer,
-        which may be none. They are not applied again if the process ended after that.
+        The changes come from the approved candidate, or else from the answer, which may have none.
+        They are not applied again if the process ended after that.
         """
         life = self._lifecycle
         ledger = life.ledger
@@ -261,25 +261,25 @@ class Questions:
                     triggers=asked.triggers,
                     replan=asked.replan,
                     chosen=chosen,
-                    # Whoever approves of a candidate was told what becomes of the effects.
+                    # The person who approved the candidate was told about the effects.
                     leaves_effects=rule == "person-approve",
                 )
             except ChangeRejected as error:
-                # The plan was edited before it could be carried out.
+                # The plan was edited before the answer could be carried out.
                 decision = "keep"
                 rule = "refused"
                 reason = str(error)
 
         settled = asked.triggers
         if decision == "execute":
-            # Who approves of one candidate decides nothing about the other triggers.
+            # Approving one candidate decides nothing about the other triggers.
             triggers = [ledger.triggers[trigger_id] for trigger_id in asked.triggers]
             relevant = relevant_triggers(triggers, [changes])
             settled = tuple(trigger.id for trigger in relevant)
         life.journal.append(DecisionMade(asked.replan, settled, decision, rule, reason, chosen, by))
 
     def _withdraw(self, asked: QuestionAsked) -> None:
-        """Close a question that has become stale; its triggers are considered again."""
+        """Close a stale question; its triggers are considered again."""
         closing = QuestionAnswered(
             asked.question, "withdrawn", "policy", comment=STALE_QUESTION_REASON
         )
@@ -295,12 +295,12 @@ class Questions:
         """Withdraw stale questions, so that the run does not wait for their answers.
 
         Args:
-            changes: those of the last revision, where the questions about other tasks are known
-                not to be stale; none to check all.
+            changes: the changes of the last revision, if questions about other tasks are known to
+                be current; empty to check all.
         """
         touched = set(target_task_ids(changes))
         for change in changes:
-            # Retrying a replaced task removes its replacement, which it does not name.
+            # Retrying a replaced task removes its replacement without naming it.
             if change.kind == "retry":
                 touched = set()
                 break
@@ -311,7 +311,7 @@ class Questions:
                 try:
                     self._withdraw(asked)
                 except StoreError:
-                    # The answer will be refused, or the deadline withdraw it.
+                    # The answer will be refused, or the deadline will withdraw the question.
                     return
 
     # Asking
@@ -327,7 +327,7 @@ class Questions:
     async def _converse(
         self, asked: QuestionAsked, gate: HumanGate, scope: anyio.CancelScope
     ) -> None:
-        """Put a question to the gate, with reminder and deadline, until it is closed.
+        """Have the gate ask a question, with reminder and deadline, until it is closed.
 
         The conversation ends when the gate has answered or failed, when another closes the
         question, which cancels the scope, or when the deadline passes.
@@ -339,7 +339,7 @@ class Questions:
         now = life.clock.now()
         passed = asked.deadline is None or asked.deadline <= now
         if passed and approval.timeout is not None:
-            # It has passed before the question was put, and is renewed.
+            # It passed before the question was asked, and is renewed.
             question = replace(question, deadline=now + approval.timeout)
             remind_at = now + approval.timeout * approval.remind_after
 
@@ -348,7 +348,7 @@ class Questions:
                 group.start_soon(self._remind, gate, question)
 
         def expire() -> None:
-            # A gate that waits in a thread goes on, and its answer is ignored.
+            # A gate that waits in a thread continues, but its answer is ignored.
             scope.cancel()
             life.plugins.start(self._expire, asked)
 
@@ -364,7 +364,7 @@ class Questions:
                     try:
                         await self._ask_until_accepted(gate, question)
                     finally:
-                        # Before the group closes, which then takes no reminder any more.
+                        # Before the group closes, because it then accepts no reminder.
                         for alarm in alarms:
                             alarm.cancel()
                     group.cancel_scope.cancel()
@@ -372,7 +372,7 @@ class Questions:
             # Otherwise whoever cancelled it has taken it out, or will once it has expired.
             if not scope.cancel_called:
                 self.conversations.pop(asked.question, None)
-        # Where the gate has failed, nobody is asked any more.
+        # If the gate has failed, nobody is asked any more.
         life.dispatcher.wake_lineages()
         life.check_completion()
 
@@ -384,7 +384,7 @@ class Questions:
         self._lifecycle.check_completion()
 
     async def _close_unanswered(self, asked: QuestionAsked) -> None:
-        """Close a question that was not answered in time, as soon as the store takes it."""
+        """Close a question without an answer in time, as soon as the store accepts the record."""
         life = self._lifecycle
         outcome = life.settings.approval.on_timeout
         if not outcome:
@@ -416,7 +416,7 @@ class Questions:
     def _skips(self, asked: QuestionAsked, reason: str) -> tuple[PlanChange, ...]:
         """Return changes that skip the unfinished tasks of a question's triggers.
 
-        The candidates may have touched further tasks, which are not to blame.
+        The candidates may concern further tasks, which are not to blame.
         """
         life = self._lifecycle
         tasks: dict[TaskId, None] = {}
@@ -443,7 +443,7 @@ class Questions:
                     await self._answer_when_store_works(question.id, answer)
                     return
                 except ChangeRejected as error:
-                    # The gate is asked again, and can say what was wrong.
+                    # The gate is asked again, and can report the error.
                     question = replace(question, rejection_reason=str(error))
             raise ReplanningError(
                 f"{MAX_REFUSED_ANSWERS} answers in a row were refused: {question.rejection_reason}"
@@ -451,7 +451,7 @@ class Questions:
         except (StaleAnswer, UnknownQuestion, NotRunning):
             return
         except Exception as error:  # noqa: BLE001 - a failing gate is contained
-            # The question stays open, and may be answered from elsewhere.
+            # The question stays open, and may be answered elsewhere.
             if life.end is None:
                 life.record_error("gate", error)
 

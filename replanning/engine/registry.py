@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 REPAIR_PLUGIN: Final = "repair"
 
 LLM_PROVIDER_PLUGIN: Final = "llm"
-"""The plugin that turns a language model into a provider of alternatives."""
+"""Plugin that turns a language model into a provider of alternatives."""
 
 DECOMPOSER_PLUGIN: Final = "decompose"
-"""The plugin by which a language model divides tasks whose results a judge rejected."""
+"""Plugin that lets a language model split tasks whose results a judge rejected."""
 
 _CLOSE_SECONDS: Final = 2.0
 
@@ -37,7 +37,7 @@ ProviderSpec = AlternativeProvider | LLMProvider | str
 
 
 def as_settings(settings: Settings | LoadedSettings | Mapping[str, JsonValue] | None) -> Settings:
-    """Return settings that may be loaded from files, given as a mapping, or left out.
+    """Return settings from a settings object, the result of loading, a mapping, or None.
 
     Raises:
         SettingsError: they are not valid.
@@ -53,12 +53,12 @@ def as_settings(settings: Settings | LoadedSettings | Mapping[str, JsonValue] | 
 
 @dataclass(repr=False, eq=False)
 class ProviderRegistry:
-    """Makes providers of alternatives, and closes the language models that it has made.
+    """Makes providers of alternatives, and closes the language models that it made.
 
     Args:
         settings: of language models.
         environment: clock and randomness.
-        redactor: takes secrets out of prompts.
+        redactor: masks secrets in prompts.
     """
 
     _settings: Settings
@@ -68,18 +68,18 @@ class ProviderRegistry:
     _given_models: list[LLMProvider] = field(default_factory=list)
 
     def use_redactor(self, redactor: Redactor) -> None:
-        """Take secrets out of prompts with another redactor, such as that of an engine's runs."""
+        """Mask secrets in prompts with another redactor, such as that of an engine's runs."""
         self._redactor = redactor
         for model in (*self._models, *self._given_models):
             _set_redactor(model, redactor)
 
     def resolve(self, specs: Sequence[ProviderSpec]) -> list[AlternativeProvider]:
-        """Return a provider for each spec, but none twice for the same name.
+        """Return a provider for each spec, and only one for each name.
 
         Raises:
             PluginError: a plugin is missing or does not load.
-            NoLLMProvider: a language model that is named cannot be used.
-            TypeError: one provider, or something else, stands in the place of a list.
+            NoLLMProvider: a named language model cannot be used.
+            TypeError: a single provider, or something else, was passed instead of a list.
         """
         if isinstance(specs, str) or not isinstance(specs, Iterable):
             raise TypeError(_not_a_list(specs))
@@ -146,7 +146,7 @@ class ProviderRegistry:
 
 
 def _set_redactor(model: LLMProvider, redactor: Redactor) -> None:
-    """Let a model, and the models that it wraps, use a redactor."""
+    """Make a model, and the models that it wraps, use a redactor."""
     model.redactor = redactor
     wrapped: Sequence[LLMProvider] = ()
     if isinstance(model, GuardedLLM):
@@ -158,7 +158,7 @@ def _set_redactor(model: LLMProvider, redactor: Redactor) -> None:
 
 
 def _not_a_list(given: object) -> str:
-    """Return the problem of a value that is no list of providers, and what to write instead."""
+    """Return the problem of a value that is not a list of providers, with a remedy."""
     if isinstance(given, str) or hasattr(given, "propose") or isinstance(given, LLMProvider):
         advice = "put it into a list"
     elif hasattr(given, "engine"):

@@ -57,13 +57,13 @@ from replanning.run.event_loop import yielding
 from replanning.run.lifecycle import Lifecycle
 
 _ROUNDS_PER_CHECKPOINT: Final = 8
-"""After this many rounds the event loop gets a turn, even if nothing was awaited."""
+"""Number of rounds after which the event loop gets a turn, even if nothing was awaited."""
 
 MAX_TRIGGERS_PER_ROUND: Final = 20
-"""Maximum number of triggers that are decided before the event loop gets a turn."""
+"""Maximum number of triggers decided before the event loop gets a turn."""
 
 MAX_STALE_VIEWS: Final = 2
-"""How often providers are asked again because the plan was edited while they were asked."""
+"""How often providers are asked again because the plan was edited meanwhile."""
 
 NOBODY_CAN_BE_ASKED: Final = "; nobody can be asked"
 """End of the reason for which an alternative is not taken that a person would have to approve."""
@@ -86,7 +86,7 @@ class Replanner:
         generator: obtains alternatives.
         policy: decides about them.
         questions: asks people.
-        observe_only: record the decisions, apply nothing, and hold no tasks back meanwhile.
+        observe_only: record the decisions, but apply nothing and hold no tasks.
     """
 
     def __init__(
@@ -121,7 +121,8 @@ class Replanner:
     def busy(self) -> bool:
         """Whether the replanner has work that may change the plan.
 
-        A trigger is being decided or will be, a person is asked, or an answer is carried out.
+        It has if a trigger is being decided or will be, a person is asked, or an answer is carried
+        out.
         """
         if self._in_progress or self._waiting or self._questions.conversations:
             return True
@@ -163,7 +164,7 @@ class Replanner:
         self._nonempty.set()
 
     def _hold_tasks(self, trigger: Trigger) -> None:
-        """Hand out none of a trigger's tasks until it is decided."""
+        """Hold the tasks of a trigger until it is decided."""
         live = self._lifecycle.live
         entries = [live.entry(task_id) for task_id in trigger.tasks if task_id in live]
         for entry in tuple(entries):
@@ -174,7 +175,7 @@ class Replanner:
         live.scheduler.hold(self._held_tasks[trigger.id])
 
     def reload(self) -> None:
-        """Queue the undecided triggers on record that belong to no question, as after a resume."""
+        """Queue recorded triggers without a decision or question, for example after a resume."""
         ledger = self._lifecycle.ledger
         elsewhere = set(self._in_progress)
         for trigger in self._deferred.values():
@@ -190,8 +191,8 @@ class Replanner:
         """Take the next triggers, in groups that are decided together.
 
         Triggers of one cause, or whose footprints overlap, form a group. The groups are in the
-        order of their first triggers. A trigger is left out where it is dropped, or waits for its
-        cooldown or for an open question.
+        order of their first triggers. A trigger is left out if it is dropped, or if it waits for
+        its cooldown or an open question.
         """
         life = self._lifecycle
         open_questions = life.ledger.questions.open.values()
@@ -219,7 +220,8 @@ class Replanner:
 
         taken: list[list[Trigger]] = []
         for group in groups:
-            # Better paths are considered after the repairs, which may change what is better.
+            # Better paths are considered after repairs, because repairs may change which path is
+            # better.
             repairs = [trigger for trigger in group if trigger.kind != "better-path-found"]
             together = repairs or group
             room = MAX_TRIGGERS_PER_ROUND - len(self._in_progress)
@@ -239,7 +241,7 @@ class Replanner:
         self._nonempty.set()
 
     def _drop_if_stale(self, trigger: Trigger) -> bool:
-        """Drop a trigger that the plan has moved past; return whether nothing is to be decided."""
+        """Drop a trigger that no longer applies; return whether there is nothing to decide."""
         if self._lifecycle.end is not None:
             return True
         if trigger.id not in self._lifecycle.ledger.open_triggers:
@@ -251,9 +253,9 @@ class Replanner:
         return bool(reason)
 
     def _drop_if_decided(self, trigger: Trigger) -> bool:
-        """Drop the trigger of a goal that stays unreachable; return whether it was dropped.
+        """Drop a repeated trigger of an unreachable goal; return whether it was dropped.
 
-        It would fire after each decision, and nothing but a change of the plan can help.
+        It would fire after each decision, and only a change of the plan can help.
         """
         ledger = self._lifecycle.ledger
         if trigger.fingerprint not in ledger.last_decided:
@@ -262,15 +264,15 @@ class Replanner:
             always_asked = self._lifecycle.settings.approval.always_for
             if self._questions.gate is not None and trigger.kind in always_asked:
                 return False
-        why = "the same was decided before, and nothing has changed since"
+        why = "already decided, and nothing has changed since"
         self._lifecycle.journal.append(TriggerDropped(trigger.id, why))
         return True
 
     def _drop_or_defer_repetition(self, trigger: Trigger) -> bool:
-        """Drop or defer a trigger like one that was decided; return whether it is left out.
+        """Drop or defer a repetition of a decided trigger; return whether it is left out.
 
-        Left alone if the cooldown is over or other lineages are concerned. Otherwise deferred until
-        the cooldown ends, or dropped if a trigger like it is deferred already.
+        It stays if the cooldown is over or other lineages are concerned. Otherwise it is deferred
+        until the cooldown ends, or dropped if a similar trigger is already deferred.
         """
         life = self._lifecycle
         fingerprint = trigger.fingerprint
@@ -283,7 +285,7 @@ class Replanner:
             if roots.get(task_id, task_id) not in decided_lineages:
                 return False
         if fingerprint in self._deferred:
-            why = "the same trigger waits for its cooldown already"
+            why = "the same trigger is already waiting for its cooldown"
             life.journal.append(TriggerDropped(trigger.id, why))
             return True
 
@@ -298,7 +300,7 @@ class Replanner:
     # Deciding and applying
 
     async def run(self) -> None:
-        """Decide about triggers as they come, until cancelled."""
+        """Decide on triggers as they come, until cancelled."""
         life = self._lifecycle
         for turn in count(1):
             if not turn % _ROUNDS_PER_CHECKPOINT:
@@ -346,12 +348,12 @@ class Replanner:
             )
 
     def record_pending_decisions(self) -> None:
-        """Record the decisions behind revisions that were applied just before a failure.
+        """Record missing decisions of revisions that were applied just before a failure.
 
         The store failed or the process ended between the revision and its decision.
 
         Raises:
-            StoreError: the journal does not take it; it is tried again before the next decision.
+            StoreError: the record is refused; it is tried again before the next decision.
         """
         ledger = self._lifecycle.ledger
         for replan, revised in list(ledger.undecided_revisions.items()):
@@ -380,7 +382,7 @@ class Replanner:
             self._lifecycle.journal.append(made)
 
     async def _replan(self, groups: Sequence[list[Trigger]]) -> None:
-        """Decide about groups of triggers whose footprints are disjoint.
+        """Decide on groups of triggers with disjoint footprints.
 
         Providers are asked about all groups at the same time. When all have answered, the groups
         are decided in the order of their triggers. No decision is applied until all have answered,
@@ -406,7 +408,7 @@ class Replanner:
                     with life.spans.replan_span(replan, [trigger]):
                         self._record_decision(replan, [trigger], refusal, began)
             if limit is not None and life.ledger.applied_count + len(asked) >= limit:
-                # Whether the limit is left is known only once the groups before it are decided.
+                # The limit is known only after the groups before it are decided.
                 self._put_back(allowed)
             elif allowed:
                 asked.append(allowed)
@@ -438,8 +440,8 @@ class Replanner:
     ) -> None:
         """Ask providers about a group of triggers, and decide when it is the group's turn.
 
-        Where the plan is edited meanwhile, stale triggers leave the group, and providers are asked
-        about the others, up to a limit.
+        If the plan is edited meanwhile, stale triggers leave the group, and providers are asked
+        about the others again, up to a limit.
         """
         life = self._lifecycle
         ranked: RankedCandidates | None = None
@@ -480,10 +482,10 @@ class Replanner:
                         with life.spans.scoring_span():
                             latest = ranked.rank()
                     if ranked.usable and not latest.usable:
-                        # The change of an earlier group is in the way: providers are asked again.
+                        # The change of an earlier group conflicts: providers are asked again.
                         self._put_back(current)
                     else:
-                        # After a single group the run itself looks for the end.
+                        # After a single group the run itself checks for the end.
                         with life.busy("a decision", then_check=bool(turns.events)):
                             self._decide(replan, current, latest, began)
             except Exception as error:  # noqa: BLE001 - a defect costs the triggers, not the run
@@ -498,16 +500,16 @@ class Replanner:
     def _decide(
         self, replan: ReplanId, triggers: list[Trigger], ranked: RankedCandidates, began: float
     ) -> None:
-        """Record what was considered, let the policy decide, and carry the decision out.
+        """Record the candidates, let the policy decide, and carry out the decision.
 
-        It changes the plan, or asks a person, or does neither; the decision is recorded last. The
-        triggers that the decision does not settle are queued again.
+        It changes the plan, or asks a person, or does neither; the decision is recorded last.
+        Triggers not settled by the decision are queued again.
         """
         life = self._lifecycle
         candidates = ranked.candidates
         ids = tuple([trigger.id for trigger in triggers])
         revision = ranked.view.revision
-        # What leaves the run is masked here: the revision repeats a part of it.
+        # Masked here once for both records: the revision repeats a part of it.
         shown = life.redactor.document(candidates)
         notes = life.redactor.document(ranked.notes)
         considered = AlternativesConsidered(replan, ids, revision, candidates, notes)
@@ -521,7 +523,7 @@ class Replanner:
             usable = []
             for candidate in candidates[: ranked.usable]:
                 usable.append(candidate.alternative.changes)
-            # The triggers that no candidate concerns are considered apart.
+            # Triggers that no candidate concerns are considered separately.
             settled = relevant_triggers(triggers, usable)
             holds = question_footprint(candidates, settled, life.live)
             self._questions.ask(replan, settled, decision, candidates, holds)
@@ -588,8 +590,8 @@ class Replanner:
     ) -> Sequence[Trigger]:
         """Return the triggers that applied changes have settled.
 
-        Changes may leave out some of the tasks. The triggers of these stay open, but only if this
-        round made progress; otherwise it would never end.
+        Changes may leave out some tasks. The triggers of these stay open, but only if this round
+        made progress; otherwise it would never end.
         """
         live = self._lifecycle.live
         targets = set(target_task_ids(changes))
@@ -664,7 +666,7 @@ def _is_outage_or_end(error: Exception) -> bool:
 
     NotRunning counts: the triggers stay on record for the resume.
 
-    Any other error would only come again, and so would that of a record that no store can keep.
+    Any other error would only repeat, and so would the error of a record that no store can keep.
     """
     if isinstance(error, RecordNotSerializable):
         return False
@@ -676,9 +678,9 @@ class _Turns:
     """The turns of groups of triggers, one after another, once providers have answered about all.
 
     Attributes:
-        unanswered: the number of groups about which providers have not answered.
+        unanswered: the number of groups without answers of all providers.
         events: one event for each group, set when it is its turn; empty for a single group.
-        error: the failure of the store, or the end of the run, that a group encountered.
+        error: a failure of the store, or the end of the run, in the turn of a group.
     """
 
     unanswered: int

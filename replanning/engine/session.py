@@ -42,7 +42,7 @@ ReturnedT = TypeVar("ReturnedT")
 ItemT = TypeVar("ItemT")
 
 Execute = Callable[[str, Mapping[str, object]], Awaitable[object]]
-"""Executes a tool, given its name and its arguments."""
+"""Executes a tool by its name, with arguments."""
 
 CALL_KEY: Final = "call"
 """Key in the metadata of a call's task; its value is a digest of the call's key."""
@@ -53,12 +53,14 @@ _OBJECT_KEY: Final = "$object"
 _NUMBER_CHARS: Final = 12
 
 MAX_KEPT_CALLS: Final = 10_000
-"""Calls without a key that a session keeps in memory; of the earlier ones, the journal has those that
-were done at once."""
+"""Number of calls without a key that a session keeps in memory.
+
+Earlier ones that were done at once are only in the journal.
+"""
 
 
 def recorded_calls(live: LivePlan, key: str) -> list[TaskEntry]:
-    """Return the calls that were made with a key, in the order in which they were made."""
+    """Return the calls with a key, in order."""
     digest = _digest(key)
     return [
         entry
@@ -68,12 +70,12 @@ def recorded_calls(live: LivePlan, key: str) -> list[TaskEntry]:
 
 
 class Session:
-    """Open-ended run of an agent: each call of a tool is a task, retried and replaced as one.
+    """Open-ended run of an agent: each call of a tool is a task, retried and replaced like one.
 
     Made by `ReplanningEngine.session`.
 
     Attributes:
-        run: the run; it also takes further tasks, facts, and changes of the context.
+        run: the run, for example to add tasks, facts, and changes of the context.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class Session:
         **kwargs: Parameters.kwargs,
     ) -> ReturnedT: ...
     async def call(self, tool: ToolFunction, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function as a tool and return its result, or that of what replaced it.
+        """Call a function as a tool; return its result, or the result of its replacement.
 
         Args:
             tool: the function, one of the tools of the session or any other.
@@ -173,17 +175,17 @@ class Session:
         on_item_failure: Literal["fail", "skip"] = "fail",
         key: str = "",
     ) -> list[Any]:
-        """Call a function for each item, at the same time, and return the results in their order.
+        """Call a function for each item at the same time; return the results in order.
 
-        Each call is repaired alone, as by `call`. All of them end before this does.
+        Each call is repaired separately, as in `call`. All calls end before this method does.
 
         Args:
-            tool: the function, which is given an item.
+            tool: the function, which gets an item.
             items: the items.
-            max_parallel: how many calls run at the same time; all by default.
-            on_item_failure: `skip` to have None in the place of a call that failed for good.
-            key: identifies these calls, as in `invoke`: after a resume, those that were done
-                are not repeated.
+            max_parallel: the maximum number of calls at the same time; by default all.
+            on_item_failure: `skip` to return None in place of a call that failed for good.
+            key: identifies these calls, as in `invoke`: after a resume, finished ones are not
+                repeated.
 
         Raises:
             ExceptionGroup: calls failed for good; it has their errors in the order of the items.
@@ -222,28 +224,27 @@ class Session:
         passes: tuple[type[BaseException], ...] = (),
         value_of: Callable[[object], object] | None = None,
     ) -> object:
-        """Call a tool by its name and return its result, or that of what replaced it.
+        """Call a tool by its name; return its result, or the result of its replacement.
 
         Args:
             tool: the name of the tool.
             arguments: of the tool; a value that is not JSON stays in this process, and the journal
                 has a placeholder.
-            execute: executes this tool, and any tool that replaces it; by default the functions of
-                the session.
-            key: identifies this call: after a finished call with the same key, its recorded output
-                is returned, and one that was interrupted is continued with the arguments that it
-                was made with.
-            once: false to make a new call if the last one with this key was done or given up, for
-                an agent whose framework keeps outputs itself; a call that was interrupted, or waits
-                for a person, is continued.
+            execute: executes this tool, and its replacements; by default the functions of the
+                session.
+            key: identifies this call: a finished call with the same key returns its recorded
+                output, and an interrupted one continues with its original arguments.
+            once: false to make a new call if the last one with this key is done or given up, for an
+                agent whose framework stores outputs itself; a call that was interrupted, or that
+                waits for a person, continues.
             passes: exceptions that are control flow rather than failures, in addition to those of
                 the session.
-            value_of: makes of what `execute` returns the output that `expect` of a tool is about;
-                by default that itself.
+            value_of: extracts the value that `expect` of a tool checks from the result of
+                `execute`; by default the result itself.
 
         Raises:
             Exception: as `PlanRun.perform`.
-            ValueError: the key is that of a call of another tool, or of a finished one with other
+            ValueError: the key belongs to a call of another tool, or to a finished call with other
                 arguments; names both.
         """
         life = self.run._lifecycle
@@ -264,7 +265,7 @@ class Session:
         else:
             self._require_same_call(task_id, key, tool, given.journaled)
 
-        # What a function says that confirms is no result of a tool, of which a value would be made.
+        # The answer of a confirming function is not a result of a tool, so no value is extracted.
         answers: list[object] = []
         if value_of is not None and self._tools.confirmations:
             value_of = partial(_value_unless_answer, answers, value_of)
@@ -289,15 +290,15 @@ class Session:
             return output
 
         lineage = LineageExecution(self.run, task_id, (*self._passes, *passes), value_of)
-        # The work changes nothing of its task, which need not be copied.
+        # The work does not change its task, so no copy is needed.
         try:
             return await lineage.perform(work, started=started, copied=False)
         except UnexpectedOutput as error:
-            # No other way is left: an agent sees what its tool has said.
+            # No alternative is left: the agent sees the answer of its tool.
             return error.output
 
     def last_call(self, key: str) -> TaskEntry | None:
-        """Return the task of the call that was made last with this key; None if there is none."""
+        """Return the task of the last call with this key; None if there is none."""
         task_id = self._by_key.get(_digest(key))
         return None if task_id is None else self.run.live.entry(task_id)
 
@@ -315,7 +316,7 @@ class Session:
     def _add(
         self, name: str, arguments: JsonObject, digest: str
     ) -> tuple[TaskId, AttemptId | None]:
-        """Add the task of a call; return it, and its attempt unless it has to wait."""
+        """Add the task of a call; return it, and its attempt unless it must wait."""
         live = self.run.live
         function = self._tools.functions.get(name)
         number = live.statistics.added_tasks + 1
@@ -327,7 +328,7 @@ class Session:
         if model is None:
             stated: dict[str, Any] = {}
             if function is not None:
-                # The plan may not describe the tool, or be of a run with an earlier version of it.
+                # The plan may lack the tool, or have an earlier version of it.
                 described = live.tools.get(name)
                 for field in ("confirm", "effect", "expect", "idempotent", "retry", "timeout"):
                     value = getattr(function.spec, field)
@@ -348,9 +349,9 @@ class Session:
         return task_id, started
 
     def _keep(self, task_id: TaskId, digest: str) -> None:
-        """Keep a call, so that it is found by its key; of calls without one, only the last ones.
+        """Keep a call so that it is found by its key; without a key, keep only the last calls.
 
-        A call without a key is never asked for again, and an agent may make them for days.
+        A call without a key is never looked up again, and an agent may make them for days.
         """
         if digest:
             self._by_key[digest] = task_id
@@ -365,7 +366,7 @@ class Session:
         """Refuse a key that is used for two calls; masked arguments are not compared.
 
         Raises:
-            ValueError: the key is that of another call.
+            ValueError: the key belongs to another call.
         """
         life = self.run._lifecycle
         task = self.run.live.entry(task_id).task
@@ -378,7 +379,7 @@ class Session:
         )
         if tool == name and (not other or life.can_go_on(task_id)):
             if life.redactor.value(given) == recorded:
-                # The journal has masks in their place; the caller has the true values.
+                # The journal has masks instead; the caller has the true values.
                 life.live.entry(task_id).task = task.model_copy(update={"arguments": given})
                 life.live.masked.tasks.discard(task_id)
             return
@@ -402,7 +403,7 @@ class Session:
         return _Arguments(arguments, journaled, objects)
 
     def _journaled(self, arguments: Mapping[str, object], objects: list[object]) -> JsonObject:
-        """Return arguments as the journal has them; values that are not JSON go to `objects`."""
+        """Return the journal's form of arguments; values that are not JSON go to `objects`."""
 
         def reference(value: object) -> JsonObject:
             objects.append(value)
@@ -415,7 +416,7 @@ class Session:
             plain = encode(named, None)
             if plain.is_plain and plain.size <= most:
                 return as_object(plain.value)
-        try:  # all at once, unless a null stands for a number that is not finite
+        try:  # all at once, unless a null represents a number that is not finite
             text = to_json(named, fallback=reference, inf_nan_mode="constants")
             journaled: JsonObject = from_json(text, allow_inf_nan=False)
         except (ValueError, RecursionError):
@@ -435,7 +436,7 @@ class Session:
         return journaled
 
     def end(self) -> None:
-        """End the run unless it ended or pauses; it succeeds if nothing is left open."""
+        """End the run unless it has ended or pauses; it succeeds if nothing is open."""
         life = self.run._lifecycle
         live = self.run.live
         if life.ledger.pause is not None:
@@ -453,7 +454,7 @@ class Session:
         if left:
             reason += f" before {join_names(left, 5)}, which must be done"
         if live.missing_facts:
-            reason += f"; of the goal these facts do not hold: {', '.join(live.missing_facts)}"
+            reason += f"; these facts of the goal do not hold: {', '.join(live.missing_facts)}"
         life.finish(
             status,
             reason,
@@ -462,7 +463,7 @@ class Session:
 
 
 class _Arguments(NamedTuple):
-    """Arguments for a tool: as given, as the journal has them, and what is not JSON."""
+    """Arguments for a tool: as passed, in the journal's form, and the values that are not JSON."""
 
     values: Mapping[str, object]
     journaled: JsonObject
@@ -472,7 +473,7 @@ class _Arguments(NamedTuple):
 def _value_unless_answer(
     answers: Sequence[object], value_of: Callable[[object], object], output: object
 ) -> object:
-    """Return the value of an output; one of these answers is a value itself."""
+    """Return the value of an output; an answer of this library is a value itself."""
     for answer in answers:
         if answer is output:
             return output
@@ -480,12 +481,12 @@ def _value_unless_answer(
 
 
 def _digest(key: str) -> str:
-    """Return what is recorded of a key, which may contain secrets."""
+    """Return the recorded digest of a key, which may contain secrets."""
     return hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
 def _escaped(arguments: JsonObject) -> JsonObject:
-    """Return arguments in which `${` means these characters."""
+    """Return arguments with `${` escaped, so that it means these characters."""
     if not has_references(arguments):
         return arguments
     return as_object(map_strings(arguments, lambda text: text.replace("${", "$${")))
@@ -508,7 +509,7 @@ def _restore(arguments: Mapping[str, JsonValue], objects: Sequence[object]) -> d
             if isinstance(index, int) and 0 <= index < len(objects):
                 return objects[index]
             raise LookupError(
-                f"an argument is no JSON ({value['type']}) and is gone with the process that "
+                f"an argument is not JSON ({value['type']}) and is gone with the process that "
                 "made it"
             )
         return {name: restored(item) for name, item in value.items()}

@@ -1,7 +1,6 @@
-"""Situations: a plan for which alternatives are sought, with what is known of its past.
+"""Situations: a plan in need of alternatives, with the known part of its past.
 
-A run is one. So is a plan alone: what has happened to it is read from records and from the triggers
-themselves.
+A run is one. So is a plan alone: its past is read from records and from the triggers themselves.
 """
 
 from __future__ import annotations
@@ -49,27 +48,27 @@ from replanning.run.retries import warn_of_error
 from replanning.secrets import Redactor
 from replanning.settings import Settings
 
-_ASSUMED: Final = "its success is assumed, so that nobody knows its output"
+_ASSUMED: Final = "its success is assumed, so its output is unknown"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Situation:
-    """Plan for which alternatives are sought, with what is known of its past; without I/O.
+    """Plan in need of alternatives, with the known part of its past; without I/O.
 
-    An engine has one for each run, from `Situation.of_run`. `Situation.of` makes one of a plan that
-    nothing executes, or of a view of a run.
+    An engine has one for each run, from `Situation.of_run`. `Situation.of` makes one from a plan
+    that is not running, or from a view of a run.
 
     Attributes:
         live: the plan with its states, facts and context.
-        ledger: what was tried and decided before, and the budget.
+        ledger: earlier tries and decisions, and the budget.
         settings: thresholds and limits.
         redactor: recognises secrets in alternatives.
         evaluation: finds past outcomes of tools, and compares the costs of paths.
         is_running: whether tasks may begin while providers are asked.
-        elapsed: seconds of the budget's wall clock that were used up, where nothing is running.
-        undo_problem: returns why the run cannot be taken back as changes ask for; empty if it can.
-        question_about_replaced: returns why a person must agree to what changes do to the effects
-            of the tasks that they replace; empty if nobody must.
+        elapsed: seconds of the time budget that are used up, if nothing is running.
+        undo_problem: returns why the run cannot be undone as changes request; empty if it can.
+        question_about_replaced: returns why a person must agree to the loss of effects of replaced
+            tasks; empty if no one must.
     """
 
     live: LivePlan
@@ -84,7 +83,7 @@ class Situation:
 
     @classmethod
     def of_run(cls, life: Lifecycle) -> Self:
-        """Return the situation of a run, which changes as the run goes on."""
+        """Return the situation of a run; it changes as the run goes on."""
         return cls(
             life.live,
             life.ledger,
@@ -107,9 +106,9 @@ class Situation:
         redactor: Redactor | None = None,
         evaluator: PlanEvaluator | None = None,
     ) -> Self:
-        """Return the situation of a plan without a run, or of a view of a plan that runs.
+        """Return the situation of a plan without a run, or of a view of a running plan.
 
-        A view is taken as it is. A plan is brought to the state that follows, in this order:
+        A view is used as it is. A plan is brought to the state that follows, in this order:
 
         1. from the records;
         2. from the triggers: where a task failed or timed out, its dependencies are done and it has
@@ -120,19 +119,19 @@ class Situation:
         Args:
             plan: the plan as it was when the records began; or a view.
             triggers: why alternatives are sought.
-            history: what has happened: records in their order, as a store reads them, or the
-                history of a run. With a view, they only tell what was tried and decided before.
-            facts: everything that holds now. A plan that states no facts is read as if it stated
-                these. When left out, they follow from the plan, the records and the triggers.
-            settings: thresholds and limits; the default ones when left out.
-            redactor: recognises secrets; made from the settings when left out.
-            evaluator: compares the costs of paths; the built-in one when left out.
+            history: earlier events: records in order, as a store reads them, or the history of a
+                run. With a view, they only supply earlier tries and decisions.
+            facts: all facts that hold now. A plan without facts is read as if it declared these. By
+                default they follow from the plan, the records and the triggers.
+            settings: thresholds and limits; by default the standard ones.
+            redactor: recognises secrets; by default made from the settings.
+            evaluator: compares the costs of paths; by default the built-in one.
 
         Raises:
             StaleView: the plan has changed since the view was made.
             UnknownTask: a trigger names a task that the plan does not have.
-            ValueError: a fact is not valid, facts are stated beside a view, or a record does not
-                fit the plan.
+            ValueError: a fact is invalid, facts are passed together with a view, or a record does
+                not fit the plan.
         """
         if settings is None:
             settings = Settings()
@@ -169,7 +168,7 @@ class Situation:
 
     @property
     def view(self) -> PlanView:
-        """View of the plan as it stands."""
+        """View of the current plan."""
         return PlanView(self.live)
 
 
@@ -187,11 +186,11 @@ def _replay(
     facts: Collection[str] | None,
     settings: Settings,
 ) -> tuple[LivePlan, Ledger]:
-    """Return a plan as records, triggers and facts leave it, and the memory of replanning."""
+    """Return a plan after records, triggers and facts, and the memory of replanning."""
     known: tuple[str, ...] | None = None
     if facts is not None:
         known = _checked_facts(facts)
-        # Only a plan that states its facts is held to them.
+        # Only a plan that declares facts is checked against them.
         if plan.facts is None:
             plan = plan.model_copy(update={"facts": known})
     live = LivePlan(plan)
@@ -218,10 +217,10 @@ def _replay(
 
 
 def _checked_facts(facts: Collection[str]) -> tuple[str, ...]:
-    """Return facts in their normal form, in an order that does not depend on their source.
+    """Return facts in normal form, in an order independent of their source.
 
     Raises:
-        ValueError: some are no facts; names every one.
+        ValueError: some are not facts; names each of them.
     """
     if isinstance(facts, str):
         raise ValueError(f"facts: expected several facts, got the text {brief_repr(facts)}")
@@ -236,7 +235,7 @@ def _checked_facts(facts: Collection[str]) -> tuple[str, ...]:
 
 
 def _assume(trigger: Trigger, live: LivePlan, at: float) -> None:
-    """Bring a plan to the state in which a trigger fires, unless it is in that state already."""
+    """Bring a plan to the state in which a trigger fires, unless it is already there."""
     if isinstance(trigger, ResourceChanged):
         changed = ResourceUpdated(trigger.name, trigger.capacity, trigger.available, trigger.reason)
         live.fold(Record(0, at, changed))
@@ -250,7 +249,7 @@ def _assume(trigger: Trigger, live: LivePlan, at: float) -> None:
 
 
 def _assume_success(entry: TaskEntry, live: LivePlan, at: float) -> None:
-    """Let a task succeed, unless it cannot be started."""
+    """Let a task succeed if it can be started."""
     attempt = _current_attempt(entry, live, at)
     if attempt is None:
         return
@@ -258,7 +257,7 @@ def _assume_success(entry: TaskEntry, live: LivePlan, at: float) -> None:
     known = live.statistics.outcomes.pop(tool, None)
     ended = AttemptSucceeded(attempt, entry.id, recoverable=False, unstored=_ASSUMED)
     live.fold(Record(0, at, ended))
-    # What is only assumed says nothing about the tool.
+    # An assumption says nothing about the tool.
     live.statistics.outcomes.pop(tool, None)
     if known is not None:
         live.statistics.outcomes[tool] = known
@@ -267,7 +266,7 @@ def _assume_success(entry: TaskEntry, live: LivePlan, at: float) -> None:
 def _assume_failure(
     entry: TaskEntry, trigger: TaskFailed | TaskTimedOut, live: LivePlan, at: float
 ) -> None:
-    """Let a task fail as a trigger says, unless it cannot be started."""
+    """Let a task fail as a trigger says, if it can be started."""
     number = 1
     if isinstance(trigger, TaskFailed):
         number = trigger.attempts
@@ -295,7 +294,7 @@ def _assume_failure(
 def _current_attempt(
     entry: TaskEntry, live: LivePlan, at: float, number: int = 1
 ) -> AttemptId | None:
-    """Return the attempt at a task that runs, or a new one; None if the task cannot be started."""
+    """Return the running attempt at a task, or a new one; None if the task cannot be started."""
     if (entry.state, TaskEvent.START) in TRANSITIONS:
         number = max(number, entry.log.count + 1)
         attempt = AttemptId(f"{entry.id}#{number}")
@@ -304,7 +303,7 @@ def _current_attempt(
 
 
 def _unfinished_dependencies(task: TaskEntry, live: LivePlan) -> list[TaskEntry]:
-    """Return the tasks that a task waits for, each after those that it waits for itself."""
+    """Return the dependencies of a task, each after its own dependencies."""
     found: dict[TaskId, TaskEntry] = {}
     stack = [live.entry(task_id) for task_id in task.task.depends_on]
     while stack:
@@ -326,7 +325,7 @@ def _unfinished_dependencies(task: TaskEntry, live: LivePlan) -> list[TaskEntry]
 
 
 def _observation(facts: Sequence[str], live: LivePlan) -> FactsObserved:
-    """Return the observation after which exactly these facts hold."""
+    """Return the observation that makes exactly these facts hold."""
     before = live.world.facts
     holds = tuple(fact for fact in facts if fact not in before)
     ceased = tuple(fact for fact in before if fact not in facts)

@@ -94,7 +94,7 @@ class RunTriggers:
             self._listeners.pop(trigger.id, None)
             raise
         if is_waiting:
-            why = "the same trigger is waiting already"
+            why = "the same trigger is already waiting"
             self._journal.append_soon(TriggerDropped(trigger.id, why))
         return trigger
 

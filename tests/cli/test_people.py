@@ -99,7 +99,7 @@ def test_people_read_no_internal_ids(asking):
     ):
         told(*words.split())
     write_plan(asking, ASKING, "id: only, tool: bad")
-    assert "· goal-unreachable (only) leads to no replan: the same was decided before" in told(
+    assert "· goal-unreachable (only) leads to no replan: already decided" in told(
         "run", "plan.yaml", "--run-id", "s", code=1
     )
 

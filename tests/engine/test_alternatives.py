@@ -185,7 +185,7 @@ async def test_plan_that_changes_meanwhile():
         )
     assert (found.candidates, found.notes) == (
         (),
-        ("scripted: the plan changed each time that it was asked",),
+        ("scripted: the plan changed every time it was asked",),
     )
 
 
@@ -345,7 +345,7 @@ async def test_threads():
     found = await AlternativeGenerator([Threaded(), "repair"]).generate(FAILED, document)
     assert [one.alternative.source for one in found.candidates] == ["repair"]
     assert found.notes == (
-        "threaded could ask no further: it would exceed the budget: 6 of 5 calls",
+        "threaded could not go on asking: it would exceed the budget: 6 of 5 calls",
     )
 
 

@@ -496,7 +496,7 @@ def test_a_function_that_returns_a_boolean_is_refused() -> None:
     for confirm in (was_paid, tool(effect="none")(was_paid)):
         with pytest.raises(
             ValueError,
-            match=r"^tool 'pay': confirm: 'was_paid' returns a boolean, which does not tell; return the output of",
+            match=r"^tool 'pay': confirm: 'was_paid' returns a boolean, which is ambiguous; return the output of",
         ):
 
             @tool(confirm=confirm)

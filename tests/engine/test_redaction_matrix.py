@@ -228,7 +228,7 @@ async def refuse_names(engine: ReplanningEngine, chosen: Sequence[Example]) -> N
             ):
                 raise AssertionError(secret)
         provider = Proposer(lambda request: [], name=secret)
-        with pytest.raises(ValueError, match="cannot be its name") as unnamed:
+        with pytest.raises(ValueError, match="its name looks like a secret") as unnamed:
             ReplanningEngine([provider], store=engine.store)
         assert leaks([each], str(refused.value), str(unnamed.value)) == []
 

@@ -156,7 +156,7 @@ async def test_repetition_is_dropped_with_its_reason():
     async with engine.open(PLAN) as run:
         first = run.trigger(FAILED)
         dropped = await outcome(run.trigger(FAILED))
-        assert dropped == TriggerDropped(dropped.trigger, "the same trigger is waiting already")
+        assert dropped == TriggerDropped(dropped.trigger, "the same trigger is already waiting")
         assert isinstance(await outcome(first), DecisionMade)
         nothing = await outcome(run.trigger(BetterPathFound(task_ids=["read"])))
         assert isinstance(nothing, TriggerDropped)
@@ -173,7 +173,7 @@ async def test_cooldown_delays_a_repetition():
         trigger = HumanRequest(task_id="read", reason="look again")
         assert (await outcome(run.trigger(trigger))).rule == "no-alternative"
         second, third = run.trigger(trigger), run.trigger(trigger)
-        assert (await outcome(third)).reason == "the same trigger is waiting already"
+        assert (await outcome(third)).reason == "the same trigger is already waiting"
         began = clock.now()
         assert (await outcome(second)).rule == "no-alternative"
         assert clock.now() - began >= 29
