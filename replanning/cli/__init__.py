@@ -15,11 +15,11 @@ __all__ = ["main"]
 _WORKER_THREAD_NAME: Final = "AnyIO worker thread"
 
 _IDLE_THREAD_SECONDS: Final = 0.2
-"""Seconds that a thread without work needs at most to end."""
+"""Maximum time that an idle thread needs to end, in seconds."""
 
 
 def main() -> None:
-    """Run the command that the arguments name, and end the process with its exit code."""
+    """Run the command in the arguments, and end the process with its exit code."""
     # Printing is safe: closed streams are the null device, and characters that the terminal cannot
     # show are replaced.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - the process closes it
@@ -31,7 +31,7 @@ def main() -> None:
         logging.getLogger("replanning").addHandler(
             logging.lastResort
         )  # warnings, on standard error
-    # The display tells what happens in a run, also that the connections of its store are lost.
+    # The display reports the events of a run, including lost connections of its store.
     for name in ("replanning.run", "replanning.planning", "psycopg.pool"):
         in_runs = logging.getLogger(name)
         in_runs.addHandler(logging.NullHandler())
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def _has_abandoned_threads() -> bool:
-    """Return whether threads still execute functions that nobody waits for, as after a timeout.
+    """Return whether threads still execute abandoned functions, for example after a timeout.
 
     The interpreter would wait for them, without limit.
     """
@@ -65,10 +65,10 @@ def _has_abandoned_threads() -> bool:
 
 
 def _end_at_once(code: int) -> Never:
-    """End the process without taking the interpreter down, which waits for threads.
+    """End the process without shutting down the interpreter, which waits for threads.
 
-    Threads of Temporal's SDK run until the process ends. One that calls into Python while the
-    interpreter is taken down aborts the process.
+    Threads of Temporal's SDK run until the process ends. A thread that calls into Python during the
+    shutdown of the interpreter aborts the process.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # nobody reads it any more

@@ -149,13 +149,13 @@ _settings_file: Final = ContextVar[str | None]("_settings_file", default=None)
 _NO_OVERRIDE: Final[Mapping[str, object]] = {"status": "success", "data": {"planning": {}}}
 
 command_redactor: Final = ContextVar["Redactor | None"]("command_redactor", default=None)
-"""Set once the settings of the command were read."""
+"""Set after the settings of the command were read."""
 
 
 def redactor() -> Redactor:
-    """Return the redactor of the settings; with the built-in rules alone if they are not valid."""
+    """Return the redactor of the settings; with only the built-in rules if they are invalid."""
     found = command_redactor.get()
-    # What is printed before a command has read its settings must have no secrets either.
+    # Output before a command has read its settings must not contain secrets either.
     if found is None:
         from replanning.config import load_settings  # help needs none of these
         from replanning.run.opening import redactor_for
@@ -193,7 +193,7 @@ def print_message(text: str) -> None:
 
 
 def print_json(value: object, *, redact: bool = False) -> None:
-    """Print a result as JSON in ASCII, which every program can read; redact what no run has."""
+    """Print a result as JSON in ASCII, which every program can read, without secrets."""
     if redact:
         value = redactor().value(json.loads(json.dumps(value, default=str)))
     sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
@@ -201,7 +201,7 @@ def print_json(value: object, *, redact: bool = False) -> None:
 
 
 def escape_control(text: str) -> str:
-    """Return text with control characters, which could steer the terminal, shown as codes."""
+    """Return text with control characters as codes, because they could control the terminal."""
     return text.replace("\r\n", "\n").translate(_CONTROL_CODES)
 
 
@@ -224,7 +224,7 @@ DEFAULT_STOP_TIMEOUT: Final = 5.0
 _MAX_STOP_TIMEOUT: Final = 1_000_000.0
 
 DEFAULT_CONCURRENCY: Final = 8
-"""Tasks that run at the same time where the command line does not say otherwise."""
+"""Default number of tasks that run at the same time."""
 
 RUN_EXIT_CODES_HELP: Final = (
     "0 succeeded · 1 failed or aborted · 2 wrong usage, plan, settings or store, or another process"
@@ -306,14 +306,14 @@ PlanArgument = Annotated[
 
 @dataclass(kw_only=True, slots=True)
 class RunOptions:
-    """Options that carry out a run; a command with a parameter `options` of this type has them.
+    """Options for executing a run; a command with a parameter `options` of this type has them.
 
-    It has many attributes because each option is one.
+    It has many attributes because each of them is an option.
 
     Attributes:
         concurrency: tasks that may run at the same time.
-        ask: also says what `no_ask` says.
-        view: also says what `open_page` says.
+        ask: also set by `no_ask`.
+        view: also set by `open_page`.
     """
 
     replan: Annotated[
@@ -443,7 +443,7 @@ class RunOptions:
             fail(f"--stop-timeout: expected seconds from 0 to {_MAX_STOP_TIMEOUT:,.0f}")
 
     def resume_options(self) -> list[str]:
-        """Return the options that a later `resume` needs as well."""
+        """Return the options that a later `resume` needs too."""
         words: list[str] = []
         if self.settings:
             words += ["--settings", self.settings]
@@ -505,7 +505,7 @@ def decode_argument(text: str, option: str) -> str:
 
 
 def epilog(*examples: str, title: str = "Examples", codes: str = "") -> str:
-    """Return the text below the help of a command: examples, and what its exit codes mean."""
+    """Return the text below the help of a command: examples, and the meaning of its exit codes."""
     lines = [f"[bold]{title}[/bold]"]
     lines += [f"  {example}" for example in examples]
     text = "\n".join(lines)
@@ -555,7 +555,7 @@ class Command(_PlainHelp, TyperCommand):
     """A command of the program."""
 
     def invoke(self, ctx: Any) -> Any:  # typer does not export the types
-        """Carry out the command; what it prints is redacted as its settings say."""
+        """Execute the command; its output is redacted as its settings require."""
         _settings_file.set(ctx.params.get("settings"))
         command_redactor.set(None)
         return super().invoke(ctx)
@@ -581,7 +581,7 @@ class LazyCommandGroup(CommandGroup):
         self.commands = {**listed, **self.commands}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # typer does not export the types
-        """Return the command that the words call; one of two words takes precedence."""
+        """Return the command for the words; a command of two words takes precedence."""
         count = 2 if len(args) > 1 and " ".join(args[:2]) in _MODULES else 1
         name = " ".join(args[:count])
         if name in _MODULES:
@@ -610,7 +610,7 @@ class LazyCommandGroup(CommandGroup):
             fail("interrupted", ExitCode.INTERRUPTED)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # likewise
-        """Write the help, in which each command is described by the docstring of its function.
+        """Write the help, with the docstring of each command's function as its description.
 
         The modules are read, not imported, so that help appears at once.
         """
@@ -626,7 +626,7 @@ class LazyCommandGroup(CommandGroup):
 
 
 def _is_about_arguments(error: SettingsError) -> bool:
-    """Return whether an error is about arguments of the command alone, not about settings."""
+    """Return whether an error concerns only arguments of the command, not settings."""
     for problem in error.problems:
         place = problem.place
         if place.startswith("--"):
@@ -651,8 +651,7 @@ class Program(typer.Typer):
 
         Args:
             args: positional arguments of `Typer.command`.
-            without: fields of the parameter `options` that are no options of the command, which has
-                the others.
+            without: fields of the parameter `options` that the command does not have as options.
             settings: named arguments of `Typer.command`.
         """
         register = super().command
@@ -668,7 +667,7 @@ class Program(typer.Typer):
 
 
 def _expand_options(function: Callable[..., Any], without: Sequence[str]) -> Callable[..., Any]:
-    """Return a function that takes the fields of its parameter `options` in its place."""
+    """Return a function that takes the fields of its parameter `options` instead."""
     signature = inspect.signature(function, eval_str=True)
     if "options" not in signature.parameters:
         return function

@@ -1,4 +1,4 @@
-"""Values that `--set` gives to parameters and the context, and those that commands change."""
+"""Values of `--set` for parameters and the context, and changes by commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from replanning.tools.call import ToolCall
 from replanning.tools.shell import run_shell
 
 CONTEXT_VARIABLE: Final = "REPLANNING_CONTEXT"
-"""Names the file to which a command appends lines `key=value`."""
+"""Variable with the file to which a command appends lines `key=value`."""
 
 MAX_CONTEXT_BYTES: Final = 64 * 1024
 """Largest context file that a command may write, in bytes."""
@@ -31,7 +31,7 @@ MAX_CONTEXT_BYTES: Final = 64 * 1024
 _PAIR_PATTERN: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*=\s*+(.*)", re.DOTALL)
 
 _BLOCK_PATTERN: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)<<(\S+)")
-"""First line of a value of several lines, which ends with a line that is this word."""
+"""First line of a value of several lines; a line with only this word ends it."""
 
 _VALUE_DECODER: Final = json.JSONDecoder(parse_constant=str)
 
@@ -42,10 +42,10 @@ async def run_context_shell(call: ToolCall) -> JsonValue:
     A command appends lines `key=value` to the file that `REPLANNING_CONTEXT` names, as in
     `echo region=eu >> "$REPLANNING_CONTEXT"`; `parse_context_file` says what else may stand there.
     The lines take effect when the command has succeeded. Its output never changes the context,
-    because that may hold text from anywhere.
+    because it may contain text from anywhere.
 
     Raises:
-        ToolError: the command failed, or its context file is not valid.
+        ToolError: the command failed, or its context file is invalid.
     """
     with TemporaryDirectory(prefix="replanning-") as folder:
         file = anyio.Path(folder, "context")
@@ -75,17 +75,18 @@ async def run_context_shell(call: ToolCall) -> JsonValue:
     if problems:
         raise ToolError(f"{tool} lines to {place} that cannot be read: {'; '.join(problems)}")
     if changes:
-        attempt = cast("TaskContext", call.context)  # or what stands for it on another machine
+        attempt = cast("TaskContext", call.context)  # or its equivalent on another machine
         attempt.change_context(changes)
     return output
 
 
 def parse_context_file(text: str) -> tuple[JsonObject, list[str]]:
-    """Return the values of a context file, and what is wrong with it, each with its line.
+    """Return the values of a context file, and its problems, each with its line.
 
     A line is `key=value`, also after `export`. A value in quotes is the text between them; any
-    other is JSON where it can be read as JSON, and otherwise text; so is a number that JSON would
-    write differently. `key<<WORD` begins a value of several lines, which ends before the line
+    other is JSON if it can be read as JSON, and otherwise text; a number that JSON would write
+    differently is text, too. `key<<WORD` begins a value of several lines, which ends before the
+    line
     `WORD`. Blank lines, and lines that begin with `#`, are left out.
     """
     changes: JsonObject = {}
@@ -120,7 +121,7 @@ def parse_context_file(text: str) -> tuple[JsonObject, list[str]]:
 
 
 def _read_block(lines: Iterator[tuple[int, str]], end: str) -> str | None:
-    """Return the lines before the one that ends a value; None if there is no such line."""
+    """Return the lines before the end of a value; None if the end is missing."""
     value: list[str] = []
     for _, line in lines:
         if line == end:
@@ -130,7 +131,7 @@ def _read_block(lines: Iterator[tuple[int, str]], end: str) -> str | None:
 
 
 def split_set_options(options: Sequence[str] | None) -> tuple[list[str], dict[str, str]]:
-    """Return the `--set` options that are about the context, and the texts that parameters get.
+    """Return the `--set` options for the context, and the texts for parameters.
 
     Raises:
         SettingsError: one of them is of neither form.
@@ -147,7 +148,7 @@ def split_set_options(options: Sequence[str] | None) -> tuple[list[str], dict[st
         if equals and is_parameter_name(name):
             texts[name] = text
         else:
-            # What is behind the sign may be a secret.
+            # The text after the sign may be a secret.
             expected = "expected NAME=VALUE for a parameter, or context.KEY=VALUE"
             problems.append(Problem("--set", f"{expected}, got {name!r}"))
     if problems:
@@ -156,13 +157,13 @@ def split_set_options(options: Sequence[str] | None) -> tuple[list[str], dict[st
 
 
 def read_parameters(parameters: Parameters, texts: Mapping[str, str]) -> JsonObject:
-    """Return the values that texts are of the declared types; a string is the text itself."""
+    """Convert texts to values of the declared types; a string is the text itself."""
     values: JsonObject = {}
     for name, text in texts.items():
         value: JsonValue = text
         parameter = parameters.get(name)
         if parameter is not None and parameter.type != "string":
-            # What cannot be read stays text, which is no value of this type.
+            # An unreadable value stays text, which is not a value of this type.
             with suppress(PlanError):
                 value = read_document(text, format="yaml")
         values[name] = value
@@ -170,7 +171,7 @@ def read_parameters(parameters: Parameters, texts: Mapping[str, str]) -> JsonObj
 
 
 def parse_context_options(options: Sequence[str] | None) -> JsonObject:
-    """Return the values that `--set` options give.
+    """Return the values of `--set` options.
 
     Raises:
         SettingsError: one of them is not of the form `context.key=value`.

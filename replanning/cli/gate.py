@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _MAX_DIFF_LINES: Final = 60
-"""Lines about the difference that a candidate would make."""
+"""Maximum number of lines about the difference that a candidate makes."""
 
 
 def print_question(out: Console, question: Question) -> None:
@@ -59,7 +59,7 @@ def print_question(out: Console, question: Question) -> None:
 
 
 def _tells_cause(question: Question, trigger: Trigger) -> bool:
-    """Return whether the text of a question tells the cause of one of its triggers."""
+    """Return whether the text of a question contains the cause of one of its triggers."""
     if question.text.partition("\n")[0] in trigger.reason or trigger.reason in question.text:
         return True
     # Elements of a list that failed alike are told together.
@@ -76,7 +76,7 @@ class ConsoleGate:
         by: the name of the person who answers.
 
     Attributes:
-        takes_words: whether any words answer a question, such as one about what is unclear.
+        takes_words: whether free text answers a question, such as a request for clarification.
     """
 
     def __init__(self, display: RunDisplay, by: str) -> None:
@@ -101,11 +101,11 @@ class ConsoleGate:
                         return answer
 
     async def remind(self, question: Question) -> None:
-        """Print a reminder with the time that is left."""
+        """Print a reminder with the remaining time."""
         self._console.print(self._title(question, " is still open"), style="bold yellow")
 
     async def _read_answer(self, question: Question) -> Answer | None:
-        """Read one answer; return None where it is not valid."""
+        """Read one answer; return None if it is invalid."""
         count = len(question.candidates)
         takes_words = self.takes_words(question)
         if takes_words:
@@ -140,7 +140,8 @@ class ConsoleGate:
                     with TemporaryDirectory(prefix="replanning-") as folder:
                         file = anyio.Path(folder, "changes.json")
                         await file.write_text(text, encoding="utf-8")
-                        # The editor has the terminal, and goes with the question when time is up.
+                        # The editor owns the terminal, and is closed with the question when time is
+                        # up.
                         await anyio.run_process(
                             [*shlex.split(editor), str(file)],
                             stdin=sys.stdin,
@@ -181,7 +182,7 @@ _MAX_LINE_CHARS: Final = 1_000_000
 
 
 async def _read_line() -> str:
-    # Waiting for the terminal, rather than reading in a thread, can be cancelled when time is up.
+    # Waiting for the terminal can be cancelled when time is up; reading in a thread cannot.
     await anyio.wait_readable(sys.stdin)
     line = sys.stdin.readline(_MAX_LINE_CHARS)
     if not line:

@@ -84,7 +84,7 @@ _epilog = partial(
 )
 
 _MAX_NAMED: Final = 8
-"""Most replans or revisions that a message names, the last ones."""
+"""Maximum number of replans or revisions that a message names, the last ones."""
 
 _REPORT_STYLES: Final = {**DIFF_STYLES, "~": "yellow", "*": "yellow"}
 
@@ -254,7 +254,7 @@ def why(
 
 
 def _refuse_without_replan(history: ReplanHistory, place: str) -> NoReturn:
-    """End the command, because a run without replans has nothing to explain but its status."""
+    """End the command, because a run without replans has only its status to explain."""
     text = f"nothing was replanned in run {history.run!r}, which {status_phrase(history.status)}"
     if history.reason:
         text += f": {history.reason}"
@@ -276,7 +276,7 @@ def _find_replan(history: ReplanHistory, name: str) -> ReplanEvent:
 
 
 def _find_entry(history: ReplanHistory, word: str) -> ReplanEvent | PlanEdit:
-    """Return the replan or the edit that made a revision."""
+    """Return the replan or edit that made a revision."""
     revision = _parse_revision(history, word)
     entry = history.entry(revision)
     if entry is None:
@@ -309,7 +309,7 @@ def _explanation_json(history: ReplanHistory, entry: ReplanEvent | PlanEdit) -> 
 def _last_explanation(entries: Sequence[ReplanEvent | PlanEdit]) -> ReplanEvent | PlanEdit:
     """Return the last entry that explains something.
 
-    Expanded lists are passed over, because nobody has decided that. So is a replan that only found
+    Expanded lists are skipped, because no decision is behind them. So is a replan that only found
     the goal out of reach because the plan had been kept; that decision explains it.
     """
     for number in range(len(entries) - 1, 0, -1):
@@ -538,7 +538,7 @@ def notify(
 
 
 def _issue_places(first: Record) -> list[str]:
-    """Return the place of the issue that a run is about, if there is one."""
+    """Return the place of the issue of a run, if it has one."""
     if not isinstance(first.body, RunOpened):
         return []
     request = request_of(first.body.plan)

@@ -1,4 +1,4 @@
-"""Lookup of what a command names: plan files, settings, exporters, stores, runs and questions."""
+"""Lookup of the arguments of commands: plan files, settings, exporters, stores, runs, questions."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ NO_RUNS: Final = "the store has no runs yet; run a plan first, or name another s
 _REVISION_PATTERN: Final = re.compile(r"r?[0-9]{1,6}")
 
 _MIN_ID_DIGITS: Final = 4
-"""Digits from which a number may be the beginning of a run id, such as its year, not a revision."""
+"""Number of digits from which a number may be the start of a run id, not a revision."""
 
 _QUESTION_PATTERN: Final = re.compile(r"(?:(.+)\.q|q?)([0-9]{1,6})")
 """The id of a question, or its number in its run."""
@@ -89,7 +89,7 @@ def open_store(place: str, *, must_exist: bool = False) -> RunStore:
     """Return the store at a place.
 
     Args:
-        place: as `replanning.journal.open_store` takes it.
+        place: the place, as for `replanning.journal.open_store`.
         must_exist: refuse a place without a store, instead of creating one.
 
     Raises:
@@ -111,7 +111,7 @@ def open_store(place: str, *, must_exist: bool = False) -> RunStore:
 
 
 def _missing_place(place: str) -> str:
-    """Return a place that has no store, in words; "" if it may have one."""
+    """Describe a place that has no store; "" if it may have one."""
     name, path = stores.parse_place(place)
     if name not in stores.BUILTIN_STORES:
         return ""
@@ -150,7 +150,7 @@ def can_show_pages() -> bool:
 
 @contextmanager
 def existing_store(place: str) -> Iterator[RunStore]:
-    """Open a store that must exist; end the command with code 1 if it lacks what is looked up."""
+    """Open a store that must exist; end the command with code 1 if a lookup in it fails."""
     store = open_store(place, must_exist=True)
     try:
         yield store
@@ -190,7 +190,7 @@ def find_run(store: RunStore, name: str | None) -> RunInfo:
 
 
 def split_run(words: Sequence[str], store: RunStore) -> tuple[str | None, list[str]]:
-    """Split arguments into the run, which may be left out, and the revisions.
+    """Split arguments into the optional run, and the revisions.
 
     A revision may be written as it is shown: `revision 2`, or `replan 2` for `r2`.
     """
@@ -220,7 +220,7 @@ def names_run(digits: str, store: RunStore) -> bool:
 
 
 def split_question(words: Sequence[str] | None, store: RunStore) -> tuple[str | None, str]:
-    """Split arguments into the run and the end of a question id, each of which may be left out."""
+    """Split arguments into the run and the end of a question id, both optional."""
     if not words:
         return None, ""
     match = _QUESTION_PATTERN.fullmatch(words[-1])
@@ -241,13 +241,13 @@ def question_words(question_id: str) -> tuple[str, str]:
 
 
 def answering_command(place: str, question_id: str, *, is_approvable: bool) -> str:
-    """Return the command that answers a question: what nobody has proposed cannot be approved."""
+    """Return the command that answers a question; without a proposal, nothing can be approved."""
     verdict = "approve" if is_approvable else "reject"
     return command_line(place, verdict, *question_words(question_id))
 
 
 def find_question(store: RunStore, words: Sequence[str] | None) -> Question:
-    """Return the only open question that arguments allow: of a run or of all, with a number or any.
+    """Return the only open question that matches the arguments: its run and number, if given.
 
     Raises:
         UnknownRun: there is no such run.
@@ -311,7 +311,7 @@ def find_questions(
 def no_question(store: RunStore, run: RunId) -> str:
     """Return that a run has no open question and, if it is paused, why.
 
-    An agent may wait for something that its framework asks, which no command can answer.
+    An agent may wait for a question of its framework, which no command can answer.
     """
     end = replay_records(store.read(run)).ledger.run_end
     text = f"run {run!r} has no open question"
@@ -343,7 +343,7 @@ def open_questions_by_run(store: RunStore, run: str | None) -> Iterator[list[Que
 
 
 def ask_workers(store: RunStore, runs: Iterable[RunInfo]) -> None:
-    """Have workers on Temporal answer for several runs at once, as dead ones then share a limit."""
+    """Ask workers on Temporal about several runs at once, so that dead ones share a time limit."""
     ask = getattr(store, "ask_workers", None)  # of runs on Temporal
     if ask is not None:
         ask([info.run for info in runs])
@@ -385,9 +385,9 @@ def command_line(place: str, *words: str) -> str:
 
 
 def belongs_to_program(opened: RunOpened) -> bool:
-    """Return whether only the program that began a run can go on with it.
+    """Return whether only the program that started a run can resume it.
 
-    Such a run is a session, or its plan is executed by functions of the program.
+    Such a run is a session, or functions of the program execute its plan.
     """
     from replanning.tools.check import TOOL_KINDS  # most commands need no tools
 
@@ -401,7 +401,7 @@ def belongs_to_program(opened: RunOpened) -> bool:
 
 
 def how_a_program_resumes(opened: RunOpened) -> str:
-    """Return how the program that began a run resumes it, as the end of a sentence."""
+    """Return how the program that started a run resumes it, as the end of a sentence."""
     text = f", with run_id={opened.run!r}"
     if opened.open_ended:
         text += "; an agent of a framework, by continuing its conversation"
@@ -409,7 +409,7 @@ def how_a_program_resumes(opened: RunOpened) -> str:
 
 
 def how_to_resume(store: RunStore, place: str, run: RunId) -> tuple[str | None, str]:
-    """Return the command that resumes a run, and advice to a person.
+    """Return the command that resumes a run, and advice for a person.
 
     There is no command for a run that only a program can resume.
     """
@@ -481,11 +481,11 @@ def provider_names(named: Sequence[str] | None, settings: Settings) -> list[str]
 
 
 def read_plan(path: str, options: Sequence[str] | None = None) -> Plan:
-    """Load a plan file, with the parameters and the context that `--set` options give.
+    """Load a plan file, with the parameters and the context from `--set` options.
 
     Raises:
-        PlanError: it is not valid, or does not take the parameters; for a file of tools, the
-            message names the commands that take one.
+        PlanError: it is invalid, or does not have the parameters; for a file of tools, the message
+            names the commands that take one.
     """
     try:
         plan = Plan.load(path)
@@ -529,20 +529,20 @@ def _is_file_of_tools(path: str) -> bool:
 
 
 def know_secrets(plan: Plan) -> None:
-    """Have the secret parameters of a plan masked in what the command prints."""
+    """Mask the secret parameters of a plan in the output of the command."""
     for value in secret_values(plan.parameters):
         redactor().add(value)
 
 
 def require_secrets(run: RunId, names: Iterable[str]) -> None:
-    """End the command if a run needs secret parameters that it was not given again."""
+    """End the command if a run needs secret parameters that were not passed again."""
     again = " ".join(f"--set {name}=…" for name in names)
     if again:
         fail(f"the journal of run {run} does not have what is secret: give it again with {again}")
 
 
 def secret_words(plan: Plan) -> list[str]:
-    """Return the options that give a plan its secret parameters again, without their values."""
+    """Return the options that pass the secret parameters of a plan again, without their values."""
     words: list[str] = []
     for name, parameter in plan.parameters.items():
         if parameter.secret:
@@ -551,7 +551,7 @@ def secret_words(plan: Plan) -> list[str]:
 
 
 def load_document(path: str) -> JsonObject:
-    """Read a file; return an empty object where it is not a mapping in YAML or JSON."""
+    """Read a file; return an empty object if it is not a mapping in YAML or JSON."""
     try:
         document = read_document(read_text_file(path), format=format_of(path))
     except PlanError:
@@ -575,7 +575,7 @@ def read_text_argument(path: Path, argument: str) -> str:
 
 
 def create_display(*, picture: bool = True) -> Any:  # both an Exporter and a RunDisplay
-    """Create the exporter that shows runs while they are executed, in lines alone if need be."""
+    """Create the exporter that shows running runs, only as lines if necessary."""
     return load_plugin("exporters", "live")(picture=picture, result=False)
 
 
@@ -587,13 +587,13 @@ def create_gate(
     json: bool,
     remote_answers: bool = False,
 ) -> HumanGate | None:
-    """Return the gate through which a person is asked; None where no person is asked.
+    """Return the gate that asks a person; None if no person is asked.
 
     Args:
         ask: the option `--ask`.
         store: of the run.
         display: of the run, which leaves the terminal to questions; None if it is not shown.
-        json: whether a program reads the result; it has no use for questions.
+        json: whether a program reads the result, which cannot use questions.
         remote_answers: people can answer elsewhere as well, such as on an issue or a page.
 
     Raises:
@@ -630,8 +630,8 @@ def find_directory(options: RunOptions, resumed: Iterable[Record] = ()) -> Path:
     """Return the absolute path of the folder in which the tools of a run work.
 
     Args:
-        options: of the command line, which may name it.
-        resumed: the records of a run that is resumed; it works where it worked before.
+        options: of the command line, which may name it. resumed: the records of a resumed run; it
+            works in the same folder as before.
     """
     from replanning.run.opening import directory_on_record  # most commands carry out no run
 
@@ -669,9 +669,9 @@ def _absolute(path: Path) -> Path:
 
 @contextmanager
 def working_in(directory: Path) -> Iterator[None]:
-    """Have this process work in a folder, for functions of plans, and find the modules in it.
+    """Make this process work in a folder, for functions of plans, and find modules in it.
 
-    The folder is searched last, so that no file in it takes the place of an installed module.
+    The folder is searched last, so that none of its files shadows an installed module.
     """
     _absolute(Path())  # a folder that was deleted cannot be returned to
     place = str(_absolute(directory))
@@ -712,7 +712,7 @@ def create_executor(
 def tell_models(
     display: RunDisplay, engine: ReplanningEngine, judge_model: LLMProvider | None = None
 ) -> None:
-    """Tell which language models see something of a run."""
+    """Tell the user which language models see data of a run."""
     from replanning.llm import LLMProvider  # most commands need none
 
     for provider in engine.generator.path_generator.providers:
@@ -790,7 +790,7 @@ def open_notifiers(targets: Sequence[str], option: str = "--notify") -> list[Exp
 
 
 def open_exporter(name: str, target: str, option: str) -> Exporter:
-    """Create the exporter for the target that an option names, if it names one.
+    """Create the exporter for the target of an option.
 
     Raises:
         SettingsError: the target is not valid.

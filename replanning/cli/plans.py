@@ -74,13 +74,13 @@ if TYPE_CHECKING:
 commands = Program()
 
 MAX_DESCRIPTION_CHARS = 100
-"""Longest description of a tool that is shown in full, in characters."""
+"""Maximum length of a tool description that is shown in full."""
 
 MAX_SHOWN_NAMES = 5
-"""Most names of tasks or of failures in a line about retries."""
+"""Maximum number of names of tasks or failures in a line about retries."""
 
 _MAX_CAUSES = 10
-"""Most causes of failure that the report of a simulation lists."""
+"""Maximum number of causes of failure in the report of a simulation."""
 
 _TOOL_SECTIONS = ("tools", "resources", "objects", "mcp")
 """The sections that are read from a file of tools; others, as a plan file has them, are ignored."""
@@ -194,7 +194,7 @@ def _parameter_lines(plan: Plan) -> Iterator[str]:
 
 
 def _list_lines(plan: Plan) -> Iterator[str]:
-    """Yield a line for each task with `for_each`, about how many tasks it becomes."""
+    """Yield a line for each task with `for_each`, about its number of tasks."""
     for task in plan.tasks:
         if task.for_each is None:
             continue
@@ -214,7 +214,7 @@ def _list_lines(plan: Plan) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Tries:
-    """Limits on the attempts at a task with a stated retry, in number and in time.
+    """Limits of number and time for the attempts at a task with a declared retry.
 
     Attributes:
         task: the task.
@@ -223,10 +223,9 @@ class _Tries:
         attempt_seconds: the time limit of each attempt; None without one.
         total_seconds: from the start of the first attempt to the end of the last, at most; None
             without a time limit.
-        on: the failures that are tried again; None for every failure, or those that may pass.
-        every_failure: whether it is tried again after failures that would not pass by themselves.
-        in_doubt: whether also after one that leaves open if it took effect; `idempotent: false`
-            forbids that.
+        on: the failures to retry; None for every failure, or for transient ones.
+        every_failure: whether permanent failures are retried. in_doubt: whether failures with an
+            unknown effect are retried as well; `idempotent: false` forbids that.
     """
 
     task: str
@@ -240,10 +239,10 @@ class _Tries:
 
 
 def _stated_tries(plan: Plan) -> list[_Tries]:
-    """Return the tries of the tasks that state a retry, or whose tools do.
+    """Return the limits of tasks with a retry of their own or of their tools.
 
-    A tool that the command line executes has the time limit of the settings where the plan states
-    none; here it is their default, because a check of the plan reads no settings.
+    Without a time limit in the plan, a tool executed by the command line has that of the settings;
+    here it is their default, because a check of the plan reads no settings.
     """
     found = []
     for task in plan.tasks:
@@ -280,7 +279,7 @@ def _tool_timeout(tool: ToolSpec | None) -> float | None:
 
 
 def _tries_lines(tries: Sequence[_Tries]) -> list[str]:
-    """Return a line for each way in which tasks are tried, with their names."""
+    """Return a line for each different set of limits, with the names of its tasks."""
     names: dict[_Tries, list[str]] = {}
     for each in tries:
         names.setdefault(replace(each, task=""), []).append(repr(each.task))
@@ -339,10 +338,10 @@ def _open_secrets(plan: Plan) -> list[Problem]:
 
 
 def _tool_problems(path: str, reported: Sequence[Problem]) -> list[Problem]:
-    """Check the tools of a plan that is not valid; leave out parts with reported problems."""
+    """Check the tools of an invalid plan; leave out parts with reported problems."""
     document = load_document(path)
     listed = document.get("tasks")
-    # A plan that is refused for its size is not looked through.
+    # A plan refused for its size is not examined.
     if isinstance(listed, list) and len(listed) > MAX_PLAN_TASKS:
         return []
     tools = _valid_parts(document, "tools", ToolSpec)
@@ -438,12 +437,11 @@ def tools(
 def _unavailable_reason(
     tool: ToolSpec, plan: Plan, described: Plan, unavailable: Mapping[str, str]
 ) -> str:
-    """Return the reason why a tool cannot be used that this machine has all programs for.
+    """Return why a tool is unusable although this machine has its programs.
 
     Args:
         tool: the tool.
-        plan: the plan with the tools that the servers have.
-        described: the plan as its file states it.
+        plan: the plan with the tools of the servers. described: the plan as written in its file.
         unavailable: the servers that did not answer, with the reasons.
     """
     for stated in described.tools:
@@ -489,7 +487,7 @@ def _tool_json(tool: ToolSpec, plan: Plan, why: str) -> JsonObject:
 
 
 def _tool_lines(tool: ToolSpec, row: JsonObject) -> Iterator[str]:
-    """Yield the signature of a tool, and lines about it, from what `_tool_json` says of it."""
+    """Yield the signature of a tool, and lines about it, from the result of `_tool_json`."""
     parameters: list[str] = []
     for name, kind in tool.parameters.items():
         mark = "?" if name in tool.optional else ""
@@ -674,7 +672,7 @@ def simulate(
 
 
 def _print_simulation(report: SimulationReport, tasks: int) -> None:
-    """Print the figures of a simulation of a plan with so many tasks."""
+    """Print the figures of a simulation, with the number of tasks of its plan."""
     out = console()
     name = escape_control(redactor().text(report.plan))
     out.print(f"{name}: {len(report.runs)} simulated runs of {tasks} tasks, no tool was used")
