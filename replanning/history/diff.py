@@ -31,7 +31,7 @@ _ACTS: Final = (RetryTask, SkipTask, CancelTask, ReorderTasks, AbortRun)
 
 
 _CONSEQUENCES: Final = ("depends_on", "fallbacks")
-"""Fields in which a replacement differs from its task without being told."""
+"""Fields whose differences between a task and its replacement are not reported."""
 
 
 class FieldChange(NamedTuple):
@@ -74,9 +74,9 @@ class Replacement(NamedTuple):
 
 
 def describe_replacement(old: Task, new: Sequence[Task], live: LivePlan) -> Replacement:
-    """Return a replaced task of a live plan with the tasks in its place.
+    """Return a replaced task of a live plan with its replacements.
 
-    Fields that follow from the replacement itself are no difference.
+    Fields that follow from the replacement itself do not count as differences.
     """
     fields: tuple[FieldChange, ...] = ()
     # Several tasks share the work, so no field of one of them answers to a field of the old task.
@@ -243,7 +243,7 @@ def diff_plans(
 
 
 def _with_lists(tasks: Mapping[str, Task], list_of: Mapping[str, str]) -> dict[str, Task]:
-    """Return tasks that depend on lists where the plan says that they depend on the elements."""
+    """Return tasks with dependencies on lists instead of on their elements."""
     if not list_of:
         return dict(tasks)
     named: dict[str, Task] = {}
@@ -254,7 +254,7 @@ def _with_lists(tasks: Mapping[str, Task], list_of: Mapping[str, str]) -> dict[s
 
 
 def _in_place_of(entry: TaskEntry, live: LivePlan) -> list[TaskEntry]:
-    """Return the tasks in the place of one now: itself, or those that replaced it.
+    """Return the current tasks for a task: itself, or its replacements.
 
     An expanded task is one of these, and not its elements.
     """
@@ -299,7 +299,7 @@ def _changed_items(
 
 
 def _json_document(thing: Task | ToolSpec | Goal) -> JsonObject:
-    # Without defaults, because a field that nobody states is no difference worth a line.
+    # Without defaults, because a field that was never set is not worth a line.
     document: JsonObject = thing.model_dump(mode="json", exclude_defaults=True)
     return document
 

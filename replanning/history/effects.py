@@ -47,7 +47,7 @@ _REFUSED_AFTERWARDS: Final[tuple[FailureKind, ...]] = ("unfinished", "rejected",
 
 @dataclass(frozen=True, slots=True)
 class RunEffect:
-    """A call that has changed something, or may have.
+    """A call that has changed something, or may have done so.
 
     Attributes:
         run: the run; that of which this one is a copy, if the call was made before.
@@ -99,7 +99,7 @@ class RunEffect:
 def run_effects(records: Iterable[Record]) -> tuple[RunEffect, ...]:
     """Return the effects of a run, in the order in which their calls began.
 
-    A call that only reads is none, and neither is one that failed without an effect. Several
+    A call that only reads has none, and neither does one that failed without an effect. Several
     attempts at a call that may be repeated are one effect.
 
     Args:
@@ -150,7 +150,7 @@ def run_effects(records: Iterable[Record]) -> tuple[RunEffect, ...]:
                 begun.pop(body.attempt, None)
     if live is None:
         return ()
-    # What runs, or was cut off, has not told how it ended.
+    # A running or interrupted call has not reported its end.
     found |= begun
     effects = _with_undoing_tasks(_without_repetitions(found.values(), live), live)
     return tuple(sorted(effects, key=lambda effect: effect.started))
@@ -202,7 +202,7 @@ def _begun_effect(
     task = entry.task
     assert entry.log.current is not None
     arguments = task.arguments or as_object(program_note(task).get("arguments"))
-    # What a reference stands for may not be in the journal.
+    # The value of a reference may not be in the journal.
     with suppress(ExpressionError):
         arguments = live.arguments(entry) or arguments
     return RunEffect(

@@ -1,4 +1,4 @@
-"""Tasks that were expanded into one for each element of a list, as people are told of them."""
+"""Reports for people on tasks that were expanded into one for each element of a list."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from replanning.live.states import WAITING, TaskState
 from replanning.plan.types import TaskId
 
 _MAX_LEFT_OUT: Final = 5
-"""Elements that were left out of a list of which a line is shown."""
+"""Maximum number of omitted elements of a list that are shown with a line."""
 
 _IMPORTANCE: Final = (
     TaskState.FAILED,
@@ -32,7 +32,7 @@ _IMPORTANCE: Final = (
     TaskState.SKIPPED,
     TaskState.CANCELLED,
 )
-"""States of several tasks, of which the first is that of them as a whole."""
+"""States of several tasks in order of precedence; the first one present is the state of all."""
 
 _UNFINISHED: Final = WAITING | {TaskState.FAILED}
 """States of tasks that an open question can hold up; others go on without its answer."""
@@ -110,7 +110,7 @@ def elements_reports(live: LivePlan, asking: Collection[TaskId]) -> Iterator[Ele
 def report_elements(
     template: TaskEntry, live: LivePlan, asking: Collection[TaskId]
 ) -> ElementsReport:
-    """Return what there is to tell of the elements of an expanded task."""
+    """Return the report on the elements of an expanded task."""
     states: set[TaskState] = set()
     counts: Counter[str] = Counter()
     replaced = 0

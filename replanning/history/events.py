@@ -76,7 +76,7 @@ class ReplanEvent:
 
     replan: ReplanId
     at: float
-    # What follows is filled in by later records, so it has a value that says "not yet".
+    # Later records fill in the following, so it has a value that means "not yet".
     triggers: tuple[Trigger, ...] = ()
     all_candidates: tuple[Candidate, ...] = ()
     notes: tuple[str, ...] = ()
@@ -138,7 +138,7 @@ class PlanEdit:
 
 @dataclass(frozen=True, slots=True)
 class ProgramNote:
-    """What a program put on record with `run.note`."""
+    """A note that a program recorded with `run.note`."""
 
     at: float
     type: str
@@ -382,7 +382,7 @@ TimelineEntry = ReplanEvent | PlanEdit | GoalEdit
 
 
 def timeline(entries: Iterable[TimelineEntry]) -> list[TimelineEntry]:
-    """Return entries in the order of time, as people are told of them.
+    """Return entries in chronological order, condensed for people.
 
     Elements of a list that fail one after another of one cause are a replan each, which keeps the
     plan, and a revision that skips the element. Such replans in a row are told as the first of

@@ -1,4 +1,4 @@
-"""Export of a history as JSON, and its import, which reads the exported journal alone."""
+"""Export of a history as JSON, and its import, which reads only the exported journal."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def _imported_record(number: int, entry: JsonValue) -> Record:
         expected = "a record has seq, at, kind and body"
         raise JournalCorrupt(f"{place}: {expected}; got {brief_repr(entry)}")
     seq = entry["seq"]
-    # `True` equals 1 in Python, and is no number in JSON.
+    # `True` equals 1 in Python, but it is not a number in JSON.
     if seq != number or isinstance(seq, bool):
         got = f"{brief_repr(seq)}: records are missing or out of order"
         raise JournalCorrupt(f"{place}: expected record {number}, got {got}")

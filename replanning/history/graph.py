@@ -91,7 +91,7 @@ class _Box:
 
 
 _Edge = tuple[Hashable, Hashable]
-"""The keys of two boxes, or points, of which the second depends on the first."""
+"""The keys of two boxes or points; the second depends on the first."""
 
 
 class _Place(NamedTuple):
@@ -153,7 +153,7 @@ def draw_graph_in_page(overview: RunOverview, link: Callable[[str], str]) -> str
 def _draw_tasks(
     overview: RunOverview, link: Callable[[str], str] | None
 ) -> tuple[_Drawing, list[str]]:
-    """Return where the tasks of a plan stand, and the shapes that are drawn there."""
+    """Return the positions of the tasks of a plan, and their shapes."""
     boxes, edges = _boxes(overview)
     layers, links = _layers(boxes, edges)
     # A long chain grows downwards, where a page can be scrolled.
@@ -172,7 +172,7 @@ def _legend(boxes: Iterable[_Box]) -> dict[str, None]:
     for box in boxes:
         looks.append(box.look)
         replaced += [row.look for row in box.replaced]
-    # The looks of the boxes come first, then those of the tasks beside them.
+    # The styles of the boxes come first, then those of the tasks beside them.
     all_looks = looks + replaced
     return dict.fromkeys(f"{look.sign} {look.word}" for look in all_looks)
 
@@ -195,7 +195,7 @@ def _revision_lines(overview: RunOverview) -> list[str]:
 
 
 def _boxes(overview: RunOverview) -> tuple[dict[Hashable, _Box], set[_Edge]]:
-    """Return what is drawn as a box, and the dependencies among boxes."""
+    """Return the boxes, and the dependencies among them."""
     live = overview.replayed.live
     rows = {row.id: row for row in overview.tasks}
     needed = _drawn_tasks(overview)
@@ -236,7 +236,7 @@ def _boxes(overview: RunOverview) -> tuple[dict[Hashable, _Box], set[_Edge]]:
 
 
 def _drawn_tasks(overview: RunOverview) -> dict[str, Sequence[str]]:
-    """Return the tasks that are drawn, each with those that it depends on.
+    """Return the tasks to draw, each with its dependencies.
 
     A list is drawn as its elements, and in a larger plan as one task, beside those of its elements
     that have a story of their own.
@@ -248,7 +248,7 @@ def _drawn_tasks(overview: RunOverview) -> dict[str, Sequence[str]]:
     lists = {row.id: row.element_of for row in overview.tasks}
 
     def place(task_id: str) -> str:
-        """Return the task as part of which one is drawn."""
+        """Return the task whose drawing contains a task."""
         template = lists.get(TaskId(task_id))
         if task_id in drawn or template is None:
             return task_id
@@ -426,7 +426,7 @@ class _Drawing:
         """Yield a box, and beside it the tasks that it replaced, each with an arrow to the next."""
         place = self.places[key]
         address = ""
-        # The key of a box with several tasks is no name of a task.
+        # The key of a box with several tasks is not the name of a task.
         if link is not None and isinstance(key, str):
             address = link(key)
         shapes = _rectangle(place, box.look, box.title, box.detail, box.hint)

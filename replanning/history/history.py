@@ -73,7 +73,7 @@ RecordSource = Callable[[int], Iterable[Record]]
 
 
 _MAX_ATTACHED: Final = 3
-"""Triggers named in the note about those that wait for the answer to one question."""
+"""Maximum number of triggers named in the note about those that wait for one answer."""
 
 _MOST_FREQUENT = frozenset({AttemptStarted, AttemptSucceeded})
 """Records without a meaning for the history; most records are of these kinds."""
@@ -607,7 +607,7 @@ class _KeptReplans:
 
 
 class _NextReplan:
-    """What the next replan is made of.
+    """Input of the next replan.
 
     Attributes:
         triggers: the triggers without a decision.
@@ -632,7 +632,7 @@ class _NextReplan:
         return tuple(known[trigger_id] for trigger_id in ids if trigger_id in known)
 
     def outputs(self, triggers: Iterable[Trigger]) -> dict[TaskId, str]:
-        """Return the outputs for which the tasks of triggers have failed."""
+        """Return the outputs that made the tasks of triggers fail."""
         outputs: dict[TaskId, str] = {}
         for trigger in triggers:
             if isinstance(trigger, TaskFailed) and not trigger.interrupted:
@@ -646,7 +646,7 @@ class _OpenQuestions:
     """The open questions of a run with their replans, and the seconds in which any was open.
 
     Attributes:
-        replans: the replan that each question is about.
+        replans: the replan of each question.
         attached: the triggers that wait for the answer to a question, as notes name them.
         waited: seconds in which a question was open.
     """

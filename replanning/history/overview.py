@@ -60,7 +60,7 @@ _MAX_NAMES: Final = 3
 _MAX_STEPS: Final = 8
 
 _MAX_ELEMENTS: Final = 8
-"""Elements of one list that are shown beside its own line, where there is little room."""
+"""Maximum number of elements shown beside the line of their list, if there is little room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class TaskRow:
 
     @property
     def detail(self) -> str:
-        """The tasks that it waits for, those that replaced it, or the reason of its state."""
+        """Its pending dependencies, its replacements, or the reason of its state."""
         if self.elements is not None:
             return counts_text(self.elements)
         if self.replaced_by and self.state is TaskState.REPLACED_BY_REPLAN:
@@ -164,7 +164,7 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class RunOverview:
-    """A run as its journal tells it.
+    """A run as reconstructed from its journal.
 
     Attributes:
         status: progress, usage and questions.
@@ -294,7 +294,7 @@ def _list_row(
 
 
 def _place(entry: TaskEntry) -> list[int]:
-    """Return where a task stands: replacements and elements follow the task that they stand for."""
+    """Return the position of a task: replacements and elements follow their task."""
     orders: list[int] = []
     while True:
         orders.append(entry.order)
@@ -339,7 +339,7 @@ def _unsatisfied_dependencies(entry: TaskEntry, live: LivePlan) -> tuple[TaskId,
 
 
 def _waited_for(leaf: TaskEntry, entry: TaskEntry) -> TaskId:
-    """Return the task by which it is told that a task waits for a part: of elements, their list."""
+    """Return the task to name as a pending dependency: for an element, its list."""
     template = leaf.template
     while template is not None and template is not entry.template:
         leaf = template
@@ -399,9 +399,9 @@ def fold_rows(rows: Sequence[TaskRow], limit: int) -> list[TaskRow | FoldedRows]
 
 
 def without_plain_elements(rows: Sequence[TaskRow]) -> list[TaskRow]:
-    """Return rows without the elements that wait or ended well.
+    """Return rows without elements that are waiting or ended well.
 
-    Of the others, those of each list are kept that matter most.
+    The most important others of each list are kept.
     """
     by_list: dict[TaskId, list[TaskRow]] = {}
     for row in rows:
@@ -435,7 +435,7 @@ def _is_plain(row: TaskRow) -> bool:
 
 
 def _state_of_story(row: TaskRow) -> TaskState:
-    """Return the state with which a task is shown."""
+    """Return the state to show for a task."""
     # A replacement that is over or waits is part of the story of the task that it replaced.
     if row.replaces is not None and row.state in _FOLDABLE:
         return TaskState.REPLACED_BY_REPLAN
@@ -453,7 +453,7 @@ def task_table(rows: Iterable[TaskRow | FoldedRows], *, cut: bool = True) -> Tab
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    # Columns that may wrap are cut where the terminal is too narrow.
+    # Columns that may wrap are cut if the terminal is too narrow.
     table.add_column("  task")
     table.add_column("state", no_wrap=True)
     table.add_column("tool")
@@ -609,7 +609,7 @@ def _decision_steps(event: ReplanEvent) -> Iterator[RepairStep]:
     details = []
     if event.chosen is not None:
         alternative = event.chosen.alternative
-        # The reason of the decision only says by which rule it was taken.
+        # The reason of the decision only names its rule.
         reason = alternative.reason
         if alternative.source:
             details.append(alternative.source)

@@ -69,7 +69,7 @@ def text_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = N
         events: the replans to show, instead of all entries and dropped triggers.
     """
     lines = _report_head(history)
-    # Given replans are an extract, in which nothing else may appear.
+    # Selected replans are an extract; nothing else may appear in it.
     entries: Sequence[ReplanEvent | PlanEdit | GoalEdit]
     if events is None:
         entries = timeline([*history.goal_edits, *history.entries])
@@ -134,7 +134,7 @@ def _report_head(history: ReplanHistory) -> list[str]:
 
 
 def _effects_text(history: ReplanHistory) -> str:
-    """Return how many effects there are; "" in a run of which nobody states any."""
+    """Return the number of effects; "" if the run declares none."""
     effects = history.effects()
     if all(effect.can_undo == "unknown" for effect in effects):
         return ""
@@ -193,7 +193,7 @@ def why_report(history: ReplanHistory, entry: ReplanEvent | PlanEdit) -> str:
         plan = ["nothing was applied"]
     else:
         diff = revision_diffs(history, [entry.after]).get(entry.after, "")
-        # A replan may only run a task again, which is no difference of the plan.
+        # A replan may only run a task again, which does not change the plan.
         plan = diff.splitlines() or ["no task is another than before"]
     sections.append(("Plan", plan))
     if history.stale:
@@ -259,7 +259,7 @@ def _metrics_line(metrics: ReplanMetrics) -> str:
     parts = [f"{metrics.replans}, {metrics.executed} applied{rate}"]
     if not metrics.replans:
         parts = ["none"]
-    # Most runs have none of these, and their zeros would hide what there is.
+    # Most runs have none of these, and zeros would hide the others.
     if metrics.edits:
         parts.append(pluralise(metrics.edits, "edit"))
     if metrics.dropped:
@@ -345,7 +345,7 @@ def attempt_lines(records: Iterable[Record]) -> Iterator[str]:
 
 
 def decision_text(event: ReplanEvent) -> str:
-    """Return what was decided in a replan, and the revision that it made, as one line."""
+    """Return the decision of a replan and its revision as one line."""
     made = "plan kept"
     if event.after is not None:
         made = f"revision {event.after}"
@@ -459,7 +459,7 @@ def revision_diffs(
         # The sign stays outside: a line that is cut or escaped must still show it.
         shown = [line[:2] + printable_line(line[2:]) for line in lines]
         diffs[following.number] = "\n".join(shown)
-        # What comes after the last one need not be replayed.
+        # Records after the last one need not be replayed.
         if revisions is not None and len(diffs) == len(revisions):
             break
     return diffs

@@ -36,7 +36,7 @@ from replanning.plan.types import JsonValue, TaskId
 class StateLook(NamedTuple):
     """Sign, word and style of a state of tasks.
 
-    Signs and words differ by themselves, so that nobody needs the colours.
+    Signs and words alone tell states apart, so colours are not needed.
     """
 
     sign: str
@@ -57,10 +57,10 @@ STATE_LOOKS: Final[Mapping[TaskState, StateLook]] = {
     TaskState.CANCELLED: StateLook("⊘", "cancelled", "dim"),
     TaskState.DONE: StateLook("✓", "done", "green"),
 }
-"""Looks of all states; those that matter most to people come first."""
+"""Looks of all states; the most important ones for people come first."""
 
 DOUBT_LOOK: Final = StateLook("▶", "in doubt", "yellow")
-"""Look of a running task of which it is asked whether its last attempt was done."""
+"""Look of a running task whose last attempt is being confirmed."""
 
 HELD_LOOK: Final = StateLook("?", "asks", "yellow")
 """Look of a task that waits for a person's answer."""
@@ -83,7 +83,7 @@ _HANGING: Final = re.compile(
     r"(?:(?:[-+~!●•·?✓✗⟳…]|[0-9]+\.) )?"
     r"(?:[^ ]{1,16}(?: [^ ]{1,8})? {2,}|[a-z][a-z -]{0,12}: )?"
 )
-"""What stands before the text of a line: its indentation, a mark and a label."""
+"""Beginning of a line: its indentation, a mark and a label."""
 
 
 def wrap_line(line: str, width: int) -> list[str]:
@@ -243,7 +243,7 @@ def format_usage(spent: Usage) -> str:
 
 
 def usage_words(spent: Usage, budget: Budget) -> list[str]:
-    """Return what was spent or has a limit: `2 of 20 calls`, `310 tokens`, `0.02 money`."""
+    """Return spent and limited usage: `2 of 20 calls`, `310 tokens`, `0.02 money`."""
     words = []
     for unit in ("call", "token"):
         count = getattr(spent, f"{unit}s")
@@ -276,7 +276,7 @@ def evaluation_line(found: PlanEvaluation, obstacle: str = "") -> str:
         parts.append(obstacle)
     elif found.remaining_seconds:
         parts.append(f"about {format_duration(found.remaining_seconds)} left")
-    # Failures are no news where all is done, or where a person knows already what to decide.
+    # Failures are not news if everything is done, or if a person already has a question about them.
     matters = found.progress < 1 and not obstacle
     if found.health != "good" and matters:
         parts.append(found.health)
@@ -394,7 +394,7 @@ def change_line(change: PlanChange) -> str:
         case IncludePlan():
             text = f"carry out the plan that {change.task_id} includes"
         case ModifyTask():
-            # As Python writes it, so that text and numbers are told apart.
+            # As Python writes it, to distinguish text from numbers.
             fields = [f"{name} = {value!r}" for name, value in change.fields.items()]
             text = f"modify {change.task_id}: {', '.join(fields)}"
         case ReorderTasks():

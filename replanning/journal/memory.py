@@ -41,8 +41,7 @@ _UNPACKED_RECORDS: Final = 20_000
 """The last records of a session, which stay as they are; earlier ones are packed."""
 
 _PACKED_TOGETHER: Final = 500
-"""Records packed at once: that takes two milliseconds, in which the event loop does nothing
-else.
+"""Number of records packed at once; this blocks the event loop for two milliseconds.
 """
 
 
@@ -68,7 +67,7 @@ class _StoredRun:
         return len(self.packed) * _PACKED_TOGETHER + len(self.bodies)
 
     def append(self, at: float, body: RecordBody) -> None:
-        """Keep a record; of a session, pack the earliest ones where they are many."""
+        """Store a record; pack the earliest records of a long session."""
         if not self.count:
             self.title = run_title(body)
             self.is_session = isinstance(body, RunOpened) and body.open_ended

@@ -168,11 +168,11 @@ class Usage:
 
 
 class _Body:
-    """Part that all records have in common.
+    """Base of all records.
 
     Attributes:
-        texts: the fields that may hold secrets. Outputs and failures are masked by whoever ends an
-            attempt.
+        texts: the fields that may hold secrets. The code that ends an attempt masks outputs and
+            failures.
     """
 
     __slots__ = ()
@@ -187,8 +187,8 @@ _Kind = TypeVar("_Kind", bound=_Body)
 def _record_body(cls: type[_Kind]) -> type[_Kind]:
     """Make a class a kind of record.
 
-    Type checkers alone refuse to change an instance: making one of a class that is frozen at run
-    time takes three times as long, and every task makes two.
+    Only type checkers prevent changes of an instance: instances of a class that is frozen at run
+    time take three times as long to create, and every task creates two.
     """
     return dataclass(slots=True, unsafe_hash=True)(cls)
 
@@ -268,7 +268,7 @@ class AttemptTimedOut(_Body):
 
     @property
     def failure(self) -> Failure:
-        """The failure with which the attempt ended."""
+        """The failure of the attempt."""
         return Failure(
             "TimedOut",
             f"ran into its deadline after {format_duration(self.timeout)}",
@@ -295,7 +295,7 @@ class AttemptInterrupted(_Body):
 
     @property
     def failure(self) -> Failure:
-        """The failure with which the attempt ended."""
+        """The failure of the attempt."""
         return Failure("Interrupted", self.reason, kind="interrupted")
 
 
@@ -483,7 +483,7 @@ TriggerKind = Literal[
 _MAX_LISTED_ITEMS: Final = 5
 _MAX_REASON_CHARS: Final = 300
 _MAX_TRACEBACK_CHARS: Final = 4_000
-"""Most characters of the traceback of an error that a trigger states, its last ones."""
+"""Maximum length of the traceback in a trigger, of which the end is kept."""
 
 
 class _StatedFields(TypedDict, total=False):
@@ -536,7 +536,7 @@ class TriggerEvent(BaseModel):
     if not TYPE_CHECKING:  # pragma: no branch - a type checker knows the fields of each class
 
         def __init__(self, **fields: object) -> None:
-            # A detector states fields of the class alone.
+            # A detector only sets fields of the class.
             if not fields.keys() <= self.__pydantic_fields__.keys():
                 fields = self._complete(fields)
             self.__pydantic_validator__.validate_python(fields, self_instance=self)
@@ -1223,6 +1223,6 @@ def load_body(kind: str, data: str | bytes) -> RecordBody:
                     f" version of replanning reads format {JOURNAL_FORMAT}; use the version of"
                     " replanning that wrote it, or start a new run"
                 )
-    # Through the validator and not the adapter, because this is called for every record.
+    # Through the validator instead of the adapter, because this is called for every record.
     body: RecordBody = _type_adapter(kind).validator.validate_json(data)
     return body

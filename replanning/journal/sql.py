@@ -145,7 +145,7 @@ class SqlStore(RunStore):
 
     @abstractmethod
     def _server_time(self, database: Database, at: float) -> float:
-        """Return the time by which leases are counted, for a time of this process."""
+        """Convert a time of this process to the clock of leases."""
 
     @abstractmethod
     def _insert_message(
@@ -296,7 +296,7 @@ class SqlStore(RunStore):
         )
 
     def _run_row(self, database: Database, run: RunId, *, lock: bool = False) -> RunRow:
-        """Return the row of a run; with `lock` nobody changes it until the transaction ends.
+        """Return the row of a run; with `lock` it cannot change until the transaction ends.
 
         Raises:
             UnknownRun: the run does not exist.

@@ -101,7 +101,7 @@ SCHEMA_VERSION: Final = len(_MIGRATIONS)
 """Version of the schema that this library writes, kept in `PRAGMA user_version`."""
 
 _OLDEST_READABLE_VERSION: Final = 3
-"""Version from which on a file that may not be written can be read as it is."""
+"""First version whose files can be read as they are without write access."""
 
 _SQLITE_ADVICE: Final = {
     "SQLITE_FULL": "make room on the disk and resume the run",
@@ -122,7 +122,7 @@ _SQLITE_ADVICE: Final = {
 }
 
 _DAMAGE: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR", "SQLITE_IOERR_SHORT_READ")
-"""Codes with which SQLite reads a file that was cut off or overwritten; others may pass."""
+"""Error codes of SQLite for truncated or overwritten files; other errors are transient."""
 
 _VERSION_SQL: Final = "SELECT * FROM pragma_application_id, pragma_user_version"
 
@@ -320,14 +320,15 @@ class SqliteStore(SqlStore):
                         end = now + (timeout - LOCK_TRY)  # SQLite has waited once
                     if now >= end:
                         raise
-            # Without the lock of the connection, for which the event loop of another run may wait.
+            # Without the lock of the connection, because the event loop of another run may wait for
+            # it.
             Event().wait(0.001)
 
     def _check_files(self, run: RunId) -> None:
-        """Check that the file and its log are those that were opened, and have the run.
+        """Check that the file and its log are still the opened ones, and contain the run.
 
-        SQLite would notice nothing, and write into a file that has no name any more. Like SQLite
-        where it does look, this compares the numbers of files.
+        SQLite would not notice, and would write into a file without a name. Like SQLite's own
+        checks, this compares inode numbers.
 
         Raises:
             LeaseLost: the run is gone.
@@ -437,7 +438,7 @@ class SqliteStore(SqlStore):
 
 
 def _read_only_options(path: Path) -> str:
-    """Return the options with which SQLite opens a file that may only be read; none for others."""
+    """Return the options for opening a read-only file with SQLite; none for others."""
     log = path.with_name(path.name + "-wal")
     effective = os.access in os.supports_effective_ids
     may_write_file = os.access(path, os.W_OK, effective_ids=effective)
@@ -451,7 +452,7 @@ def _read_only_options(path: Path) -> str:
 
 
 def _make_private(path: Path) -> None:
-    """Take the rights to a file, and to the log and index beside it, from others.
+    """Remove other users' rights to a file, and to the log and index beside it.
 
     Raises:
         StoreError: it belongs to somebody else.
@@ -471,7 +472,7 @@ def _make_private(path: Path) -> None:
 
 
 def _look_at_files(path: Path) -> dict[Path, os.stat_result]:
-    """Return what the system says of a file, and of the log and index beside it."""
+    """Return the status of a file, and of the log and index beside it."""
     found: dict[Path, os.stat_result] = {}
     for suffix in ("", *_LOG_SUFFIXES):
         file = path.with_name(path.name + suffix)
@@ -481,7 +482,7 @@ def _look_at_files(path: Path) -> dict[Path, os.stat_result]:
 
 
 def _use_log(connection: sqlite3.Connection) -> None:
-    """Keep a write-ahead log, with which readers and writers do not block each other."""
+    """Use a write-ahead log, so that readers and writers do not block each other."""
     for _ in range(_MAX_WAL_ATTEMPTS):
         try:
             connection.execute("PRAGMA journal_mode = WAL")

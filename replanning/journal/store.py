@@ -81,7 +81,7 @@ class ToolOutcome:
     """Success or failure of one use of a tool; evidence for the past success of later alternatives.
 
     The outcome of an alternative is stored under the name of its source with a leading space, which
-    no tool name has. `seconds` is how long the use took, where that is known.
+    no tool name has. `seconds` is the duration of the use, if known.
     """
 
     tool: str
@@ -304,7 +304,7 @@ def open_store(place: RunStore | str | PathLike[str]) -> RunStore:
 CurrentRunStatus = RunStatus | Literal["running"]
 
 FINISHED_STATUSES: Final = ("succeeded", "failed", "aborted")
-"""Statuses of runs in which no task will run again, unless they are resumed."""
+"""Terminal statuses: no task runs again unless the run is resumed."""
 
 MAX_RUN_ID_BYTES: Final = 200
 """Longest run id in bytes of UTF-8; with a suffix it must still fit into a file name."""
@@ -313,13 +313,11 @@ LOCK_TIMEOUT: Final = 5.0
 """Seconds that a store in files waits for another process to release a lock."""
 
 LOOP_LOCK_TIMEOUT: Final = 0.05
-"""Likewise for what the event loop of a run waits for; a lock that is held longer is a failing
-store.
+"""Lock timeout on the event loop of a run, in seconds; exceeding it is a store failure.
 """
 
 LOCK_TRY: Final = 0.01
-"""Likewise for one try to open or to release a run on an event loop, which has other turns between
-the tries.
+"""Lock timeout of one try to open or release a run on an event loop; other tasks run between tries.
 """
 
 
@@ -359,7 +357,7 @@ def encode_body(record: Record) -> str:
             from_json(text)
         if isinstance(
             body, TriggerFired
-        ):  # a detector of somebody's may have made what cannot be read back
+        ):  # a third party's detector may have made values that cannot be read back
             load_body(body.kind, text)
         if "null" in text:  # which stands for None, and for numbers that are not finite
             with_names = to_json(body, inf_nan_mode="constants", serialize_unknown=True)

@@ -33,12 +33,11 @@ _MAX_DEPTH: Final = 199
 """Levels of arrays and objects that a record may have are 200, for every store."""
 
 CONTAINERS: Final = frozenset({dict, list, tuple, set})
-"""Types of the containers that are copied where an output crosses into the run or out of it."""
+"""Types of containers that are copied when an output enters or leaves the run."""
 
 _SHORT_CHARS: Final = 256
 _SHORT_BYTES: Final = 6 * _SHORT_CHARS + 4
-"""Most bytes of a short text as JSON, all of its characters escaped, and of what separates it from
-the next one.
+"""Maximum size of a short text as JSON in bytes, fully escaped, with its separator.
 """
 
 MIN_INTEGER: Final = -(2**63)
@@ -52,8 +51,7 @@ class NotStorable(ValueError):
     """A value cannot be stored; the message says which, as the beginning or end of a sentence.
 
     Args:
-        message: says which.
-        part: the part of it that has no stored form, where it is one part.
+        message: says which. part: the part of it without a stored form, if it is a single part.
     """
 
     def __init__(self, message: str, part: object = None) -> None:
@@ -120,7 +118,7 @@ def measure(value: JsonValue) -> int:
 def decode(stored: JsonValue) -> Any:
     """Return the value that `encode` stored.
 
-    It is an `AnnotatedJson` where the annotation of its function is needed. JSON of an unknown tag
+    It is an `AnnotatedJson` if the annotation of its function is needed. JSON of an unknown tag
     is returned as it is: a journal of an older version has no tags.
     """
     if type(stored) is list:
@@ -144,7 +142,7 @@ def copy_containers(value: object) -> object:
 
 
 def storage_problem(value: object) -> str:
-    """Return why a value of this kind is not stored, with what would help."""
+    """Return why a value of this kind is not stored, with a remedy."""
     name = type(value).__name__
     if isinstance(value, (BaseModel, Enum)) or is_dataclass(value):
         condition = (
@@ -221,7 +219,7 @@ class _Encoder:
                     return self.pairs(mapping, depth)
                 name = found
                 number = 1
-                while name in stored:  # names that differed in a secret alone
+                while name in stored:  # names that differed only in a secret
                     number += 1
                     name = f"{found} {number}"
             encoded = self.encode(item, depth)

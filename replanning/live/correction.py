@@ -1,9 +1,9 @@
-"""Corrected plans, and tasks that are run or tried again: what a person changes in a running plan.
+"""Corrected plans, and tasks that run again: changes by a person in a running plan.
 
 A plan file is compared with the plan that the run was given last, so that a difference is what the
-person has changed. What replans and edits have changed since stays, unless the person changed the
-same task. Tasks correspond by their ids; a change of a task that was replaced concerns the task
-that replaced it. The result is one edit, made of the same changes as any other.
+person has changed. Later changes by replans and edits stay, unless the person changed the same
+task. Tasks correspond by their ids; a change of a task that was replaced concerns the task that
+replaced it. The result is one edit, made of the same changes as any other.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.secrets import MASK, Redactor
 
 Rerun = Literal["changed", "none"]
-"""What becomes of finished tasks that a corrected plan changes: they are run again, or kept."""
+"""Choice for finished tasks that a corrected plan changes: run them again, or keep them."""
 
 _WORK_FIELDS: Final = {"tool", "arguments", "when", "depends_on", "acceptance", "expect"}
 """Fields of a task that its result depends on."""
 
 _PROSE_FIELDS: Final = {*_WORK_FIELDS, "name", "goal", "metadata"}
-"""The same for a task without a tool: what its work does with it is not known here."""
+"""Fields for a task without a tool: how its work uses them is unknown here."""
 
 _START_FIELDS: Final = {"when", "run_if", "depends_on"}
 """Fields of a task that decide whether it runs at all."""
@@ -251,7 +251,7 @@ def _named_failures(
 def _is_safe_to_retry(entry: TaskEntry, live: LivePlan) -> bool:
     """Return whether trying a task again does no harm, whatever its lineage has done before."""
     for part in live.in_doubt(entry):
-        # What stands in for another call has an effect of its own.
+        # A substitute for another call has its own effect.
         if part is not entry or not is_repeatable(part.task, live.tool_of(part.task)):
             return False
     return True
@@ -362,7 +362,7 @@ def restore_part(masked: PartT, true: PartT | None, redactor: Redactor) -> PartT
 
 
 def take_secrets(live: LivePlan, given: Plan, redactor: Redactor) -> None:
-    """Have a resumed plan use the secrets of a plan that is given again, where it has masks."""
+    """Restore secrets in a resumed plan from a plan that was passed again."""
     true_tasks = {task.id: task for task in given.tasks}
     tasks: list[Task] = []
     for task_id in live.masked.tasks:
@@ -390,7 +390,7 @@ def take_secrets(live: LivePlan, given: Plan, redactor: Redactor) -> None:
 def restore_changes(
     changes: Collection[PlanChange], adopted: Plan, live: LivePlan, redactor: Redactor
 ) -> tuple[PlanChange, ...]:
-    """Return the changes that a corrected plan stands for, with its secrets in place of masks."""
+    """Return the changes of a corrected plan, with its secrets instead of masks."""
     tasks = {task.id: task for task in adopted.tasks}
     restored: list[PlanChange] = []
     for change in changes:
@@ -431,15 +431,15 @@ class _Comparison:
     Attributes:
         adopted: the corrected plan, with true values and with the tools that the run has found.
         lines: the differences beside tasks, in lines for people.
-        called_anew: the tools that do something else from now on.
+        called_anew: the tools that work differently from now on.
         changed_parameters: the parameters with another value, or that there are no more.
     """
 
     def __init__(self, live: LivePlan, given: Plan, redactor: Redactor) -> None:
         self._live = live
-        # A message has masks where the run has secrets.
+        # A message has masks instead of the run's secrets.
         given = restore_plan(given, live.plan, redactor)
-        # What is not set again stays as it was set.
+        # Values that are not set again stay as they were set.
         parameters = with_values_of(given.parameters, live.plan.parameters)
         if parameters is not given.parameters:
             given = given.model_copy(update={"parameters": parameters})
@@ -484,7 +484,7 @@ class _Comparison:
         return problems
 
     def _maskable_parts(self) -> Iterator[tuple[str, JsonValue]]:
-        """Yield what the plan changes beside tasks and may have a mask that stands for nothing."""
+        """Yield changed parts of the plan, except tasks, that may have a mask without a secret."""
         for name in self._live.changed_tools(self.adopted):
             tool = self.adopted.tool(name)
             assert tool is not None
@@ -515,7 +515,7 @@ class _Comparison:
     def _true_tool(self, given: ToolSpec, before: ToolSpec) -> ToolSpec:
         new = given
         if before.kind in (None, "mcp"):
-            # The function or the server has told what the file leaves open.
+            # The function or the server supplied the parts that the file leaves open.
             stated = {name: getattr(given, name) for name in given.model_fields_set}
             new = before.model_copy(update=stated)
         if new == before:
@@ -524,7 +524,7 @@ class _Comparison:
             self.called_anew.add(new.name)
         return new
 
-    # What people are shown beside the tasks
+    # Differences for people, apart from tasks
 
     def _part_lines(self) -> Iterator[str]:
         live = self._live
@@ -557,7 +557,7 @@ class _Comparison:
         if budget != base.budget:
             if base.budget is not None:
                 yield f"- budget: {self._shown(base.budget)}"
-            # That it cannot be taken away is a problem of its own.
+            # That it cannot be removed is a separate problem.
             if budget is not None:
                 yield f"+ budget: {self._shown(budget)}"
         if self.adopted.on_stale != base.on_stale:
@@ -589,7 +589,7 @@ class _Comparison:
 def _changed_parameters(before: Plan, after: Plan) -> tuple[str, ...]:
     """Return the parameters whose values are not the same in two plans.
 
-    A secret is none: what it is for stays, and nothing can tell the values apart after a resume.
+    A secret does not count: its purpose stays, and its values cannot be compared after a resume.
     """
     changed: list[str] = []
     for name in dict.fromkeys((*before.parameters, *after.parameters)):
@@ -645,12 +645,13 @@ class _Edit:
         for task_id in self.again:
             entry = live.entry(task_id)
             tool = live.tool_of(entry.task)
-            # What is cut off may have taken effect already.
+            # An attempt that is cut off may already have taken effect.
             has_begun = entry.state in (TaskState.DONE, TaskState.RUNNING)
             if (has_begun or entry.log.in_doubt) and not is_repeatable(entry.task, tool):
                 effects[task_id] = effect_of(entry.task, tool) or ""
         diff = "\n".join([*draft.diff().splitlines(), *lines])
-        # What changes only the document, as the order of its tasks, is no difference to a run.
+        # A change of the document alone, such as the order of its tasks, makes no difference to a
+        # run.
         parts = tuple(dict.fromkeys(line[2:].partition(":")[0] for line in lines))
         return Correction(self._adopted, tuple(self.changes), parts, self.again, effects, diff)
 
@@ -681,12 +682,12 @@ class _Edit:
     def run_again(
         self, tasks: Mapping[TaskId, str], corrected: Mapping[TaskId, Task], *, only: bool = False
     ) -> None:
-        """Run tasks again that are done or running, and all that has used their results.
+        """Run done or running tasks again, and all tasks that used their results.
 
         Args:
             tasks: the tasks, with the reasons.
-            corrected: how tasks are done from now on, by their ids; others as before.
-            only: leave what has used their results as it is.
+            corrected: the new documents of tasks, by their ids; others stay as before. only:
+                whether to leave tasks that used their results as they are.
         """
         live = self._live
         reasons = dict(tasks)
@@ -700,10 +701,10 @@ class _Edit:
                 other = live.entry(other_id)
                 if other_id in reasons or other.state in WAITING:
                     continue
-                # A person or a decision has given it up, whatever it depends on.
+                # A person or a decision has given it up, regardless of its dependencies.
                 if other.state is TaskState.SKIPPED:
                     if other.condition_revision == LEFT_OUT:
-                        # It comes back by itself; what has gone on without it is run again.
+                        # It comes back automatically; tasks that went on without it run again.
                         if other_id not in passed:
                             passed.add(other_id)
                             queue.append(other_id)
@@ -719,7 +720,7 @@ class _Edit:
             self._run_task_again(entry, corrected.get(task_id), reasons[task_id])
 
     def _run_task_again(self, entry: TaskEntry, corrected: Task | None, reason: str) -> None:
-        """Run one task again: by a replacement where it has run, else by a retry."""
+        """Run one task again: by a replacement if it has run, else by a retry."""
         state = entry.state
         if entry.replacement.expanded:
             self._expand_again(entry, corrected, reason)
@@ -801,7 +802,7 @@ class _TaskCorrections:
             given_roots.add(entry.root)
             base = self._before.get(stated.id, entry.task)
             task = self._with_known_dependencies(stated, base)
-            # An earlier correction may have taken it out; then it has to come back, even unchanged.
+            # An earlier correction may have removed it; then it must come back, even unchanged.
             comes_back = entry.removed and task.id not in self._before
             # If a replan or an edit has made the same change already, nothing is left to change.
             if comes_back or task not in (base, entry.task):
@@ -819,7 +820,7 @@ class _TaskCorrections:
                 self._use_changed_parts(entry)
 
     def _with_known_dependencies(self, task: Task, base: Task) -> Task:
-        """Return a task that names its dependencies as before, where it depends on the same tasks.
+        """Return a task with the earlier names of its dependencies, if they are the same tasks.
 
         A file that was written from the run names the tasks that have replaced these.
         """
@@ -874,7 +875,7 @@ class _TaskCorrections:
             self._try_again(entry, why)
 
     def _correct(self, entry: TaskEntry, task: Task, changed: JsonObject) -> None:
-        """Change a task as the person has changed it. The cases are the states of what it is now:
+        """Apply a person's change of a task. The cases are the states of what it is now:
 
         1. several tasks that replaced it: these must be changed instead;
         2. waiting: its fields change;
@@ -945,7 +946,7 @@ class _TaskCorrections:
             return not all(each.left_out for each in needed)
         if task.when is None:
             return True
-        # Its condition is evaluated once it has what it depends on.
+        # Its condition is evaluated once its dependencies are done.
         if not all(each.satisfied for each in needed):
             return True
         try:
@@ -954,7 +955,7 @@ class _TaskCorrections:
             return False
 
     def _bring_back(self, entry: TaskEntry) -> None:
-        """Have a task run that a condition has left out, and evaluate those behind it anew.
+        """Run a task that its condition left out, and evaluate the tasks behind it again.
 
         It has never run, so nothing is repeated, unless tasks have gone on without it: these would
         have to be run again, so the person is asked.
@@ -995,7 +996,7 @@ class _TaskCorrections:
         return self._live.entry(sinks[0])
 
     def _take_out(self, entry: TaskEntry) -> None:
-        """Take out a task that the plan leaves out; what has begun or ended is history."""
+        """Remove a task that the plan leaves out; a task that has begun or ended is history."""
         for part in self._live.leaves(entry):
             if part.removed or part.state is TaskState.RUNNING or part.state in SATISFIED:
                 continue

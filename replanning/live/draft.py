@@ -84,12 +84,12 @@ class AddedDependency(NamedTuple):
 
 
 class Draft:
-    """A plan as a set of changes would leave it.
+    """A plan with a set of staged changes.
 
-    What the changes do not touch is read from the live plan, which stays as it is until `commit`.
+    Everything else is read from the live plan, which does not change until `commit`.
     Staging looks at the tasks that the changes touch, not at the whole plan. A draft has many
-    attributes because each kind of change leaves a trace of its own, and the checks, the diff and
-    the commit each read most of them.
+    attributes because each kind of change leaves its own trace, and the checks, the diff and the
+    commit each read most of them.
 
     Args:
         graph: the live plan.
@@ -158,7 +158,7 @@ class Draft:
         return self._graph.entry(task_id).task
 
     def state(self, task_id: TaskId) -> TaskState:
-        """Return the state in which the changes leave a task."""
+        """Return the state of a task after the changes."""
         if task_id in self.states:
             return self.states[task_id]
         if task_id in self.new_tasks:
@@ -250,10 +250,10 @@ class Draft:
         return "\n".join(lines)
 
     def _waiting_lines(self) -> Iterator[str]:
-        """Yield a line for each replaced task, about those that wait for its replacement now."""
+        """Yield a line for each replaced task, about the tasks that now wait instead."""
         expanded = {change.task_id for change in self.changes if isinstance(change, ExpandTask)}
         for task_id, sinks in self.sinks.items():
-            # What depends on a list goes on doing so.
+            # Dependents of a list stay dependent on it.
             if task_id not in self._graph or task_id in expanded:
                 continue
             entry = self._graph.entry(task_id)
@@ -288,7 +288,7 @@ class Draft:
             self._commit_steps.append(partial(Draft._remove, task_id=change.task_id))
 
     def _stage_replace(self, change: ReplaceTask) -> None:
-        """Stage the tasks that replace another, and that its dependents wait for these.
+        """Stage the tasks that replace another, and make its dependents wait for them.
 
         New tasks that depend on none of the others begin the replacement, so they inherit the
         dependencies of the replaced task. Those that none of the others depend on end it: they are
@@ -297,9 +297,9 @@ class Draft:
         task_id = change.task_id
         event = TaskEvent.REPLACE
         if task_id in self._graph.entries and self.state(task_id) in SATISFIED:
-            # A finished task may be replaced only where its result has to be made again.
+            # A finished task may be replaced only if its result must be made again.
             stale = self._stale.get(task_id)
-            # Whoever corrects a plan has agreed to have finished tasks done again.
+            # A person who corrects a plan has agreed to run finished tasks again.
             if self.adopted is not None or (stale is not None and stale.redo):
                 event = TaskEvent.REDO
         if not self._stage_event(task_id, event, "be replaced"):
@@ -426,7 +426,7 @@ class Draft:
         # Only the fields that were set, so that the defaults stay defaults.
         fields = old.model_dump(exclude_unset=True)
         if change.fields.get("tool", old.tool) != old.tool:
-            # What the task states of a tool's effect was said of the one that it had.
+            # The declared effect of a task belongs to the tool that it had.
             fields.update(for_another_tool(old))
         fields.update(change.fields)
         try:
@@ -451,7 +451,7 @@ class Draft:
                 return
         waiting: list[TaskId] = []
         for element in template.replacement.sinks:
-            # Not told apart by whether they were tried: a backoff ends without a record.
+            # Whether they were tried does not matter: a backoff ends without a record.
             if element.state in WAITING:
                 waiting.append(element.id)
         if not waiting:
@@ -468,7 +468,7 @@ class Draft:
             return ""
         if state not in FINISHED:
             return f"is {state}: it cannot be modified"
-        # What a finished task did cannot change, but what people read about it can.
+        # The work of a finished task cannot change, but the text about it can.
         if _ANNOTATION_FIELDS.issuperset(change.fields):
             return ""
         if self._is_left_out_in_correction(change.task_id):
@@ -580,7 +580,7 @@ class Draft:
             if started:
                 return f"was skipped and {started} have started since"
         if state is TaskState.DONE:
-            # A result that was lost with its process has to be made again.
+            # A result lost with its process must be made again.
             if not known or self._graph.entry(task_id).output.recoverable:
                 return f"is {state}: it cannot be retried"
         return ""
@@ -604,12 +604,12 @@ class Draft:
 
     @cached_property
     def _stale(self) -> dict[TaskId, StaleResult]:
-        """The finished tasks with stale results, looked for only where one is replaced."""
+        """The finished tasks with stale results, computed only if one is replaced."""
         return stale_results(self._graph)
 
     @cached_property
     def _scope(self) -> TaskScope:
-        """What tasks may refer to."""
+        """Names that tasks may refer to."""
         if self.adopted is None:
             return self._graph.scope
         return self._graph.scope_after(self.adopted)
@@ -695,7 +695,7 @@ class Draft:
                 self._add_problem(f"task {task.id!r} depends on {dep!r} twice")
 
     def _take_back_replacement(self, task_id: TaskId) -> bool:
-        """Stage that nothing replaces a task any more; False, with a problem, if that cannot be."""
+        """Stage the end of a task's replacement; False, with a problem, if that is impossible."""
         if task_id in self._graph:
             entry = self._graph.entry(task_id)
             if entry.replacement.expanded:
@@ -703,9 +703,9 @@ class Draft:
         return self._withdraw_replacement(task_id)
 
     def _collapse_elements(self, template: TaskEntry) -> bool:
-        """Stage that the list of a task is made again: its elements are taken out.
+        """Stage that the list of a task is made again: its elements are removed.
 
-        What they have done stays known, for elements that turn out to be the same.
+        Their results are kept, for elements that turn out to be the same.
         """
         if self.adopted is None and template.satisfied:
             started = template.started_dependents()
@@ -765,7 +765,7 @@ class Draft:
     # Checks of the plan as the changes would leave it
 
     def _check_adopted(self, adopted: Plan) -> None:
-        """Check that the unfinished tasks that are left alone fit the corrected plan."""
+        """Check that the unchanged unfinished tasks fit the corrected plan."""
         graph = self._graph
         capacity_changes = adopted.resources != graph.plan.resources
         changed_tools = graph.changed_tools(adopted)
@@ -785,7 +785,7 @@ class Draft:
         for task_id in dict.fromkeys([*self.tasks, *self._revived]):
             exists: Callable[[TaskId], bool] = self.exists
             if task_id in self.removed:
-                # It waits for nobody; only a retry needs its dependencies, and may revive them.
+                # It waits for nothing; only a retry needs its dependencies, and may revive them.
                 exists = self.__contains__
             for dep in self.task(task_id).depends_on:
                 if not exists(dep):
@@ -849,7 +849,7 @@ class Draft:
     def _check_cycles(self) -> bool:
         """Check that no tasks wait for one another, and return whether none do.
 
-        A cycle among new tasks is found by following these alone. One that leads through the rest
+        Following only new tasks finds a cycle among them. One that leads through the rest
         of the plan contains a dependency that a change adds there, so the search starts at those.
         """
         among_new: list[AddedDependency] = []
@@ -876,7 +876,7 @@ class Draft:
                 continue
             for _, stated, text in result_references(self.task(task_id), self):
                 name = stated
-                # The elements of a list are not there before the list is.
+                # The elements of a list do not exist before the list does.
                 if name not in self:
                     name = template_of(stated)
                 why = self._reference_error(task_id, name)
@@ -885,7 +885,7 @@ class Draft:
                     self.problems.append(Problem(path, message))
 
     def _stranded_by_removal(self, task_id: TaskId) -> Iterator[TaskId]:
-        """Yield the tasks that would wait for ever if a task were removed."""
+        """Yield the tasks that would wait forever if a task were removed."""
 
         def is_active(other: TaskId) -> bool:
             return self.exists(other) and self.state(other) is not _REPLACED
@@ -935,7 +935,7 @@ class Draft:
         Args:
             edge: the dependency to begin with.
             done: tasks that lead to no cycle.
-            within: whether to follow new tasks alone.
+            within: whether to follow only new tasks.
         """
         path: dict[TaskId, Iterator[TaskId]] = {
             edge.waiting: self.follow_replacements([edge.needed])
@@ -1013,7 +1013,7 @@ class Draft:
             step(self)
         graph.early.standstill = None
         graph.wait_for_dependencies()
-        # Last, because only now all tasks wait for what they are going to wait for.
+        # Last, because only now do all tasks have their final dependencies.
         for task_id in dict.fromkeys([*self.tasks, *self._revived]):
             entry = graph.entries[task_id]
             if graph.is_left_out(entry):
@@ -1048,9 +1048,9 @@ class Draft:
         if original.replacement.expanded:
             for part in graph.parts_of(original):
                 graph.set_removed(part, False)
-                # An element that is kept is what the list, as it is now, asks for.
+                # A kept element is the one that the current list asks for.
                 part.reads.started = graph.statistics.ended_attempts
-            # A list without elements, or with those that were done before, is done at once.
+            # A list without elements, or only with finished ones, is done at once.
             if not unsatisfied:
                 graph.satisfy_dependents(original)
 
@@ -1062,7 +1062,7 @@ class Draft:
             self._graph.statistics.expanded[task_id] = entry
 
     def _prepare_elements(self, task_id: TaskId) -> None:
-        """Make ready for the elements of a task, and for the limit of those that run."""
+        """Prepare a task for its elements, and for the limit of running ones."""
         self._mark_expanded(task_id, "elements")
         limit = self.task(task_id).max_parallel
         if limit is not None:
@@ -1071,7 +1071,7 @@ class Draft:
     def _edit(self, task: Task) -> None:
         graph = self._graph
         entry = graph.entries[task.id]
-        # The attempt that runs has begun with what the task said then.
+        # The running attempt began with the earlier form of the task.
         is_running = entry.state is TaskState.RUNNING
         if not is_running and not is_same_call(task, entry.task, graph.tools.get(task.tool or "")):
             entry.log.call_changes += 1
@@ -1115,7 +1115,7 @@ class Draft:
     def _withdraw(self, task_id: TaskId) -> None:
         """Remove a replacement for good because the task it replaced is retried."""
         entry = self._graph.entries[task_id]
-        # A replaced one can be cancelled only from the state in which it was before.
+        # A replaced one can be cancelled only from its earlier state.
         if entry.state is TaskState.REPLACED_BY_REPLAN:
             self._graph.transition(entry, TaskEvent.REVIVE)
         if entry.state is not TaskState.CANCELLED:

@@ -1,4 +1,4 @@
-"""Naming of tasks in sentences, where those of many elements of one list are one phrase."""
+"""Naming of tasks in sentences; many elements of one list become one phrase."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def group_elements(graph: TaskGraph, task_ids: Iterable[TaskId]) -> list[TaskGro
     for key, ids in groups.items():
         name = repr(ids[0])
         if len(ids) > 1:
-            # In the order of the list, and not in which they failed.
+            # In the order of the list, not in the order of their failures.
             ids.sort(key=lambda task_id: graph.entry(graph.entry(task_id).root).order)
             total = len(graph.entry(key).replacement.sinks)
             names = join_names([repr(task_id) for task_id in ids], _MAX_NAMED)
@@ -62,7 +62,7 @@ def _template(graph: TaskGraph, task_id: TaskId) -> TaskEntry | None:
 
 
 def alike_triggers(graph: TaskGraph, triggers: Iterable[Trigger]) -> list[list[Trigger]]:
-    """Return triggers in order, those of alike failed elements of one list together."""
+    """Return triggers in order, grouping elements of one list that failed alike."""
     groups: dict[tuple[object, ...], list[Trigger]] = {}
     for index, trigger in enumerate(triggers):
         key: tuple[object, ...] = (index,)

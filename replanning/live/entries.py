@@ -1,4 +1,4 @@
-"""Runtime state of one task: its place, its attempts, what it has read, how it waits."""
+"""Runtime state of one task: its place, its attempts, its reads, and its waiting."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Effects = tuple[tuple[str, ...], tuple[str, ...]]
 
 @dataclass(slots=True, eq=False)
 class Doubt:
-    """Attempt that ended without an answer, while it is asked whether it was done all the same.
+    """Attempt that ended without an answer, during its confirmation.
 
     Attributes:
         attempt: the attempt.
@@ -70,7 +70,7 @@ class Doubt:
         )
 
     def settled(self, answer: Failure) -> Failure:
-        """Return what the attempt has failed of, once nobody is asked any more.
+        """Return the failure of the attempt, after the last confirmation.
 
         Args:
             answer: how the last confirmation ended: it said that the attempt was not done, or has
@@ -82,7 +82,7 @@ class Doubt:
 
 
 def unconfirmed(answer: Failure) -> str:
-    """Return why nobody can tell whether a call was done.
+    """Return why it is unknown whether a call was made.
 
     Args:
         answer: how the last confirmation has failed.
@@ -301,7 +301,7 @@ class TaskEntry:
 
     @property
     def left_out(self) -> bool:
-        """True if a condition has left the task out, and with it what depends on it alone."""
+        """Whether a condition has left out the task, with the tasks that depend on it alone."""
         stack = [self]
         while stack:
             entry = stack.pop()
@@ -317,7 +317,7 @@ class TaskEntry:
 
     @property
     def awaits_confirmation(self) -> bool:
-        """True if it has to be asked whether the last attempt was done, and nobody is asking."""
+        """Whether the last attempt needs a confirmation, and none is running."""
         log = self.log
         return log.doubt is not None and log.current is None
 
@@ -373,7 +373,7 @@ class TaskEntry:
             for waiting in entry.dependents:
                 if waiting.state in (TaskState.RUNNING, TaskState.DONE):
                     started.append(waiting.id)
-            # Behind another sink that is not satisfied, nobody can have started.
+            # Behind another unsatisfied sink, no dependent can have started.
             if entry.sink_of is None or entry.sink_of.replacement.unsatisfied:
                 return started
             entry = entry.sink_of

@@ -64,7 +64,7 @@ class FactIndex:
 
 def _discard_from(index: dict[str, dict[TaskId, None]], fact: str, task_id: TaskId) -> None:
     del index[fact][task_id]
-    # Facts that nobody uses would pile up over a long run.
+    # Unused facts would pile up over a long run.
     if not index[fact]:
         del index[fact]
 
@@ -151,7 +151,7 @@ class DependencyIndex:
                 self.fact_index.add(task.id, action, resolved=task.id in self._actions)
 
     def _context_keys(self, task: Task) -> Iterable[str]:
-        """Return the keys of the context that a task refers to.
+        """Return the context keys that a task refers to.
 
         The tasks of a list come one after another and share what they read, so that it is looked
         through once for all of them, as the expansion in the benchmark `lists` shows.
@@ -172,7 +172,7 @@ class DependencyIndex:
             self.context_references[key].pop(task.id, None)
 
     def change_references(self, old: Task, new: Task) -> None:
-        """Index a finished task, which uses nothing any more, by the keys that it refers to now."""
+        """Index a finished task, which uses nothing more, by the keys that it refers to now."""
         for key in context_keys(old):
             self.context_references[key].pop(old.id, None)
         for key in context_keys(new):
@@ -236,7 +236,7 @@ class World:
         return not any(action.interferes_with(other) for other in self.running.values())
 
     def change(self, added: Iterable[str], removed: Iterable[str], ended_attempts: int) -> None:
-        """Change the facts that hold; a fact that is both removed and added holds anew."""
+        """Change the facts that hold; a fact both removed and added starts to hold again."""
         for fact in removed:
             self.facts.pop(fact, None)
         for fact in added:

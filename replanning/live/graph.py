@@ -543,7 +543,7 @@ class TaskGraph:
 
     @property
     def parameters(self) -> JsonObject:
-        """Values of the parameters of the plan, without those that it lacks."""
+        """Values of the plan's parameters, as far as they are known."""
         return current_values(self.plan.parameters)
 
     def __contains__(self, task_id: object) -> bool:
@@ -575,7 +575,7 @@ class TaskGraph:
     # Corrected plans
 
     def changed_tools(self, adopted: Plan) -> dict[str, ToolSpec]:
-        """Return the tools that a corrected plan adds or describes in another way.
+        """Return the tools that a corrected plan adds or describes differently.
 
         A tool keeps its availability, which is an observation, unless the correction is about that,
         or the tool is unavailable only because it kept failing as it was described before.
@@ -656,14 +656,14 @@ class TaskGraph:
         )
 
     def _change_tools(self, changed: Mapping[str, ToolSpec]) -> None:
-        """Replace descriptions of tools, and index the unfinished tasks by them anew."""
+        """Replace descriptions of tools, and index the unfinished tasks by them again."""
         index = self.dependency_index
         unfinished = [entry.task for entry in self if entry.state not in FINISHED]
         for task in unfinished:
             index.discard_user(task)
         self.tools.update(changed)
         for name, tool in changed.items():
-            # What the earlier description failed at says nothing about this one.
+            # Failures under the earlier description say nothing about this one.
             self.scheduler.breakers.pop(name, None)
             if tool.resources:
                 self.scheduler.pool.limited = True
@@ -684,7 +684,7 @@ class TaskGraph:
         return doubtful
 
     def unknown_effects(self, entry: TaskEntry) -> str:
-        """Return the doubt whether a task, or what it replaced, took effect; empty without any."""
+        """Return why it is unknown whether a task, or one it replaced, took effect; else empty."""
         doubtful = self.in_doubt(entry)
         if not doubtful:
             return ""
@@ -694,7 +694,7 @@ class TaskGraph:
         return f"it is unknown whether {subject} took effect"
 
     def leaves(self, entry: TaskEntry) -> list[TaskEntry]:
-        """Return the tasks that stand in the place of one now: itself, or what replaced it."""
+        """Return the current tasks for a task: itself, or its replacements."""
         leaves: list[TaskEntry] = []
         stack = [entry]
         while stack:
@@ -741,7 +741,7 @@ class TaskGraph:
         return self.resolve(entry.task, entry.task.arguments)
 
     def resolve(self, task: Task, arguments: Mapping[str, JsonValue]) -> JsonObject:
-        """Return arguments with every reference replaced by what a task sees there.
+        """Return arguments with every reference replaced by its value for a task.
 
         Raises:
             ExpressionError: a reference has no value yet.
@@ -767,8 +767,8 @@ class TaskGraph:
         Args:
             condition: the condition.
             task: the task that has it, if any.
-            context: a context to evaluate it with, in the place of the present one.
-            parameters: values of parameters, in the place of the present ones.
+            context: a context to use instead of the current one. parameters: values of parameters
+                to use instead of the current ones.
 
         Raises:
             ExpressionError: it cannot be evaluated.
@@ -795,8 +795,8 @@ class TaskGraph:
     def status_of(self, entry: TaskEntry) -> TaskState:
         """Return how a task has ended, as conditions see it.
 
-        A replaced task has ended as what stands for it has: failed, if a part of that has failed. A
-        task that cannot run because of what it needs is BLOCKED.
+        A replaced task has ended like its replacements: failed, if one of them failed. A task that
+        cannot run because of its dependencies is BLOCKED.
         """
         states: list[TaskState] = []
         stack = [entry]
@@ -816,7 +816,7 @@ class TaskGraph:
 
     def inputs_of(self, task: Task | None) -> TaskResults:
         """Return the results as the references and the condition of a task see them."""
-        # It may start without the results of what failed, and has to be able to say so.
+        # It may start without the results of failed tasks, and must be able to check that.
         ended = task is not None and task.run_if == "always"
         return TaskResults(self.entries, NO_OUTPUT, ended=ended)
 
@@ -829,7 +829,7 @@ class TaskGraph:
         """
         task_id = task.id
         root = task_id
-        # The task of an element is repaired alone, so it is the root of its own lineage.
+        # The task of an element is repaired separately, so it is the root of its own lineage.
         if parent is not None and not parent.replacement.expanded:
             root = parent.root
         order = self.statistics.added_tasks
@@ -941,7 +941,7 @@ class TaskGraph:
     # Branches that a condition leaves out
 
     def is_left_out(self, entry: TaskEntry) -> bool:
-        """Return whether a waiting task must not run, because all that it depends on is left out.
+        """Return whether a waiting task must not run because all of its dependencies are left out.
 
         One whose dependency failed and was skipped by a decision runs without that output, and so
         does one for which at least one dependency has run.
@@ -1008,11 +1008,11 @@ class TaskGraph:
         entry.condition_revision = None
         self.update_unsatisfied_count(entry)
 
-    # Tasks that run whatever becomes of their dependencies
+    # Tasks that always run
 
     @property
     def standstill(self) -> Standstill:
-        """What cannot run because of what failed; computed anew once more has failed."""
+        """Tasks that cannot run because of failures; computed again after further failures."""
         if self.early.standstill is None:
             self.early.standstill = self._find_standstill()
         return self.early.standstill
@@ -1138,7 +1138,7 @@ class TaskGraph:
         if self.scheduler.unconfirmed:
             entry.log.doubt = None
             self.scheduler.unconfirmed.pop(entry.id, None)
-        # Only a result can be stale, so what a failed attempt has read is forgotten.
+        # Only a result can be stale, so the reads of a failed attempt are forgotten.
         if not succeeded:
             entry.reads.keys = None
             entry.reads.changed_context = False
@@ -1166,7 +1166,7 @@ class TaskGraph:
                 return False
         if self.unsatisfied_count:
             for name, breaker in scheduler.breakers.items():
-                # After a second opening nobody knows whether the tool comes back: do not wait.
+                # After a second opening it is unknown whether the tool comes back: do not wait.
                 if breaker.openings != 1 or self.tools[name].available:
                     continue
                 for task_id in self.dependency_index.resource_users.get(name, ()):

@@ -98,27 +98,27 @@ _YIELD_AFTER_CHARS: Final = 4_000
 MASK_CURE: Final = (
     "give the plan again: `replanning resume RUN --plan FILE`, or `run_or_resume` in Python"
 )
-"""What helps where a journal has a mask in the place of a secret."""
+"""Remedy if a journal has a mask instead of a secret."""
 
 ELEMENT_CURE: Final = "its list must be made again: `replanning rerun RUN TASK`"
-"""What helps where the secret is in an element of a list, or was handed to an included plan."""
+"""Remedy if the secret is in an element of a list, or was passed to an included plan."""
 
 PARAMETER_CURE: Final = (
     "give it again: `replanning resume RUN --set NAME=…`, or `engine.resume(run, parameters={…})`"
     " in Python"
 )
-"""What helps where a journal does not have the value of a parameter."""
+"""Remedy if a journal lacks the value of a parameter."""
 
 CHANGE_CURE: Final = (
     "the plan that was given does not have it: modify the task, or set the value of the context "
     "again"
 )
-"""What helps where the secret came with a change, so that the plan does not have it."""
+"""Remedy if the secret came with a change, so that the plan does not have it."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class MaskedParts:
-    """Parts of a resumed plan that have a mask in the place of a secret; none in a new run.
+    """Parts of a resumed plan with a mask instead of a secret; none in a new run.
 
     A mask must never reach a tool: a task that would use one fails before its work.
 
@@ -190,8 +190,7 @@ class LivePlan(TaskGraph):
     Attributes:
         goal: the current goal.
         masked: the parts of a resumed plan that its journal lacks.
-        taken_back: the reason for which the whole run is taken back: it ends with its
-            compensations.
+        taken_back: the reason for undoing the whole run, which ends with its compensations.
     """
 
     __slots__ = ("_holds_by_question", "goal", "masked", "taken_back")
@@ -389,10 +388,10 @@ class LivePlan(TaskGraph):
         return Task(id=entry.id, tool=confirm.tool, arguments=arguments, effect="none")
 
     def find_masked_parts(self, given: Plan | None) -> None:
-        """Note which parts have a mask in the place of a secret, after a journal was replayed.
+        """Find the parts with a mask instead of a secret, after a replay.
 
         Args:
-            given: the plan that the caller has given again; its parts are complete.
+            given: the plan that the caller passed again; its parts are complete.
         """
         complete: dict[TaskId, Task] = {}
         if given is not None:
@@ -416,7 +415,7 @@ class LivePlan(TaskGraph):
     def complete_masked_parts(
         self, given: Plan, tasks: Sequence[Task], tools: Sequence[ToolSpec], context: JsonObject
     ) -> None:
-        """Put true values in place of masks; nothing that a journal shows changes.
+        """Replace masks with true values; nothing visible in a journal changes.
 
         Args:
             given: the plan that the values come from.
@@ -479,13 +478,13 @@ class LivePlan(TaskGraph):
         draft: Draft | None = None,
         adopted: Plan | None = None,
     ) -> Draft:
-        """Stage changes that the plan accepts; nothing changes until a record of them is folded.
+        """Stage changes that the plan accepts; they take effect when their record is folded.
 
         Args:
             changes: the changes, in order; later ones see the effect of earlier ones.
             expected_revision: the revision they were made for, if that matters.
-            draft: the same changes as staged earlier; staged anew if the plan has changed since.
-            adopted: the corrected plan that the changes bring about.
+            draft: the same changes, staged earlier; staged again if the plan has changed since.
+            adopted: the corrected plan that the changes lead to.
 
         Raises:
             RevisionConflict: the plan is at another revision.
@@ -551,7 +550,7 @@ class LivePlan(TaskGraph):
         handler = PLAN_RECORD_HANDLERS.get(type(body))
         if handler is None:
             if isinstance(body, PlanRevised):
-                # Where the record is read from a journal, its changes are staged anew.
+                # If the record comes from a journal, its changes are staged again.
                 if draft is None:
                     draft = self.prepare(body.changes, body.parent, adopted=body.adopted)
                 if body.adopted is not None:
@@ -560,7 +559,7 @@ class LivePlan(TaskGraph):
                     self.change_document(body.adopted)
                 draft.commit(record.at)
                 if body.adopted is not None:
-                    # Whoever corrects the plan, or runs tasks again, wants the goal.
+                    # A person who corrects the plan, or runs tasks again, wants the goal.
                     self.taken_back = None
                 if body.takes_back:
                     self.taken_back = body.reason
@@ -750,7 +749,7 @@ class LivePlan(TaskGraph):
             self._await_confirmation(entry, body, at)
             return
         interrupted = isinstance(body, AttemptInterrupted)
-        # First of all, because an illegal event must leave everything as it was.
+        # First, because an illegal event must leave everything unchanged.
         self.transition(entry, event)
         doubt = log.doubt
         if doubt is not None:
@@ -778,7 +777,7 @@ class LivePlan(TaskGraph):
         )
         entry.reads.ended = self.statistics.ended_attempts
         log.keep_round_start()
-        # An interruption is no fault of the task: it does not use up a retry.
+        # An interruption is not the fault of the task: it uses up no retry.
         if interrupted and body.retry_at is not None:
             log.in_round -= 1
         exhausted = not isinstance(body, AttemptInterrupted) and body.exhausted
@@ -803,7 +802,7 @@ class LivePlan(TaskGraph):
         body: AttemptFailed | AttemptTimedOut | AttemptInterrupted,
         at: float,
     ) -> None:
-        """Keep a task running whose attempt ended without an answer, until somebody has one.
+        """Keep a task running whose attempt ended without an answer, until the answer is known.
 
         It keeps its resources and all that its success would bring about. What has failed is either
         the attempt itself, or an earlier confirmation, which is repeated.
@@ -893,7 +892,7 @@ class LivePlan(TaskGraph):
 
     def _on_question(self, body: QuestionAsked, at: float) -> None:
         held = [self.entry(task_id) for task_id in body.holds]
-        # An answer names only its question, so what it releases is remembered here.
+        # An answer names only its question, so the tasks that it releases are remembered here.
         self._holds_by_question[body.question] = body.holds
         self.scheduler.hold(held)
 

@@ -33,7 +33,7 @@ _MIN_COMPACTION_SIZE: Final = 256
 """Number of deadlines below which outdated ones are not removed."""
 
 COUNTED_FAILURES: Final[tuple[FailureKind, ...]] = ("error", "timeout", "unexpected")
-"""Kinds of failure that a breaker counts: those of the work itself."""
+"""Kinds of failure that a breaker counts: failures of the work itself."""
 
 
 class ResourcePool:
@@ -85,7 +85,7 @@ class ResourcePool:
         """Mark the demand as free again."""
         for name, amount in demand.items():
             left = self.used[name] - amount
-            # A rounding error would leave a sliver in use for ever.
+            # A rounding error would leave a sliver in use forever.
             if left <= _CAPACITY_EPSILON:
                 left = 0.0
             self.used[name] = left
@@ -229,7 +229,7 @@ _HOST: Final = re.compile(r"\w://(?:[^/?#\s@]*@)?([^/?#\s:'\"{}]+)(?=[/?#\s:'\"]
 
 
 def failure_target(task: Task, tool: ToolSpec, failure: Failure) -> object:
-    """Return what a failure says something about, so that a breaker counts failures of one cause.
+    """Return the subject of a failure, so that a breaker counts failures with one cause.
 
     A failure that may pass, or a call without an answer or with a wrong one, is a sign that the
     tool is down, or rather the host that the call names. Any other failure, such as a page that
@@ -331,7 +331,7 @@ class Scheduler:
     # Claims
 
     def claim_next(self, queue: ReadyQueue | None = None) -> TaskEntry | None:
-        """Claim the next ready task whose tool, resources and facts are there.
+        """Claim the next ready task whose tool, resources and facts are available.
 
         Each task that leaves the queue before one can be claimed falls under one of three cases: it
         cannot start whatever resources are given back, and is parked; its resources are in use, and
@@ -409,8 +409,8 @@ class Scheduler:
     def count_failure(self, entry: TaskEntry, failure: Failure) -> None:
         """Count a failure of a task for the breaker of its tool.
 
-        A breaker counts failures of one cause; another cause begins the count anew. An open one
-        keeps its count: its trials decide, whatever they fail of.
+        A breaker counts failures with one cause; another cause restarts the count. An open breaker
+        keeps its count: only its trials decide.
         """
         tool = self._tools.get(entry.task.tool or "")
         if tool is None or failure.kind not in COUNTED_FAILURES:
@@ -420,7 +420,7 @@ class Scheduler:
             return
         kind = failure.type
         if failure.kind != "unexpected":
-            # What was found instead differs from output to output.
+            # The actual value differs from output to output.
             kind = normalised_cause(failure.type, failure.message)
         cause = kind, failure_target(entry.task, tool, failure)
         breaker = self.breakers.get(tool.name)
@@ -447,7 +447,7 @@ class Scheduler:
         entry.not_before = None
 
     def renew_claim(self, entry: TaskEntry) -> int:
-        """Pass the claim of a task on to somebody else, as a new one; return its number."""
+        """Pass the claim of a task on, as a new claim; return its number."""
         self.last_claim += 1
         entry.claim = self.last_claim
         return self.last_claim
@@ -487,7 +487,7 @@ class Scheduler:
                 return True
         return False
 
-    # Lineages that one caller executes alone
+    # Reserved lineages
 
     def reserve(
         self, root: TaskId, entries: Sequence[TaskEntry], on_push: Callable[[], None]
@@ -519,14 +519,14 @@ class Scheduler:
     # Waiting
 
     def unpark(self) -> None:
-        """Queue all parked tasks again, because what they lack may be there now."""
+        """Queue all parked tasks again, because the missing things may be available now."""
         parked = self.parked
         self.parked = {}
         for entry in parked.values():
             self.queue.push(entry)
 
     def requeue(self, entry: TaskEntry) -> None:
-        """Queue a task anew after its position, tool or resources have changed."""
+        """Queue a task again after a change of its position, tool or resources."""
         self.parked.pop(entry.id, None)
         self.return_claim(entry)
         if entry.state is _READY:

@@ -95,7 +95,7 @@ def _find_outdated(live: TaskGraph) -> dict[TaskId, StaleResult]:
 
 
 def _used_result(entry: TaskEntry, source: TaskEntry) -> bool:
-    """Return whether a finished task may have used the result of another as it was."""
+    """Return whether a finished task may have used the earlier result of another."""
     if entry.state not in SATISFIED:
         return False
     return not source.replacement.redone or _precedes_redo(entry, source)
@@ -124,7 +124,7 @@ def outdated_by(
     for key in keys:
         for entry in _possible_readers(live, key):
             outdated = _outdated_keys(live, entry, context, history)
-            # What has changed before is no effect of this change.
+            # Earlier changes are not an effect of this one.
             concerned = [each for each in outdated if each in keys]
             if concerned:
                 found[entry.id] = concerned
@@ -142,7 +142,7 @@ def _possible_readers(live: TaskGraph, key: str) -> Iterator[TaskEntry]:
 def _outdated_keys(
     live: TaskGraph, entry: TaskEntry, context: JsonObject, history: ContextHistory
 ) -> list[str]:
-    """Return the keys of the context that a task has read and that have another value since.
+    """Return the context keys that a task has read and whose values have changed since.
 
     A key to which only the condition of a finished task refers counts if the condition would now
     have the opposite outcome.
@@ -190,7 +190,7 @@ def may_be_stale(live: TaskGraph, entry: TaskEntry) -> bool:
 
 
 def followers(live: TaskGraph, again: Collection[TaskId]) -> dict[TaskId, list[TaskId]]:
-    """Return the tasks that have to wait for tasks that are to be done again.
+    """Return the tasks that must wait for tasks that run again.
 
     With each come the dependencies that it needs in addition. They are the waiting dependents of
     the tasks to be done again, and those of these that depend on others of them. A task that

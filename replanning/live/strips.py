@@ -230,7 +230,7 @@ def _simulate(problem: StripsProblem, *, strict: bool) -> Feasibility:
             if not open_dependencies[waiting]:
                 heapq.heappush(ready, waiting)
 
-    # What a step that is not executed would add is not missing: that step is the problem.
+    # A fact that a stuck step would add is not missing: that step is the problem.
     to_come: set[str] = set()
     for step in steps:
         if step.id not in executed:
@@ -251,7 +251,7 @@ def ground_action(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> GroundA
     added = _instantiate(tool.addition_patterns, values)
     removed = _instantiate(tool.removes, values)
     facts = [*required, *added, *removed]
-    # What holds after the action may depend on a pattern that is left out.
+    # The facts after the action may depend on a pattern that is left out.
     unresolved = len(facts) < len(tool.fact_patterns)
     in_order = tuple(dict.fromkeys(facts))
     return GroundAction(

@@ -335,7 +335,7 @@ class PlanView:
 
     @property
     def busy_seconds(self) -> float:
-        """Seconds in which some attempt ran, until the last one ended."""
+        """Seconds during which any attempt ran, up to the last end."""
         return self._live.statistics.busy_seconds
 
     @property
@@ -574,7 +574,7 @@ def _build_problem(live: LivePlan, draft: Draft, part: Subgraph | None) -> Strip
             tool = live.tools.get(task.tool)
         action, arguments = live.dependency_index.ground(task)
         if running:
-            # It has started, so whatever it required held.
+            # It has started, so its requirements held.
             action = action._replace(requires=NO_FACTS)
         waits_for: list[TaskId] = []
         for dep in draft.follow_replacements(task.depends_on):
@@ -598,7 +598,7 @@ def _relevant_subgraph(
     Tasks are related if one depends on the other, or if they share a fact that one of them changes.
     """
     index = live.dependency_index.fact_index
-    # Without an index nothing says what is unrelated, and without a subject everything counts.
+    # Without an index nothing is known to be unrelated, and without a subject everything counts.
     if index is None or not (tasks or facts):
         return None
     limit = max(MIN_SUBGRAPH_LIMIT, len(index) // 4)
@@ -611,7 +611,7 @@ def _relevant_subgraph(
     for task_id, task in draft.tasks.items():
         for dep in draft.follow_replacements(task.depends_on):
             staged_dependents.setdefault(dep, []).append(task_id)
-    # The search stops early where it would find most of the plan: reducing that saves nothing.
+    # The search stops early if it would find most of the plan, because that saves nothing.
     seen: set[TaskId] = set()
     seen_facts = set(facts)
     while stack and len(seen) <= limit:

@@ -201,7 +201,7 @@ def _is_expanded(task: Task) -> bool:
 
 
 def _check_inclusion(task: Task) -> Iterator[Finding]:
-    """Yield what is wrong with how a task includes a plan."""
+    """Yield the problems of a task's inclusion of a plan."""
     if task.include is None:
         for name, value in (("with", task.with_), ("outputs", task.outputs)):
             if value is not None:
@@ -232,7 +232,7 @@ def _check_inclusion(task: Task) -> Iterator[Finding]:
 def _check_included(
     included: SubPlan, scope: TaskScope, uses_of_tools: Mapping[str, Mapping[str, str]]
 ) -> Iterator[Finding]:
-    """Yield what is wrong with an included plan, whose tools are those of the whole."""
+    """Yield the problems of an included plan, which uses the tools of the whole plan."""
     try:
         declared = declared_parameters(included)
     except PlanError as error:
@@ -282,7 +282,7 @@ def _check_graph(
     graph = []
     for task in tasks:
         known = [name for name in task.depends_on if name in number_of]
-        # A task that depends on itself was reported above, and is no cycle of its own.
+        # A task that depends on itself was reported above, and is not a separate cycle.
         graph.append([number_of[name] for name in known if name != task.id])
     for cycle in find_cycles(graph):
         sound = False
@@ -802,7 +802,7 @@ def _check_tool(tool: ToolSpec, scope: TaskScope) -> Iterator[Finding]:
 
 
 def _check_undo(tool: ToolSpec, scope: TaskScope) -> Iterator[Finding]:
-    """Yield the problems of what a tool states about taking back its effect."""
+    """Yield the problems of a tool's declaration of how to undo its effect."""
     if tool.undo is not None:
         for path, text in _check_undo_call(tool, tool.undo, scope):
             yield ("undo", *path), f"its undo: {text}"
@@ -924,7 +924,7 @@ def _check_bodies(bodies: Sequence[_ParsedBody], scope: TaskScope) -> Iterator[F
 
 
 def _check_reserved_ids(tasks: Sequence[Task]) -> Iterator[Finding]:
-    """Yield the tasks that are called as what the elements of a plan's lists have."""
+    """Yield the tasks whose names are reserved for the elements of lists."""
     if all(task.for_each is None for task in tasks):
         return
     for number, task in enumerate(tasks):
@@ -934,7 +934,7 @@ def _check_reserved_ids(tasks: Sequence[Task]) -> Iterator[Finding]:
 
 
 def _check_list(task: Task, bodies: Sequence[_ParsedBody], scope: TaskScope) -> Iterator[Finding]:
-    """Yield what a task states about a list, or an element of one, that it does not have."""
+    """Yield the fields about lists or elements of a task without any."""
     has_element = "item" in (task.scope or {})
     if task.for_each is not None:
         for name in ("name", "goal"):
@@ -1016,7 +1016,7 @@ def _check_acceptance(bodies: Sequence[_ParsedBody]) -> Iterator[Finding]:
 
 
 def _check_confirmation_by(tool: ToolSpec, scope: TaskScope) -> Iterator[Finding]:
-    """Yield the problems of what a tool states under `confirm`, like `_check_tool`."""
+    """Yield the problems of a tool's `confirm`, like `_check_tool`."""
     if tool.confirm is not None:
         for path, text in _check_confirmation(tool.confirm, scope):
             yield ("confirm", *path), f": {text}"
@@ -1170,7 +1170,7 @@ def _collect_names(part: Any, field: str, names: dict[str, None]) -> None:
     fields = _fields_with_names(kind)
     if fields is not None:
         values = part.__dict__
-        # Defaults are no secrets.
+        # Defaults are not secrets.
         for inner in part.__pydantic_fields_set__:
             if inner not in fields:
                 continue

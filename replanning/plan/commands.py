@@ -270,7 +270,7 @@ LAUNCHERS: Final = re.compile(
 """Programs that start another one from their words; `env`, `nice`, `nohup` have options."""
 
 _EMPTY_PREFIX: Final = re.compile(r"""(?:''|""|"?\$[\w@*#?!$-]+"?|"?\$\{[^{}]*\}"?)*""")
-"""What may be nothing, before a hole."""
+"""Parts before a hole that may be empty."""
 
 
 def leading_holes(command: str) -> list[LeadingHoles]:

@@ -39,7 +39,7 @@ MAX_CONDITION_DEPTH: Final = 20
 """Deepest nesting of a condition."""
 
 STATUSES: Final = ("DONE", "SKIPPED", "FAILED", "BLOCKED", "CANCELLED")
-"""What `status.TASK` is of a task that has ended."""
+"""Values of `status.TASK` for a task that has ended."""
 
 _ROOTS: Final = ("context", "parameters", "results", "status", *ELEMENT_ROOTS)
 
@@ -53,7 +53,7 @@ OUTPUT_ROOTS: Final = (
     "run",
     *ELEMENT_ROOTS,
 )
-"""What a condition on an output is over."""
+"""Roots of a condition on an output."""
 
 _VALUES: Final = ("output", "text", *ELEMENT_ROOTS)
 """Roots that are one value; the others are looked up by a name."""
@@ -125,7 +125,7 @@ class Condition:
 
         Args:
             text: the condition.
-            roots: what it may be over.
+            roots: the roots that it may use.
 
         Raises:
             ExpressionError: it is too long, too deep, or not in the language; says at which column.
@@ -238,7 +238,7 @@ class Condition:
         return False
 
     def questions(self, root: str) -> frozenset[str]:
-        """Return the keys of which the condition asks whether a root has them: `"key" in root`."""
+        """Return the keys whose presence in a root the condition tests: `"key" in root`."""
         found = set()
         for node in ast.walk(self.tree):
             match node:
@@ -362,7 +362,7 @@ class Condition:
 
 
 class _Renaming(ast.NodeTransformer):
-    """Puts other ids in the place of those of tasks, wherever a condition can name one."""
+    """Replaces ids of tasks wherever a condition can name one."""
 
     def __init__(self, ids: Mapping[TaskId, TaskId]) -> None:
         self._ids = ids
@@ -405,7 +405,7 @@ def output_lookup(path: str) -> Condition:
         path: where it is: `json.items[0].id`, `["unit-price"]` or `[0].id`.
 
     Raises:
-        ExpressionError: this is no such path.
+        ExpressionError: this is not such a path.
     """
     dot = "." if path[:1] != "[" else ""
     lookup = Condition.parse(f"output{dot}{path}", OUTPUT_ROOTS)
@@ -445,7 +445,7 @@ def _validate_node(node: ast.expr, text: str, start: int, depth: int, roots: Seq
 
 
 def _node_problem(node: ast.expr, roots: Sequence[str]) -> str:
-    """Return what is wrong with a node itself, as the end of a sentence; empty if nothing is."""
+    """Return the problem of a node itself, as the end of a sentence; empty if there is none."""
     match node:
         case ast.Compare():
             return _comparison_problem(node, roots)
@@ -491,7 +491,7 @@ def _node_problem(node: ast.expr, roots: Sequence[str]) -> str:
 
 
 def _root_problem(name: str, key: object, roots: Sequence[str]) -> str:
-    """Return what is wrong with looking up a key in a root; empty if nothing is."""
+    """Return the problem of looking up a key in a root; empty if there is none."""
     if name not in roots:
         return _unknown_name_message(name, roots)
     if name not in _VALUES and not isinstance(key, str):

@@ -65,7 +65,7 @@ from replanning.plan.types import JsonObject, JsonPath, TaskId
 _MAX_ERRORS: Final = 10 * MAX_PROBLEMS
 _TASKS_PER_CHUNK: Final = 500
 _MAX_WARNED_PLACES: Final = 8
-"""Most places in one message."""
+"""Maximum number of places in one message."""
 """Tasks in one chunk of the canonical JSON."""
 
 _canonical_json: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
@@ -80,7 +80,7 @@ class Plan(StrictModel):
 
     id: Name | None = Field(default=None, description="Names the plan across runs.")
     name: Text | None = Field(default=None, description="How people call it.")
-    goal: Goal = Field(description="What the plan is for.")
+    goal: Goal = Field(description="The goal of the plan.")
     parameters: Mapping[ParameterName, Parameter] = Field(
         default_factory=dict,
         description="Values that are given when the plan is run, and referred to as parameters.*: "
@@ -100,9 +100,11 @@ class Plan(StrictModel):
     tools: Items[ToolSpec] = Field(
         default=(), description="The tools; all that tasks name, or none at all."
     )
-    tasks: Items[Task] = Field(default=(), description="The steps; their order is no dependency.")
+    tasks: Items[Task] = Field(
+        default=(), description="The steps; their order implies no dependencies."
+    )
     facts: Items[Fact] | None = Field(
-        default=None, description="What holds at the start; what is not stated does not hold."
+        default=None, description="Facts that hold at the start; no others hold."
     )
     objects: Mapping[Name, Name] = Field(
         default_factory=dict, description="The things that facts speak of: name to type."
@@ -115,7 +117,7 @@ class Plan(StrictModel):
         description="Reaction to stale results, of finished tasks that read values of the context "
         "that changed since: ignore them, warn of them, or redo the tasks and their dependents.",
     )
-    budget: Budget | None = Field(default=None, description="What a run may spend.")
+    budget: Budget | None = Field(default=None, description="The budget of a run.")
 
     # Keyed by the tuple it was made from, because model_copy copies private attributes as well.
     _task_index: tuple[Sequence[Task], dict[TaskId, Task]] | None = PrivateAttr(None)
@@ -228,7 +230,7 @@ class Plan(StrictModel):
             raise PlanError(with_positions(error.problems, text, format, source)) from None
 
     def with_parameters(self, values: Mapping[str, JsonValue]) -> Self:
-        """Return the plan with values of its parameters; those that it had already stay.
+        """Return the plan with values of its parameters; existing values stay.
 
         A run needs a value of every parameter without a default.
 

@@ -1,4 +1,4 @@
-"""Expectations of outputs, by which a failure is noticed that looks like a success."""
+"""Expectations of outputs, to notice failures that look like successes."""
 
 from __future__ import annotations
 

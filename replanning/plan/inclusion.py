@@ -1,4 +1,4 @@
-"""Included plans: the tasks that carry one out in the place of the task that includes it."""
+"""Included plans: the tasks of one, in place of the task that includes it."""
 
 from __future__ import annotations
 

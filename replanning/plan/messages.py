@@ -21,7 +21,7 @@ from replanning.plan.types import JsonPath
 from replanning.secrets import mask_secrets
 
 MAX_PROBLEMS: Final = 1_000
-"""Most problems that an error lists; nobody reads more of them."""
+"""Maximum number of problems that an error lists; nobody reads more of them."""
 
 FURTHER_PROBLEMS: Final = Problem("", "there are further problems")
 """Last problem of an error that does not list them all."""
@@ -313,7 +313,7 @@ def _without_misspelt(
 
 
 def _field_names(model: type[BaseModel] | None) -> list[str]:
-    """Return the fields of a model as a document has them; none if it is no model."""
+    """Return the fields of a model in the form of a document; none if it is not a model."""
     fields: Mapping[str, FieldInfo] = getattr(model, "model_fields", {})
     return [each.alias or name for name, each in fields.items()]
 

@@ -62,13 +62,13 @@ ParameterType = Literal["string", "integer", "number", "boolean", "array", "obje
 
 
 class Parameter(StrictModel):
-    """Value that a plan leaves open for whoever runs it.
+    """Value that a plan leaves open for the person who runs it.
 
     The JSON form of a plan leaves out the value of a secret, so no journal or file contains it.
     """
 
     type: ParameterType = Field(default="string", description="The JSON type of its value.")
-    description: Text = Field(default="", description="What it is for, for people and models.")
+    description: Text = Field(default="", description="Its purpose, for people and models.")
     default: JsonValue = Field(
         default=None, description="Its value where none is given; without it, one must be given."
     )
@@ -82,7 +82,7 @@ class Parameter(StrictModel):
 
     @property
     def current(self) -> JsonValue:
-        """The value that was given, or the default; None where there is neither."""
+        """The passed value, or the default; None if there is neither."""
         return self.default if self.value is None else self.value
 
     def value_problem(self, value: JsonValue) -> str:
@@ -132,7 +132,7 @@ Parameters = Mapping[str, Parameter]
 
 
 def declaration_problems(parameters: Parameters) -> Iterator[tuple[JsonPath, str]]:
-    """Yield what is wrong with declared parameters, each with its place in the plan."""
+    """Yield the problems of declared parameters, each with its place in the plan."""
     for name, parameter in parameters.items():
         which = f"parameter {name!r}"
         fields = ["default", "value"]

@@ -215,10 +215,10 @@ _NO_FORM_ADVICE: Final = "read it in the work, from context.results, or return a
 
 
 ELEMENT_ROOTS: Final = ("item", "index", "key")
-"""What the task of an element may refer to as well: the element, its number from 0, and its key."""
+"""Further roots for the task of an element: the element, its number from 0, and its key."""
 
 KEY_ROOTS: Final = ("item", "index")
-"""What the `key` of a task with `for_each` may refer to."""
+"""Roots for the `key` of a task with `for_each`."""
 
 CONFIRMATION_ROOTS: Final = (
     "arguments",
@@ -228,10 +228,10 @@ CONFIRMATION_ROOTS: Final = (
     IDEMPOTENCY_KEY,
     *ELEMENT_ROOTS,
 )
-"""What the arguments of a confirmation may refer to."""
+"""Roots for the arguments of a confirmation."""
 
 CONFIRMED_ROOTS: Final = ("output", "text", *CONFIRMATION_ROOTS)
-"""What the output of a confirmed call may refer to."""
+"""Roots for the output of a confirmed call."""
 
 UNDO_ROOTS: Final = (
     "output",
@@ -241,7 +241,7 @@ UNDO_ROOTS: Final = (
     "results",
     *ELEMENT_ROOTS,
 )
-"""What the arguments of a tool's `undo` may refer to."""
+"""Roots for the arguments of a tool's `undo`."""
 
 _SINGLE_VALUES: Final = ("output", "text", IDEMPOTENCY_KEY, *ELEMENT_ROOTS)
 """Roots that are values themselves; of the others, a part is named."""
@@ -258,7 +258,7 @@ class Reference:
     path: JsonPath
     """The steps into the output or the other root."""
     root: str = ""
-    """What it refers to if that is no task: `context`, `parameters`, or one of `ELEMENT_ROOTS`."""
+    """Its root if that is not a task: `context`, `parameters`, or one of `ELEMENT_ROOTS`."""
 
     def __str__(self) -> str:
         return f"${{{self.text}}}"
@@ -348,7 +348,7 @@ def rename_results(text: str, ids: Mapping[TaskId, TaskId]) -> str:
     """Return a text of a confirmation in which `${results.task}` names other tasks.
 
     Raises:
-        ExpressionError: it has a reference to what no confirmation may refer to.
+        ExpressionError: it has a reference that a confirmation must not have.
     """
 
     def renamed(match: re.Match[str]) -> str:
@@ -551,7 +551,7 @@ def root_reference_problem(value: JsonValue, roots: tuple[str, ...]) -> str:
 def sole_argument(value: JsonValue) -> str:
     """Return the argument that a value of a confirmation consists of; empty for another value.
 
-    Such a value is left out of the question where the call left out the argument.
+    Such a value is left out of the question if the call left out the argument.
     """
     prefix = "${arguments."
     if isinstance(value, str) and value.startswith(prefix):

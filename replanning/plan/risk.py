@@ -53,7 +53,7 @@ _RISKS: Final = tuple(
         (r"sudo|doas|su|pkexec|runuser", "", _OTHER_USER),
         (_DATABASE, "", "it works on a database, with"),
         (r"chmod|chown|chgrp", _RECURSIVE, _RECURSIVELY),
-        # Words with which a program deletes or stops something.
+        # Words that make a program delete or stop something.
         (r"find", r" (?:.* )?(-delete)(?= |$)", "it uses"),
         (r"rsync", r" (?:.* )?(--del\S*|--remove-source-files)(?= |$)", "it uses"),
         (r"terraform|tofu|pulumi", r" (?:.* )?(destroy|apply|up)(?= |$)", "it uses"),
@@ -101,7 +101,7 @@ _DOWNLOAD: Final = re.compile(
     """,
     re.VERBOSE,
 )
-"""A shell or an interpreter that runs what was downloaded."""
+"""A shell or an interpreter that runs a download."""
 
 
 JUDGED_KINDS: Final = ("shell", "http")
@@ -128,7 +128,7 @@ def resolved_risk(
 
 
 def detected_risk(tool: ToolSpec, arguments: Mapping[str, JsonValue] = MappingProxyType({})) -> str:
-    """Return why a tool looks dangerous, whatever it states; "" if it does not.
+    """Return why a tool looks dangerous, regardless of its declarations; "" if it does not.
 
     Args:
         tool: the tool.

@@ -1,4 +1,4 @@
-"""Checks of values by JSON Schema, whose work is bounded whatever the schema."""
+"""Checks of values by JSON Schema, with bounded work for any schema."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from typing import Any, Final
 from replanning.plan.types import JsonObject, JsonValue
 
 _MAX_SCHEMA_WORK: Final = 5_000_000
-"""Most work of a check: characters of arguments times keywords of the schema; above, only the
-server checks.
+"""Maximum work of a check, in characters of arguments times keywords of the schema.
+
+Above it, only the server checks.
 """
 
 _NAMED_REFERENCE_COST: Final = 1_000
@@ -135,7 +136,7 @@ def schema_problems(schema: JsonObject | None, value: JsonValue) -> list[str]:
 
 
 class _Work:
-    """Work that one check may still do.
+    """Remaining work of one check.
 
     Args:
         cost: what the check of one keyword costs.

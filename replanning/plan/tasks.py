@@ -136,17 +136,17 @@ class StrictModel(BaseModel):
 
         @classmethod
         def model_validate(cls, obj: object, **options: object) -> Self:
-            """Return what a mapping describes; wrong fields raise the error of the constructor."""
+            """Return the object that a mapping describes; raises like the constructor."""
             return cls._checked(super().model_validate, obj, **options)
 
         @classmethod
         def model_validate_json(cls, json_data: str | bytes | bytearray, **options: object) -> Self:
-            """Return what a JSON text describes; raises as the constructor does."""
+            """Return the object that a JSON text describes; raises like the constructor."""
             return cls._checked(super().model_validate_json, json_data, **options)
 
         @classmethod
         def model_validate_strings(cls, obj: object, **options: object) -> Self:
-            """Return what a mapping of texts describes; raises as the constructor does."""
+            """Return the object that a mapping of texts describes; raises like the constructor."""
             return cls._checked(super().model_validate_strings, obj, **options)
 
         @classmethod
@@ -161,7 +161,7 @@ class StrictModel(BaseModel):
 
 
 DEFAULT_START_TIMEOUT: Final = 30.0
-"""Seconds that a server has to start, by default."""
+"""Default start-up timeout of a server, in seconds."""
 
 
 def _split_command(value: object) -> object:
@@ -187,7 +187,7 @@ class McpServer(StrictModel):
         default=None,
         description="The program and its arguments, as a list or as one line; no shell reads it.",
     )
-    cwd: str | None = Field(default=None, description="Where the program works.")
+    cwd: str | None = Field(default=None, description="The working directory of the program.")
     env: Mapping[str, str] = Field(
         default_factory=dict,
         description=(
@@ -207,11 +207,11 @@ class McpServer(StrictModel):
     )
     safe: Items[Name] = Field(
         default=(),
-        description="Tools of the server that are not dangerous, whatever the server says of them.",
+        description="Tools of the server that are not dangerous, regardless of what the server says.",
     )
     timeout: Seconds = Field(
         default=DEFAULT_START_TIMEOUT,
-        description="Seconds that it has to start and say what it can do.",
+        description="Start-up timeout in seconds, tool discovery included.",
     )
 
     @property
@@ -245,11 +245,11 @@ class McpServer(StrictModel):
 class Goal(StrictModel):
     """Goal of the plan."""
 
-    objective: Text = Field(description="What is to be achieved, in words.")
+    objective: Text = Field(description="The aim, in words.")
     success_criteria: Items[Text] = Field(
         default=(), description="How a person sees that it was achieved."
     )
-    facts: Items[Fact] = Field(default=(), description="What must hold at the end.")
+    facts: Items[Fact] = Field(default=(), description="Facts that must hold at the end.")
     stop_when_reached: StrictBool = Field(
         default=False,
         description=(
@@ -261,7 +261,7 @@ class Goal(StrictModel):
         """Return the goal with some fields replaced.
 
         Raises:
-            PlanError: the result is no valid goal; lists every problem.
+            PlanError: the result is not a valid goal; lists every problem.
         """
         # `model_copy` would take any value unchecked, and a goal may come from a message.
         return Goal.model_validate({**self.model_dump(), **fields})
@@ -271,7 +271,7 @@ _CLASS_PATTERN: Final = r"^[^\W\d]\w*(\.[^\W\d]\w*)*$"
 
 
 TIMEOUT: Final = "timeout"
-"""Entry of `on` in `Retry` for every time limit: of the task, of its tool, and of what it calls."""
+"""Entry of `on` in `Retry` for every time limit: of the task, of its tool, and of clients."""
 
 EXIT_CODES: Final = range(1, 256)
 ERROR_STATUSES: Final = range(400, 600)
@@ -305,7 +305,7 @@ _MAX_DOUBLINGS: Final = 62
 """By then every delay has reached the maximum, and a float still holds it."""
 
 _MAX_COUNTED_ATTEMPTS: Final = 10**15
-"""Nobody waits for more; a float holds the time that they take."""
+"""More would be pointless; a float can represent their total time."""
 
 
 class Retry(StrictModel):
@@ -342,7 +342,7 @@ class Retry(StrictModel):
     max_seconds: Seconds | None = Field(
         default=None,
         description=(
-            "Seconds after the start of the first attempt in which a further one may begin."
+            "Seconds after the start of the first attempt within which a further one may begin."
         ),
     )
     on: Items[Retryable] | None = Field(
@@ -463,7 +463,7 @@ ChangingEffect = Literal["reversible", "partly", "irreversible"]
 """Effect of what changes something, by whether that can be taken back."""
 
 Effect = Literal["none", ChangingEffect]
-"""What a tool or a task changes; `none` only reads."""
+"""Effect of a tool or a task; `none` only reads."""
 
 
 def _checked_condition(condition: str) -> str:
@@ -500,7 +500,7 @@ class Agreement(StrictModel):
     tool: Name = Field(description="The tool to ask: of the same capability, and it only reads.")
     fields: Items[OutputPath] | None = Field(
         default=None,
-        description="What is compared, as paths into the output: json.total; by default all of it.",
+        description="Paths into the output to compare: json.total; by default all of it.",
     )
     tolerance: NonNegativeFloat = Field(
         default=0.0, description="How far apart two numbers may be, in their own unit."
@@ -529,7 +529,7 @@ class Agreement(StrictModel):
 
 
 class Expectation(StrictModel):
-    """What an output must satisfy. An attempt whose output does not has failed."""
+    """Expectation of an output. An attempt whose output violates it has failed."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -549,7 +549,7 @@ class Expectation(StrictModel):
     )
     means: Literal["not-done"] | None = Field(
         default=None,
-        description="What an output says that `errors` describe: not-done, nothing was changed.",
+        description="Meaning of an output that matches `errors`: not-done, nothing was changed.",
     )
     commands: Items[NonBlankText] = Field(
         default=(),
@@ -668,7 +668,7 @@ class ToolSpec(StrictModel):
         default=None, description="Tools of one capability can stand in for one another."
     )
     description: Text = Field(
-        default="", description="What it does, for people and language models."
+        default="", description="Its description, for people and language models."
     )
     parameters: Mapping[str, Name] = Field(
         default_factory=dict,
@@ -693,7 +693,7 @@ class ToolSpec(StrictModel):
         default_factory=dict, description="How much of each resource one use takes."
     )
     cost: NonNegativeFloat | None = Field(
-        default=None, description="What one use costs, to compare tools."
+        default=None, description="The cost of one use, to compare tools."
     )
     available: StrictBool = Field(default=True, description="Whether it can be used now.")
     transient: Items[StrictInt] = Field(
@@ -711,12 +711,12 @@ class ToolSpec(StrictModel):
     effect: Effect | None = Field(
         default=None,
         description=(
-            "What it changes: none (it only reads), reversible, partly (reversible in "
+            "Its effect: none (it only reads), reversible, partly (reversible in "
             "part) or irreversible."
         ),
     )
     undo: Undo | None = Field(
-        default=None, description="What takes back an effect that can be taken back."
+        default=None, description="Compensating action, for an effect that can be undone."
     )
     undo_on_replace: StrictBool = Field(
         default=False,
@@ -731,7 +731,7 @@ class ToolSpec(StrictModel):
     method: Name | None = Field(default=None, description="http: the request method.")
     url: str | None = Field(default=None, description="http: where to; {name} is the argument.")
     headers: Mapping[str, str] = Field(default_factory=dict, description="http: request headers.")
-    body: JsonValue = Field(default=None, description="http: what is sent as JSON.")
+    body: JsonValue = Field(default=None, description="http: the JSON body.")
     idempotency_header: Name | None = Field(
         default=None,
         description=(
@@ -740,11 +740,9 @@ class ToolSpec(StrictModel):
         ),
     )
     callable: Name | None = Field(default=None, description="python: module:function.")
-    server: Name | None = Field(
-        default=None, description="mcp: which server of the section `mcp` has it."
-    )
+    server: Name | None = Field(default=None, description="mcp: the server in the section `mcp`.")
     tool: Name | None = Field(
-        default=None, description="mcp: what the server calls it, if not as here."
+        default=None, description="mcp: its name on the server, if different."
     )
     input_schema: dict[str, JsonValue] | None = Field(
         default=None,
@@ -763,7 +761,7 @@ class ToolSpec(StrictModel):
         description="Environment; {env:NAME} is looked up when the tool is run.",
     )
     timeout: Seconds | None = Field(
-        default=None, description="Seconds, where the task states none."
+        default=None, description="Timeout in seconds, unless the task has one."
     )
     retry: Retry | None = Field(
         default=None,
@@ -772,11 +770,11 @@ class ToolSpec(StrictModel):
         ),
     )
     expect: Expectation | None = Field(
-        default=None, description="What its output must satisfy; otherwise the attempt has failed."
+        default=None, description="Expectations of its output; otherwise the attempt has failed."
     )
     confirm: Confirmation | None = Field(
         default=None,
-        description="What tells whether a call that ended without an answer was done.",
+        description="How to find out whether a call without an answer was made.",
     )
 
     @property
@@ -869,7 +867,7 @@ class TaskBody(StrictModel):
         ),
     )
     goal: Text | None = Field(
-        default=None, description="What the task is for; with `for_each`, may hold ${item}."
+        default=None, description="The purpose of the task; with `for_each`, may contain ${item}."
     )
     priority: StrictInt = Field(
         default=0,
@@ -892,7 +890,7 @@ class TaskBody(StrictModel):
         ),
     )
     effect: Effect | None = Field(
-        default=None, description="What it changes, where the tool does not say so."
+        default=None, description="Its effect, if the tool declares none."
     )
     idempotent: StrictBool | None = Field(
         default=None,
@@ -902,11 +900,9 @@ class TaskBody(StrictModel):
         default=None,
         description="Reaction when its result becomes stale; by default that of the plan.",
     )
-    fallbacks: Items[Fallback] = Field(
-        default=(), description="What may take its place, best first."
-    )
+    fallbacks: Items[Fallback] = Field(default=(), description="Its substitutes, best first.")
     undo: Fallback | None = Field(
-        default=None, description="What takes its effect back; by default as its tool says."
+        default=None, description="Its compensating action; by default that of its tool."
     )
     undo_on_replace: StrictBool | None = Field(
         default=None,
@@ -921,16 +917,16 @@ class TaskBody(StrictModel):
     )
     expect: Expectation | None = Field(
         default=None,
-        description="What its output must satisfy, beside what its tool expects of it.",
+        description="Expectations of its output, in addition to those of its tool.",
     )
     confirm: Confirmation | None = Field(
         default=None,
         description=(
-            "What tells whether a call without an answer was done; by default as its tool says."
+            "How to find out whether a call without an answer was made; by default as for its tool."
         ),
     )
     resources: Mapping[Name, NonNegativeFloat] = Field(
-        default_factory=dict, description="Resources beyond what its tool takes."
+        default_factory=dict, description="Resources in addition to those of its tool."
     )
     metadata: JsonObject = Field(
         default_factory=dict, description="Anything you want to keep with it."
@@ -943,7 +939,7 @@ class TaskBody(StrictModel):
 
     @property
     def lasting_expectation(self) -> Expectation:
-        """What is expected of whatever takes its place: its commands, and nothing of the output."""
+        """Expectations of a substitute: its commands, and nothing about the output."""
         return Expectation(commands=self.commands)
 
 
@@ -957,16 +953,16 @@ READING_METHODS: Final = ("GET", "HEAD", "OPTIONS")
 
 READING_ADVICE: Final = "`effect: none` if it only reads"
 CONFIRM_ADVICE: Final = "`confirm` if another tool can tell whether it was done"
-"""What to state of a call so that it may be repeated, and given to another tool."""
+"""Declarations that allow repeating a call, and giving it to another tool."""
 
 
 def effect_of(task: TaskBody, tool: ToolSpec | None) -> Effect | None:
-    """Return what a task changes, as the task states it, or else its tool; None if unknown."""
+    """Return the declared effect of a task, or else of its tool; None if unknown."""
     if task.effect is not None:
         return task.effect
     if tool is None:
         return None
-    # Whoever states `idempotent` of a GET knows more about it than its method says.
+    # An author who states `idempotent` for a GET knows more about it than its method says.
     says_nothing = tool.effect is None and tool.idempotent is None
     if says_nothing and tool.kind == "http" and _http_method(tool) in READING_METHODS:
         return "none"
@@ -974,7 +970,7 @@ def effect_of(task: TaskBody, tool: ToolSpec | None) -> Effect | None:
 
 
 def has_no_effect(task: TaskBody, tool: ToolSpec | None) -> bool:
-    """Return whether a task only reads; what the task states beats what its tool states."""
+    """Return whether a task only reads; its own declaration beats that of its tool."""
     return effect_of(task, tool) == "none"
 
 
@@ -988,7 +984,7 @@ def is_undone_on_replace(task: TaskBody, tool: ToolSpec | None) -> bool:
 def is_repeatable(task: TaskBody, tool: ToolSpec | None) -> bool:
     """Return whether running a task twice does no more than once: it only reads, or is idempotent.
 
-    What the task states about its effect or idempotence beats everything that its tool states.
+    Declarations of the task about effect or idempotence beat those of its tool.
     """
     if task.effect == "none":
         return True
@@ -1005,9 +1001,9 @@ def is_repeatable(task: TaskBody, tool: ToolSpec | None) -> bool:
 
 
 def confirmation_of(task: TaskBody, tool: ToolSpec | None) -> Confirmation | None:
-    """Return what tells whether a call was done, as the task states it, or else its tool.
+    """Return the declared confirmation of a task, or else of its tool.
 
-    None where nobody states it, or the call changes nothing.
+    None if none is declared, or if the call changes nothing.
     """
     confirm = task.confirm
     if confirm is None and tool is not None:
@@ -1021,14 +1017,14 @@ def asking_problem(tool: ToolSpec) -> str:
     """Return why a tool cannot be asked whether a call was done; empty if it can."""
     if tool.dangerous:
         return f"{tool.name!r} is `dangerous`, and would be used without asking a person"
-    # It is asked unbidden, and nobody counts on it to change anything.
+    # It is called unasked, and must not change anything.
     if not has_no_effect(TaskBody(), tool):
         return f"{tool.name!r} may change something; state {READING_ADVICE}"
     return ""
 
 
 def stated_retry(task: TaskBody, tool: ToolSpec | None) -> Retry | None:
-    """Return the retries that a task states, or else those that its tool states."""
+    """Return the declared retries of a task, or else of its tool."""
     if task.retry is None and tool is not None:
         return tool.retry
     return task.retry
@@ -1055,9 +1051,9 @@ def allows_repetition(task: TaskBody, tool: ToolSpec | None, *, is_named: bool) 
 
 
 def repetition_advice(task: TaskBody, tool: ToolSpec | None, *, done: bool = False) -> list[str]:
-    """Return what to state of a call, so that nobody is asked before it is repeated.
+    """Return the declarations that would allow repeating a call without asking a person.
 
-    What is stated already, or would not help, is left out.
+    Existing or useless ones are left out.
 
     Args:
         task: the task.
@@ -1079,7 +1075,7 @@ def repetition_advice(task: TaskBody, tool: ToolSpec | None, *, done: bool = Fal
 
 
 def for_another_tool(task: TaskBody) -> dict[str, object]:
-    """Return a task's fields about its tool's effect, as another tool would have them.
+    """Return a task's fields about its tool's effect, for another tool.
 
     Nobody has said of the other tool that it only reads, that its calls may be repeated, how they
     are confirmed, or how they are taken back. Of `retry`, the delays and `max_seconds` remain, and
@@ -1150,7 +1146,7 @@ def reads_goal(tool: ToolSpec | None) -> bool:
 
 
 def is_same_work(new: TaskBody, old: TaskBody, tool: ToolSpec | None) -> bool:
-    """Return whether a task asks for the work of another one: the same arguments and goal.
+    """Return whether two tasks ask for the same work: the same arguments and goal.
 
     The goal counts where the tool of the new task is given it. A task that states no goal asks for
     nothing else.
@@ -1179,7 +1175,7 @@ def share_capability(one: str | None, other: str | None, tools: Mapping[str, Too
 
 
 def confirmation_problem(name: str, own: str | None, tools: Mapping[str, ToolSpec]) -> str:
-    """Return why a tool cannot confirm what another one says; empty if it can.
+    """Return why a tool cannot confirm the output of another one; empty if it can.
 
     Args:
         name: the tool that is to confirm it.
@@ -1193,7 +1189,7 @@ def confirmation_problem(name: str, own: str | None, tools: Mapping[str, ToolSpe
         return f"{name!r} and {own!r} do not have the same `capability`"
     if second.dangerous:
         return f"{name!r} is `dangerous`, and would be used without asking a person"
-    # Its calls are made beside those of the plan, which nobody counts on to change anything.
+    # Its calls are made beside those of the plan, and must not change anything.
     if not has_no_effect(TaskBody(), second):
         return f"{name!r} may change something; state {READING_ADVICE}"
     return ""
@@ -1337,7 +1333,7 @@ class Task(TaskBody):
     scope: JsonObject | None = Field(
         default=None,
         description=(
-            "What ${item}, ${index}, ${key} and ${parameters.name} are in this task; "
+            "Values of ${item}, ${index}, ${key} and ${parameters.name} in this task; "
             "`for_each` and `include` set it."
         ),
     )
@@ -1348,7 +1344,7 @@ def _kind_of_inclusion(value: object) -> str:
 
 
 class SubPlan(StrictModel):
-    """Tasks of a plan that is carried out in the place of one task, with values of its own."""
+    """Tasks of a plan that is executed in place of one task, with its own values."""
 
     source: str = Field(default="", description="The file that it was read from.")
     parameters: JsonObject = Field(
