@@ -6,7 +6,15 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -605,9 +613,6 @@ def compile_action_plan(
         """Return the id of the task that does a subtask, or did it."""
         return TaskId(done.get(name, prefix + name))
 
-    def rename(name: TaskId) -> str:
-        return rename_subtask(name, resolve)
-
     known = {subtask.id: subtask for subtask in decomposition.subtasks}
     tasks: list[Task] = []
     for name in action_plan.subtask_order:
@@ -615,36 +620,15 @@ def compile_action_plan(
         names = _action_names(name, len(actions), known.keys() | done.keys())
         waits = list(map(resolve, known[name].dependencies))
         for action, action_name in zip(actions, names, strict=True):
-            read: list[JsonValue] = [action.arguments, action.for_each]
-            for reference in find_references(read, done):
-                if reference.task is None:
-                    continue
-                subtask = template_of(reference.task)
-                if subtask in done:
-                    waits.append(resolve(subtask))
-            notes = PlanningTask(
-                name=action_name,
-                subtask=name,
-                action_type=action.action_type,
-                expected_outcome=action.expected_outcome,
-                fallback_strategy=action.fallback_strategy or "",
-                may_fail=action.may_fail,
-            )
-            arguments = rename_references(action.arguments, rename, done)
-            fields = {
-                **_tool_fields(library[action.tool], arguments, notes),
-                "id": resolve(action_name),
-                "goal": action.purpose or None,
-                "acceptance": [action.expected_outcome] if action.expected_outcome else [],
-                "depends_on": tuple(dict.fromkeys(waits)),
-                "priority": len(tasks),
-                "fallbacks": _stated_fallbacks(action, library, arguments),
-                **list_fields(action),
-            }
-            if action.for_each is not None:
-                fields.update(rename_references({"for_each": action.for_each}, rename, done))
-            tasks.append(Task.model_validate(fields))
-            waits = [tasks[-1].id]
+            for subtask in _finished_subtasks_read(action, done):
+                waits.append(resolve(subtask))
+            fields = _action_fields(action, action_name, library, done, resolve)
+            fields["id"] = resolve(action_name)
+            fields["depends_on"] = tuple(dict.fromkeys(waits))
+            fields["priority"] = len(tasks)
+            task = Task.model_validate(fields)
+            tasks.append(task)
+            waits = [task.id]
 
     # References to tasks that do not exist, or are not done in time.
     complete: list[Task] = []
@@ -653,6 +637,49 @@ def compile_action_plan(
     before = [Task(id=TaskId(name)) for name in dict.fromkeys(done.values())]
     graph = check_graph([*complete, *earlier, *before])
     return [Problem("action_plan.actions", problem.message) for problem in graph], tuple(tasks)
+
+
+def _finished_subtasks_read(action: Action, done: Mapping[str, str]) -> Iterator[str]:
+    """Yield the finished subtasks whose outputs an action reads."""
+    read: list[JsonValue] = [action.arguments, action.for_each]
+    for reference in find_references(read, done):
+        if reference.task is None:
+            continue
+        subtask = template_of(reference.task)
+        if subtask in done:
+            yield subtask
+
+
+def _action_fields(
+    action: Action,
+    name: str,
+    library: Mapping[str, ToolSpec],
+    done: Mapping[str, str],
+    resolve: Callable[[str], TaskId],
+) -> dict[str, Any]:
+    """Return the fields of the task of an action, apart from its place in the plan."""
+
+    def rename(task_id: TaskId) -> str:
+        return rename_subtask(task_id, resolve)
+
+    notes = PlanningTask(
+        name=name,
+        subtask=action.task_id,
+        action_type=action.action_type,
+        expected_outcome=action.expected_outcome,
+        fallback_strategy=action.fallback_strategy or "",
+        may_fail=action.may_fail,
+    )
+    arguments = rename_references(action.arguments, rename, done)
+    fields: dict[str, Any] = dict(_tool_fields(library[action.tool], arguments, notes))
+    fields["goal"] = action.purpose or None
+    fields["fallbacks"] = _stated_fallbacks(action, library, arguments)
+    if action.expected_outcome:
+        fields["acceptance"] = [action.expected_outcome]
+    fields.update(list_fields(action))
+    if action.for_each is not None:
+        fields.update(rename_references({"for_each": action.for_each}, rename, done))
+    return fields
 
 
 def _action_names(subtask: str, number: int, taken: Container[str]) -> list[str]:
