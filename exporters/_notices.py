@@ -557,7 +557,8 @@ def render_checklist(plans: Sequence[PlanProgress], run: str, room: int = MAX_CO
     spare = _details_block([], len(plans))  # earlier plans are mentioned in any case
     tasks = _task_list(plan.steps, left - len(spare))
     earlier = _previous_plans(plans[:-1], left - len(tasks))
-    return "\n\n".join(filter(None, (f"{head}\n\n{tasks}", tail, earlier, mark)))
+    parts = (f"{head}\n\n{tasks}", tail, earlier, mark)
+    return "\n\n".join(filter(None, parts))
 
 
 def progress_line(plans: Sequence[PlanProgress]) -> str:
@@ -570,8 +571,11 @@ def progress_line(plans: Sequence[PlanProgress]) -> str:
 
 def _progress(plan: PlanProgress) -> str:
     """Return the progress with a percentage that is rounded down, so that 100 means complete."""
-    percent = 100 * plan.done // len(plan.steps) if plan.steps else 100
-    return f"Progress: {plan.done}/{len(plan.steps)} ({percent}%) complete"
+    total = len(plan.steps)
+    percent = 100
+    if total:
+        percent = 100 * plan.done // total
+    return f"Progress: {plan.done}/{total} ({percent}%) complete"
 
 
 def _task_list(steps: Sequence[PlanStep], room: int) -> str:
@@ -628,7 +632,8 @@ def _details_block(sections: Sequence[str], gone: int) -> str:
 
 def _plan_section(plan: PlanProgress) -> str:
     """Return an earlier plan with its reason, tasks and progress."""
-    tasks = "\n".join(_task_item(step, _TASK_TEXT_LIMITS[0]) for step in plan.steps)
+    longest = _TASK_TEXT_LIMITS[0]
+    tasks = "\n".join(_task_item(step, longest) for step in plan.steps)
     parts = [
         f"### Plan {plan.number} (started at {_format_time(plan.at)})",
         markdown_field("Reason", plan.reason or "the initial plan", _MAX_REASON_CHARS),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -156,7 +156,9 @@ class LiveExporter(Exporter):
         """Return a run whose first record here is this one; None if it was shown to its end."""
         context = self._context
         assert context is not None, "an engine attaches it first"
-        past = context.store.read(run) if record.seq > 1 else [record]
+        past: Iterable[Record] = [record]
+        if record.seq > 1:
+            past = context.store.read(run)
         # A run is at least opened.
         replayed = replay_records(one for one in past if one.seq < max(2, record.seq))
         if replayed.ledger.run_end is not None and not isinstance(record.body, RunResumed):
@@ -196,7 +198,9 @@ class LiveExporter(Exporter):
             return []
         if self.questions_on_terminal and isinstance(body, QuestionAsked | QuestionReminded):
             return []
-        events: list[object] = [body.trigger if isinstance(body, TriggerFired) else body]
+        events: list[object] = [body]
+        if isinstance(body, TriggerFired):
+            events = [body.trigger]
         if isinstance(body, _MAY_STRAIN):
             events.append(shown.evaluate())
         return events

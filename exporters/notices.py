@@ -114,8 +114,10 @@ class FileForge:
             text = self._read()
             for match in _COMMENT_PATTERN.finditer(text):
                 if match["number"] == comment_id:
+                    before = text[: match.start()]
                     edited = _stored_comment(comment_id, match["at"], body)
-                    self._write(text[: match.start()] + edited + text[match.end() :])
+                    after = text[match.end() :]
+                    self._write(f"{before}{edited}{after}")
                     return
             raise ForgeError(f"{self.path} has no comment {comment_id}", status=404)
 

@@ -273,18 +273,26 @@ class OtlpExporter(Exporter):
             self._meter_provider.shutdown()
 
 
+def _is_address(text: str) -> bool:
+    """Return whether a text is a URL with a host."""
+    if len(text.split()) != 1:
+        return False
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        return False
+    if parts.scheme not in ("http", "https"):
+        return False
+    return bool(parts.hostname) and port != 0
+
+
 def _base_url(endpoint: str) -> str:
     """Return the URL without the path of a signal."""
     text = endpoint.strip()
     if "://" not in endpoint:
         text = f"http://{text}"
-    is_valid = len(text.split()) == 1
-    try:
-        parts = urlsplit(text)
-        is_valid &= parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_valid = False
-    if not is_valid:
+    if not _is_address(text):
         expected = f"expected one such as {DEFAULT_ENDPOINT}"
         raise SettingsError.at("otlp", f"{endpoint!r} is not a URL of a collector; {expected}")
     return text.rstrip("/").removesuffix("/v1/traces")

@@ -155,7 +155,8 @@ class PromptBuilder:
             self._concerned = list(self._view.stuck(_MAX_CONCERNED_TASKS))
         self._roots = {task.root for task in self._concerned}
         self._nearby = list(islice(self._nearest_tasks(), MAX_TASKS - len(self._concerned)))
-        self.used_tools = frozenset(task.task.tool for task in (*self._concerned, *self._nearby))
+        shown = (*self._concerned, *self._nearby)
+        self.used_tools = frozenset(task.task.tool for task in shown)
 
     @classmethod
     async def for_request(cls, request: ReplanRequest, size: int, redact: Redact) -> Self:
@@ -339,7 +340,10 @@ class PromptBuilder:
 
 def _non_empty(**fields: object) -> JsonObject:
     """Return the fields that are not empty."""
-    stated = {n: value for n, value in fields.items() if value not in (None, "", [], {}, False)}
+    stated: dict[str, object] = {}
+    for name, value in fields.items():
+        if value not in (None, "", [], {}, False):
+            stated[name] = value
     return cast(JsonObject, stated)
 
 

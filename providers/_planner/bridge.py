@@ -761,8 +761,10 @@ def _usable_tools(view: AnyPlanView) -> tuple[ToolSpec, ...]:
     """Return the tools that are available, have effects, and do not lack resources."""
     usable: list[ToolSpec] = []
     for tool in view.tools.values():
-        fits = all(view.capacity.get(n, 0.0) >= amount for n, amount in tool.resources.items())
-        if fits and tool.available and tool.addition_patterns:
+        if not tool.available or not tool.addition_patterns:
+            continue
+        needed = tool.resources.items()
+        if all(view.capacity.get(name, 0.0) >= amount for name, amount in needed):
             usable.append(tool)
     return tuple(usable)
 

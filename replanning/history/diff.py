@@ -221,7 +221,9 @@ def diff_plans(
         if in_place:
             replaced.append(describe_replacement(entry.task, in_place, live))
 
-    list_of = {leaf: task_id for task_id, leaves in lists.items() for leaf in leaves}
+    list_of: dict[str, str] = {}
+    for task_id, leaves in lists.items():
+        list_of.update(dict.fromkeys(leaves, task_id))
     old_goal = _json_document(before.goal)
     new_goal = _json_document(after.goal)
     old_tools = {tool.name: tool for tool in before.tools}
@@ -248,7 +250,9 @@ def _with_lists(tasks: Mapping[str, Task], list_of: Mapping[str, str]) -> dict[s
         return dict(tasks)
     named: dict[str, Task] = {}
     for task_id, task in tasks.items():
-        needed = dict.fromkeys(list_of.get(one, one) for one in task.depends_on)
+        needed: dict[str, None] = {}
+        for dependency in task.depends_on:
+            needed[list_of.get(dependency, dependency)] = None
         named[task_id] = task.model_copy(update={"depends_on": tuple(needed)})
     return named
 

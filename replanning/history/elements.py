@@ -138,8 +138,12 @@ def report_elements(
             left_out[element.id] = entry.reason
         counts[word] += 1
     # In one order, so that two reports read alike; what went well comes first.
-    words = [look.word for look in reversed(list(STATE_LOOKS.values()))]
-    ordered = {word: counts[word] for word in [*words, _LEFT_OUT, _ASKS] if counts[word]}
+    words = [look.word for look in STATE_LOOKS.values()]
+    words.reverse()
+    ordered: dict[str, int] = {}
+    for word in (*words, _LEFT_OUT, _ASKS):
+        if counts[word]:
+            ordered[word] = counts[word]
     state = min(states, key=_IMPORTANCE.index, default=TaskState.DONE)
     return ElementsReport(
         task=template.id,

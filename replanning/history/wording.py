@@ -441,8 +441,10 @@ def effect_line(effect: RunEffect) -> str:
         words.append("a person decides whether it is taken back")
     else:
         words.append(_UNDO_WORDS[effect.can_undo])
+    time = format_time(effect.started)
     shown = f"{printable_line(effect.task)}: {printable_line(call)}"
-    return f"{format_time(effect.started)} {shown}: {', '.join(words)}; key {printable_line(effect.key)}"
+    key = printable_line(effect.key)
+    return f"{time} {shown}: {', '.join(words)}; key {key}"
 
 
 def effects_line(effects: Sequence[RunEffect]) -> str:

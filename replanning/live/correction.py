@@ -238,13 +238,16 @@ def _named_failures(
     for name in dict.fromkeys(names):
         if name not in live:
             raise UnknownTask(name, did_you_mean(name, [entry.id for entry in live]))
-        failed = [part for part in live.leaves(live.entry(TaskId(name))) if part.state in STUCK]
-        if not failed:
-            edit.reject(f"task {name!r} has not failed")
-        for entry in failed:
+        has_failed = False
+        for entry in live.leaves(live.entry(TaskId(name))):
+            if entry.state not in STUCK:
+                continue
+            has_failed = True
+            found.append(entry)
             if entry.id in undecided:
                 edit.reject(f"task {entry.id!r} is still being decided: answer the question first")
-        found += failed
+        if not has_failed:
+            edit.reject(f"task {name!r} has not failed")
     return found
 
 
@@ -652,8 +655,13 @@ class _Edit:
         diff = "\n".join([*draft.diff().splitlines(), *lines])
         # A change of the document alone, such as the order of its tasks, makes no difference to a
         # run.
-        parts = tuple(dict.fromkeys(line[2:].partition(":")[0] for line in lines))
-        return Correction(self._adopted, tuple(self.changes), parts, self.again, effects, diff)
+        parts: dict[str, None] = {}
+        for line in lines:
+            part, _, _ = line[2:].partition(":")
+            parts[part] = None
+        return Correction(
+            self._adopted, tuple(self.changes), tuple(parts), self.again, effects, diff
+        )
 
     def reject(self, message: str) -> None:
         """Note why the edit cannot be made."""

@@ -203,9 +203,13 @@ class LivePlan(TaskGraph):
         self._holds_by_question: dict[str, tuple[TaskId, ...]] = {}
 
     def __repr__(self) -> str:
-        states = ", ".join(f"{state.lower()} {n}" for state, n in self.counts.items() if n)
+        states: list[str] = []
+        for state, number in self.counts.items():
+            if number:
+                states.append(f"{state.lower()} {number}")
+        shown = ", ".join(states) or "empty"
         name = self.plan.name or self.plan.id
-        return f"<LivePlan {name!r} revision={self.revision} {states or 'empty'}>"
+        return f"<LivePlan {name!r} revision={self.revision} {shown}>"
 
     # Reading
 

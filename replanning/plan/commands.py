@@ -400,6 +400,8 @@ def _tokens(marked: str) -> list[tuple[str, str, bool]]:
     for match in _TOKEN.finditer(marked):
         before = marked[match.start() - 1 : match.start()]
         after = marked[match.end() : match.end() + 1]
-        alone = (not before or before in _BEFORE_WORD) and (not after or after in _AFTER_WORD)
+        begins = not before or before in _BEFORE_WORD
+        ends = not after or after in _AFTER_WORD
+        alone = begins and ends
         tokens.append((match.lastgroup or "text", match[0], alone))
     return tokens

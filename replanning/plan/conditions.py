@@ -618,7 +618,9 @@ def _other_operator(line: str) -> tuple[int, str]:
 def _ends_operand(token: tokenize.TokenInfo) -> bool:
     if token.type == tokenize.NAME:
         return token.string not in ("and", "or", "not", "in")
-    return token.type in (tokenize.STRING, tokenize.NUMBER) or token.string in (")", "]")
+    if token.type in (tokenize.STRING, tokenize.NUMBER):
+        return True
+    return token.string in (")", "]")
 
 
 def matches_wildcards(text: str, pattern: str) -> bool:

@@ -132,7 +132,8 @@ class IncludedFiles:
                 return
             resolved = path.resolve()
             if resolved in chain:
-                names = [each.name for each in (*chain[chain.index(resolved) :], resolved)]
+                names = [each.name for each in chain[chain.index(resolved) :]]
+                names.append(resolved.name)
                 self._reject(where, f"a plan cannot include itself: {' → '.join(names)}")
                 continue
             try:

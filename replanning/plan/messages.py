@@ -104,7 +104,16 @@ def format_path(path: Sequence[str | int]) -> str:
 
 def parse_path(text: str) -> JsonPath:
     """Return the path that `format_path` wrote; a key that was shortened stays so."""
-    return tuple(int(m[2]) if m[2] else m[1] or json.loads(m[3]) for m in _PATH_STEP.finditer(text))
+    path: list[str | int] = []
+    for match in _PATH_STEP.finditer(text):
+        name, index, quoted = match.groups()
+        if index:
+            path.append(int(index))
+        elif name:
+            path.append(name)
+        else:
+            path.append(json.loads(quoted))
+    return tuple(path)
 
 
 def brief_repr(value: object) -> str:
@@ -286,7 +295,9 @@ def _unknown_fields(
     for details in errors:
         if details["type"] == "extra_forbidden":
             path = _without_union_tags(details["loc"])
-            unknown[path] = hints(str(path[-1]), _field_names(model_at(model, path[:-1])))
+            *parent, name = path
+            owner = model_at(model, tuple(parent))
+            unknown[path] = hints(str(name), _field_names(owner))
     return unknown
 
 

@@ -358,7 +358,9 @@ def rename_results(text: str, ids: Mapping[TaskId, TaskId]) -> str:
         if root != "results" or path[0] not in ids:
             return match[0]
         first, *rest = path
-        steps = "".join(f"[{json.dumps(step)}]" for step in (ids[TaskId(str(first))], *rest))
+        steps = ""
+        for step in (ids[TaskId(str(first))], *rest):
+            steps += f"[{json.dumps(step)}]"
         return f"${{results{steps}}}"
 
     return _REFERENCE.sub(renamed, text)

@@ -343,7 +343,9 @@ def _is_reflection_due(session: PlanningSession) -> bool:
     is_stated = "trigger_interval" in settings.model_fields_set
     if plan is not None and not is_stated:
         interval = max(interval, -(-len(plan.tasks) // _MAX_REFLECTIONS))
-    number = finished_actions(session.run.live) + 1 + len(session.tasks_in_reflection)
+    # This one has ended, and those that are being judged.
+    ended = 1 + len(session.tasks_in_reflection)
+    number = finished_actions(session.run.live) + ended
     return number % interval == 0
 
 

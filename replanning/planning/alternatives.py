@@ -188,7 +188,8 @@ class _Recovery:
         if target is not Phase.REFLECTION:  # the plan is revised before another reflection
             revised = repeat_phases(live, target, notes=fresh, approved_by=task.id)
         name = accepting_task(live, task).id
-        again = phase_task(Phase.REFLECTION, name, [one.id for one in revised[-1:]], fresh)
+        before = [last.id for last in revised[-1:]]
+        again = phase_task(Phase.REFLECTION, name, before, fresh)
         return _replace(task, *revised, again)
 
     def _declined_alternative(self, task: Task, held: TaskHold) -> Alternative | None:
@@ -220,8 +221,10 @@ class _Recovery:
             return False
         if not goal.auto_assume_on_no_response:
             return False
-        unanswered = [f"there is no answer: {question}" for question in held.questions]
-        self._session.record_assumptions([*held.effective_assumptions, *unanswered], held.questions)
+        assumed = list(held.effective_assumptions)
+        for question in held.questions:
+            assumed.append(f"there is no answer: {question}")
+        self._session.record_assumptions(assumed, held.questions)
         return True
 
     # Actions that failed or whose tool is down
@@ -337,7 +340,8 @@ class _Recovery:
         """Return the prompt variables of a failed action, and the cause for its decision."""
         state = self._session.state
         name = state.name_of(task.root)
-        action = action_data(task.task, name, state.calls.get(f"{task.id}#{task.attempts}"))
+        chosen = state.calls.get(f"{task.id}#{task.attempts}")
+        action = action_data(task.task, name, chosen)
         data: JsonObject = {
             **self._session.prompt_data(task.task),
             "action": action,

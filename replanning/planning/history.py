@@ -460,7 +460,11 @@ def _line_seq(line: JsonObject) -> int:
 
 def _line_payload(line: JsonObject) -> JsonObject:
     """Return the fields of a line beside the common ones."""
-    return {name: value for name, value in line.items() if name not in _COMMON_FIELDS}
+    payload: JsonObject = {}
+    for name, value in line.items():
+        if name not in _COMMON_FIELDS:
+            payload[name] = value
+    return payload
 
 
 def _encode_line(line: JsonObject) -> bytes:

@@ -394,7 +394,8 @@ class ReplanManager:
         """
         response = DecisionResponse(decision)
         ruling = self._ruling(response, cause, questions)
-        return self._conclude(decision.phase, cause, response, ruling, began=self._clock.now())
+        now = self._clock.now()
+        return self._conclude(decision.phase, cause, response, ruling, began=now)
 
     async def escalate(
         self,
@@ -664,12 +665,13 @@ class ReplanManager:
         instead_of: str | None = None,
     ) -> Consideration:
         """Note a decision that is executed or awaits the user; record any other at once."""
-        self._counts = self._counts.model_copy(update={"considered": self._counts.considered + 1})
+        number = self._counts.considered + 1
+        self._counts = self._counts.model_copy(update={"considered": number})
         stated: JsonObject | None = None
         if response.decision is not None:
             stated = response.decision.model_dump(mode="json")
         considered = Consideration(
-            replan_id=f"p{self._counts.considered}",
+            replan_id=f"p{number}",
             phase=phase,
             cause=cause,
             llm_decision=stated,

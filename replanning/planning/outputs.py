@@ -137,9 +137,10 @@ class TaskDecomposition(_ReplyModel):
 
     def ids_by_label(self) -> JsonObject:
         """Return the ids of the subtasks by labels that identify them without repeating them."""
-        return {
-            f"the id of subtask {number}": one.id for number, one in enumerate(self.subtasks, 1)
-        }
+        labelled: JsonObject = {}
+        for number, subtask in enumerate(self.subtasks, 1):
+            labelled[f"the id of subtask {number}"] = subtask.id
+        return labelled
 
 
 class Action(_ReplyModel):
@@ -198,15 +199,20 @@ class ActionPlan(_ReplyModel):
     @property
     def subtask_order(self) -> tuple[str, ...]:
         """Subtasks in the order in which they run: the stated one, then that of the actions."""
-        return tuple(
-            dict.fromkeys((*self.execution_order, *(action.task_id for action in self.actions)))
-        )
+        order = dict.fromkeys(self.execution_order)
+        for action in self.actions:
+            order[action.task_id] = None
+        return tuple(order)
 
     def without(self, finished: Container[str]) -> ActionPlan:
         """Return the plan without the actions of finished subtasks."""
-        actions = tuple(action for action in self.actions if action.task_id not in finished)
-        order = tuple(name for name in self.execution_order if name not in finished)
-        return self.model_copy(update={"actions": actions, "execution_order": order})
+        actions: list[Action] = []
+        for action in self.actions:
+            if action.task_id not in finished:
+                actions.append(action)
+        order = [name for name in self.execution_order if name not in finished]
+        left = {"actions": tuple(actions), "execution_order": tuple(order)}
+        return self.model_copy(update=left)
 
 
 class UnclearGoal(_ReplyModel):

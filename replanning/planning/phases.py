@@ -519,7 +519,8 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
     _require_plan_approval(session, task, compiled)
     tasks = dict(finished)
     for action in compiled:
-        tasks[str(action.id).removeprefix(prefix)] = str(action.id)
+        name = action.id.removeprefix(prefix)
+        tasks[name] = str(action.id)
     version = PlanVersion(
         number=number,
         task=task.id,
@@ -925,7 +926,8 @@ async def _apply_ruling(
     problem = (await session.execute_replan(considered, apply)).problem
     if not problem:
         return True
-    data = _prompt_data(session, task, session.state.outputs.get(task.id, {}))
+    output = session.state.outputs.get(task.id, {})
+    data = _prompt_data(session, task, output)
     other = await session.manager.escalate(considered, data, problem)
     if other is not None:
         return await _apply_ruling(session, task, phase, other)

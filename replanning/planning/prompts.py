@@ -106,7 +106,11 @@ def _decision_data(request: DecisionRequest) -> JsonObject:
 
 
 def _without_empty(data: JsonObject) -> JsonObject:
-    return {name: value for name, value in data.items() if value not in (None, "", [], {})}
+    stated: JsonObject = {}
+    for name, value in data.items():
+        if value not in (None, "", [], {}):
+            stated[name] = value
+    return stated
 
 
 # Sizes and sections
@@ -300,10 +304,13 @@ class ReplanPromptBuilder:
             self._templates[f"level_{self._settings.decomposition_level}"],
             {"most": str(self._settings.max_subtasks)},
         )
+        part = ""
+        if data.get("part"):
+            part = ", but only for those whose ids <part> lists"
         slots = {
             "strategy": self._templates[f"strategy_{self._settings.strategy}"],
             "level": level,
-            "part": ", but only for those whose ids <part> lists" if data.get("part") else "",
+            "part": part,
             "depth": _DEPTH_INSTRUCTIONS[self._settings.reflection.depth],
             "tokens": str(MAX_TOKENS_BY_KIND.get(kind, MAX_PLAN_TOKENS)),
         }
@@ -359,14 +366,15 @@ class ReplanPromptBuilder:
             closing.insert(0, self._templates["rejected"])
         question = "\n\n".join(closing)
         data = {**data, "tools": [_tool_data(tool) for tool in self.tools]}
-        values: dict[str, JsonValue] = {
-            kind: data[kind] for kind in SECTION_DESCRIPTIONS if kind in data
-        }
-        values["other"] = [
-            {key: value}
-            for key, value in islice(data.items(), _MAX_VALUES)
-            if key not in SECTION_DESCRIPTIONS
-        ]
+        values: dict[str, JsonValue] = {}
+        for kind in SECTION_DESCRIPTIONS:
+            if kind in data:
+                values[kind] = data[kind]
+        other: list[JsonValue] = []
+        for key, value in islice(data.items(), _MAX_VALUES):
+            if key not in SECTION_DESCRIPTIONS:
+                other.append({key: value})
+        values["other"] = other
         room = self._max_chars - len(question)
         # Only about as much is encoded as there is room for, beginning with the sections that are
         # cut last.
@@ -376,24 +384,25 @@ class ReplanPromptBuilder:
             if values.get(kind) not in (None, "", [], {}):
                 sections[kind] = self._section(kind, values[kind], left)
                 left -= len(sections[kind].render())
-        return (
-            fit_sections([sections[kind] for kind in values if kind in sections], room, CUT_ORDER)
-            + question
-        )
+        in_order = [sections[kind] for kind in values if kind in sections]
+        return f"{fit_sections(in_order, room, CUT_ORDER)}{question}"
 
     def _section(self, kind: str, value: JsonValue, left: int) -> DataSection:
         items = _section_items(value)
-        kept = items[-_MAX_VALUES:][::-1] if kind in _LATEST_FIRST else items[:_MAX_VALUES]
-        factor = (
-            6
-            if kind in frozenset({"request", "goal_understanding"})
-            else 2
-            if len(kept) == 1
-            else 1
-        )
+        kept = items[:_MAX_VALUES]
+        if kind in _LATEST_FIRST:
+            kept = items[-_MAX_VALUES:]
+            kept.reverse()
+        factor = 1
+        if kind in ("request", "goal_understanding"):
+            factor = 6
+        elif len(kept) == 1:
+            factor = 2
         room = min(factor * _MAX_VALUE_CHARS, self._max_chars // 6)
         # The latest outputs have more room, so that a file that was read can be written anew.
-        latest = min(self._max_chars // 3, left // 2) if kind == "executed" else 0
+        latest = 0
+        if kind == "executed":
+            latest = min(self._max_chars // 3, left // 2)
         lines: list[str] = []
         for item in kept:
             if left <= 0:
@@ -415,9 +424,10 @@ class ReplanPromptBuilder:
                 if len(self._line_cache) >= 2000:
                     self._line_cache.clear()
                 clean = self._redact(value)
-                line = self._line_cache[text] = (
-                    escape_markup(text) if clean == value else encode_data(clean)
-                )
+                line = escape_markup(text)
+                if clean != value:
+                    line = encode_data(clean)
+                self._line_cache[text] = line
             if len(line) <= room:
                 return line
         return encode_excerpt(value, room, self._redact)
@@ -428,14 +438,22 @@ def _section_items(value: JsonValue) -> list[JsonValue]:
 
     Of an object, they are its other fields, then the items of its main list.
     """
-    if isinstance(value, dict):
-        for name in ("subtasks", "actions"):
-            if isinstance(items := value.get(name), list):
-                rest: JsonObject = {
-                    key: member for key, member in value.items() if key != name and member
-                }
-                return [*([rest] if rest else []), *items]
-    return list(value) if isinstance(value, list) else [value]
+    if isinstance(value, list):
+        return list(value)
+    if not isinstance(value, dict):
+        return [value]
+    for name in ("subtasks", "actions"):
+        items = value.get(name)
+        if not isinstance(items, list):
+            continue
+        rest: JsonObject = {}
+        for key, member in value.items():
+            if key != name and member:
+                rest[key] = member
+        if rest:
+            return [rest, *items]
+        return list(items)
+    return [value]
 
 
 def _fill_template(template: str, slots: Mapping[str, str]) -> str:

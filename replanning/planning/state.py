@@ -133,7 +133,9 @@ class TaskRequest(RecordModel):
             author = truncate_text(comment.author, 200)
             text = truncate_text(comment.text, _MAX_COMMENT_CHARS)
             comments.append(IssueComment(author=author, text=text, at=comment.at))
-        earlier = [truncate_value(run, _MAX_COMMENT_CHARS) for run in self.earlier[-20:]]
+        earlier: list[JsonValue] = []
+        for run in self.earlier[-20:]:
+            earlier.append(truncate_value(run, _MAX_COMMENT_CHARS))
         changed: dict[str, object] = {
             "issue_id": truncate_text(self.issue_id, _MAX_COMMENT_CHARS),
             "title": truncate_text(self.title, _MAX_COMMENT_CHARS),
@@ -402,10 +404,13 @@ class PlanningState(BaseModel):
     @property
     def replans_tried(self) -> int:
         """The number of replans that were to change the plan, also without success."""
-        kinds = [record.replan_type for record in self.records if record.executed]
-        return sum(
-            kind not in (ReplanType.RETRY, ReplanType.CLARIFICATION_REQUEST) for kind in kinds
-        )
+        tried = 0
+        for record in self.records:
+            if not record.executed:
+                continue
+            if record.replan_type not in (ReplanType.RETRY, ReplanType.CLARIFICATION_REQUEST):
+                tried += 1
+        return tried
 
     def task_counts(self) -> dict[str, int]:
         """Return the numbers of actions that are done, and that failed and were not replaced.
@@ -598,7 +603,8 @@ class PlanningProgress:
         plans = self.plans
         latest = "no plan"
         if plans:
-            latest = f"{plans[-1].done}/{len(plans[-1].steps)} of plan {plans[-1].number}"
+            plan = plans[-1]
+            latest = f"{plan.done}/{len(plan.steps)} of plan {plan.number}"
         return f"<PlanningProgress {latest}>"
 
     def fold(self, record: Record) -> None:

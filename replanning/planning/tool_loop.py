@@ -113,7 +113,8 @@ def _add_step(
         metadata=notes.to_metadata(),
     )
     step = phase_task(Phase.EXECUTION, view.unused_id(TaskId(Phase.EXECUTION)), [action.id])
-    session.revise([AddTask(task=action), AddTask(task=step)], comment or f"{call.name} is used")
+    reason = comment or f"{call.name} is used"
+    session.revise([AddTask(task=action), AddTask(task=step)], reason)
 
 
 def _call_problems(

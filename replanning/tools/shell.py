@@ -105,10 +105,13 @@ async def run_shell(call: ToolCall) -> JsonValue:
     value = _printed_json(stdout)
     if value is not None:
         output["json"] = value
-    decoded = {"stdout": (streams[0], stdout), "stderr": (streams[1], stderr)}
-    undecodable = [name for name, (data, text) in decoded.items() if text.encode() != data]
+    undecodable: list[JsonValue] = []
+    if stdout.encode() != streams[0]:
+        undecodable.append("stdout")
+    if stderr.encode() != streams[1]:
+        undecodable.append("stderr")
     if undecodable:
-        output["undecodable"] = list[JsonValue](undecodable)
+        output["undecodable"] = undecodable
     if tool.produces:
         after = await look()
     return {**find_artifacts(tool, call.arguments, value, before=before, after=after), **output}
