@@ -32,13 +32,7 @@ from replanning.live import TaskState, TaskView
 from replanning.live.states import STUCK, WAITING
 from replanning.plan import JsonObject, TaskId
 from replanning.plan.messages import format_duration
-from replanning.plan.tasks import (
-    Fallback,
-    allows_repetition,
-    for_another_tool,
-    is_repeatable,
-    stated_retry,
-)
+from replanning.plan.tasks import Fallback, for_another_tool, is_repeatable
 from replanning.providers._planner.bridge import complete_proposal, find_cheaper_paths, find_repairs
 
 MAX_STUCK_TASKS: Final = 1_000
@@ -391,7 +385,7 @@ class RepairCase:
             may_pass = True
         if not may_pass and "context-changed" not in self.trigger_kinds:
             return NotApplicable("the error will not pass by itself")
-        if self._was_retried(failure):
+        if self.view.has_used_retries(task.id):
             return NotApplicable("the retries it declares are used up", is_final=False)
         if task.failures > MAX_RETRIES:
             return NotApplicable(f"it has failed {task.failures} times", is_final=False)
@@ -412,22 +406,6 @@ class RepairCase:
         else:
             reason += ": what it refers to has changed"
         return RepairOption(RetryTask(task_id=task.id, delay=delay), RETRY_CONFIDENCE, reason)
-
-    def _was_retried(self, failure: Failure) -> bool:
-        """Return whether the retries that the task declares, if any, were made for this failure."""
-        task = self.task.task
-        tool = self.view.tool(task.tool)
-        stated = stated_retry(task, tool)
-        if stated is None:
-            return False
-        # A call in doubt that is not repeated by itself has used up none of them, and a person
-        # decides.
-        if not failure.in_doubt:
-            return True
-        is_named = failure.transient
-        if failure.kind == "timeout":
-            is_named = stated.names_timeouts
-        return allows_repetition(task, tool, is_named=is_named)
 
     def _replacement(self, new: Task, confidence: float, reason: str) -> StrategyResult:
         """Replace the task by a new one, which gets an id such as `build~2`, then `build~3`."""

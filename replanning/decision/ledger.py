@@ -184,6 +184,7 @@ class QuestionLedger:
         reminded: the questions that people were reminded of.
         count: the number of all questions.
         declined_at: when a person declined an alternative, by the hash of its changes.
+        given_up_at: when a person last declined all alternatives for a task.
     """
 
     _running: Callable[[], int]
@@ -197,6 +198,7 @@ class QuestionLedger:
     reminded: set[QuestionId] = field(default_factory=set)
     count: int = 0
     declined_at: dict[str, float] = field(default_factory=dict)
+    given_up_at: dict[TaskId, float] = field(default_factory=dict)
     _waited_seconds: float = 0.0
     _waiting_since: float | None = None
 
@@ -224,10 +226,16 @@ class QuestionLedger:
             return asked
         self.answers_by_replan[asked.replan] = (asked, answer)
         if answer.verdict in ("reject", "continue"):
+            self.given_up_at.update(dict.fromkeys(asked.holds, at))
             for candidate in asked.candidates:
                 declined = changes_hash(candidate.alternative.changes)
                 self.declined_at[declined] = at
         return asked
+
+    def was_given_up(self, task: TaskId, since: float) -> bool:
+        """Return whether a person has declined all alternatives for a task since this time."""
+        given_up_at = self.given_up_at.get(task)
+        return given_up_at is not None and given_up_at >= since
 
     def add_absence(self, seconds: float) -> None:
         """Count the time before a resume; while a question is open, its answer counts that."""

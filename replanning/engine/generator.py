@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 import anyio
 from anyio.abc import TaskGroup
 
-from replanning.changes import Alternative
+from replanning.changes import Alternative, RetryTask
 from replanning.decision.evaluation import PlanEvaluator
 from replanning.decision.policy import stale_reason
 from replanning.decision.proposal import (
@@ -60,10 +60,11 @@ from replanning.journal.records import (
     TriggerEvent,
     Usage,
 )
-from replanning.live.view import PlanView
+from replanning.live.states import TaskState
+from replanning.live.view import PlanView, TaskView
 from replanning.plan.document import Plan
-from replanning.plan.messages import cut
-from replanning.plan.tasks import Goal
+from replanning.plan.messages import cut, join_names
+from replanning.plan.tasks import Goal, is_repeatable
 from replanning.plan.types import JsonValue, ReplanId, TaskId
 from replanning.plugins import plugin_name
 from replanning.run.event_loop import LoopThread, Timer, describe_error, isolate, without_group
@@ -81,6 +82,14 @@ if TYPE_CHECKING:
 _MAX_NOTES: Final = 20
 
 _MAX_NOTE_CHARS: Final = 2_000
+
+MAX_DOUBTS_TOGETHER: Final = 20
+"""Calls in doubt about which one question is; the next one is about the others."""
+
+_DOUBT_CONFIDENCE: Final = 0.6
+
+_ENGINE: Final = "engine"
+"""Source of what the engine itself proposes."""
 
 MAX_PROPOSALS: Final = 100
 """Maximum number of proposals considered from one provider."""
@@ -670,14 +679,21 @@ class AlternativeGenerator:
         for candidate in ranked.candidates:
             if candidate.rejected.startswith(INFEASIBLE):
                 flawed.append(candidate)
-        if not flawed:
+        if flawed:
+            flawed = flawed[: request.max_alternatives]
+            completions = await paths.generate(vetter, run, last=last, flawed=flawed)
+            if any(reply.alternatives or reply.notes for reply in completions):
+                replies += completions
+                with run.spans.scoring_span():
+                    ranked = paths.rank(replies, vetter)
+
+        if ranked.usable:
             return ranked
-        flawed = flawed[: request.max_alternatives]
-        completions = await paths.generate(vetter, run, last=last, flawed=flawed)
-        if any(reply.alternatives or reply.notes for reply in completions):
-            with run.spans.scoring_span():
-                ranked = paths.rank([*replies, *completions], vetter)
-        return ranked
+        doubts = _retries_in_doubt(triggers, situation, ranked.candidates)
+        if doubts is None:
+            return ranked
+        with run.spans.scoring_span():
+            return paths.rank([*replies, doubts], vetter)
 
     def vetter(
         self, request: ReplanRequest, situation: Situation, run: AskingRun, *, began: float
@@ -703,6 +719,84 @@ class AlternativeGenerator:
     async def aclose(self) -> None:
         """Close the connections of named language models; a later call opens them again."""
         await self._registry.aclose()
+
+
+def _retries_in_doubt(
+    triggers: Sequence[Trigger], situation: Situation, rejected: Sequence[Candidate]
+) -> ProviderReply | None:
+    """Return how calls in doubt that triggers are about would be tried again; None if none are.
+
+    Whether they took effect is not a question of what providers know: somebody has to look. So a
+    person is asked, as the policy sees to, also where no provider knows a way on.
+
+    Args:
+        triggers: why replanning is considered.
+        situation: the plan.
+        rejected: the alternatives of providers, none of which can be used.
+    """
+    known = _rejected_retries(rejected)
+    view = situation.view
+    ids: dict[TaskId, None] = {}
+    for trigger in triggers:
+        ids.update(dict.fromkeys(trigger.tasks))
+        if not trigger.tasks:
+            ids.update(dict.fromkeys(task.id for task in view.stuck()))
+    # That nothing can run any more is no reason to ask again about what a person has given up.
+    asks_again = any(trigger.kind != "goal-unreachable" for trigger in triggers)
+    questions = situation.ledger.questions
+    retries: list[RetryTask] = []
+    for task_id in ids:
+        if task_id in known:
+            continue
+        began = situation.live.entry(task_id).log.started_at
+        if questions.was_given_up(task_id, since=began) and not asks_again:
+            continue
+        if _is_for_person(view.task(task_id), view):
+            retries.append(RetryTask(task_id=task_id))
+    if not retries:
+        return None
+
+    sets: list[list[RetryTask]] = [retries[:MAX_DOUBTS_TOGETHER]]
+    if len(retries) > 1:
+        # They need not have gone alike.
+        sets += [[retry] for retry in sets[0]]
+    reply = ProviderReply(_ENGINE)
+    for changes in sets:
+        names = join_names([repr(change.task_id) for change in changes], 5)
+        reason = f"try {names} again; it may then have its effect twice"
+        if len(changes) > 1:
+            reason = f"try {names} again; they may then have their effects twice"
+        reply.alternatives.append(
+            Alternative(changes=changes, reason=reason, confidence=_DOUBT_CONFIDENCE)
+        )
+    return reply
+
+
+def _rejected_retries(rejected: Sequence[Candidate]) -> set[TaskId]:
+    """Return the tasks of which it was considered already to try them again."""
+    known: set[TaskId] = set()
+    for candidate in rejected:
+        # One with a score was rejected for its confidence, which does not matter to a person.
+        if candidate.score is not None and candidate.alternative.source != _ENGINE:
+            continue
+        for change in candidate.alternative.changes:
+            if change.kind == "retry":
+                known.add(change.task_id)
+    return known
+
+
+def _is_for_person(task: TaskView, view: PlanView) -> bool:
+    """Return whether only a person can decide what follows the failure of a task.
+
+    An optional task is not worth a question, and one whose retries were made has failed for good.
+    """
+    if task.state is not TaskState.FAILED or task.is_held or task.task.optional:
+        return False
+    if task.failure is None or not task.failure.in_doubt:
+        return False
+    if is_repeatable(task.task, view.tool(task.task.tool)):
+        return False
+    return not view.has_used_retries(task.id)
 
 
 def _earlier_candidates(trigger: Trigger, situation: Situation) -> RankedCandidates:
@@ -741,7 +835,7 @@ class ProviderReply:
 
     Attributes:
         name: the name of the provider.
-        ask: asks it.
+        ask: asks it; None for what the engine itself proposes.
         estimate: returns the expected use of the budget; None if it costs nothing.
         alternatives: its proposals.
         notes: its omissions, and why it failed.
@@ -752,8 +846,8 @@ class ProviderReply:
     """
 
     name: str
-    ask: Callable[[ReplanRequest], Awaitable[Sequence[Alternative]]]
-    estimate: Callable[[ReplanRequest], Usage] | None
+    ask: Callable[[ReplanRequest], Awaitable[Sequence[Alternative]]] | None = None
+    estimate: Callable[[ReplanRequest], Usage] | None = None
     alternatives: list[Alternative] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     stale_error: StaleView | None = None
@@ -860,6 +954,7 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter, run: As
         with run.spans.provider_span(reply.name) as answered:
             alternatives: list[Alternative] = []
             with scope:
+                assert reply.ask is not None
                 ask = partial(reply.ask, request)
                 alternatives = await isolate(collect_alternatives, ask, reply.add_note)
             # An answer after the deadline is ignored.

@@ -626,12 +626,9 @@ def make_decision(
         gate: whether a gate asks a person.
         can_ask: whether a person can be asked about the call of an agent.
     """
-    declined = situation.ledger.questions.declined_at
-    if declined:
-        for candidate in ranked.candidates:
-            # Whoever declined it is not asked about it again.
-            if changes_hash(candidate.alternative.changes) in declined:
-                gate = False
+    # Whoever declined it is not asked about it again.
+    if _was_declined(triggers, ranked, situation):
+        gate = False
     best: Proposal | None = None
     if ranked.usable and ranked.version == situation.live.version:
         best = ranked.proposals[0]
@@ -644,6 +641,26 @@ def make_decision(
         reason = f"{decision.reason}{NOBODY_CAN_BE_ASKED}"
         decision = Decision("keep", decision.rule, reason)
     return decision
+
+
+def _was_declined(
+    triggers: Sequence[Trigger], ranked: RankedCandidates, situation: Situation
+) -> bool:
+    """Return whether a person has declined a candidate, or given up what is stuck."""
+    questions = situation.ledger.questions
+    if not questions.given_up_at:
+        return False
+    for candidate in ranked.candidates:
+        if changes_hash(candidate.alternative.changes) in questions.declined_at:
+            return True
+    for trigger in triggers:
+        if trigger.kind != "goal-unreachable":
+            continue
+        for task_id in trigger.tasks:
+            began = situation.live.entry(task_id).log.started_at
+            if questions.was_given_up(task_id, since=began):
+                return True
+    return False
 
 
 def _concern_calls(triggers: Sequence[Trigger], live: LivePlan) -> bool:

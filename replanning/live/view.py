@@ -25,7 +25,7 @@ from replanning.live.strips import NO_FACTS, StripsProblem, StripsStep
 from replanning.plan.document import Plan
 from replanning.plan.json_form import shown_form
 from replanning.plan.parameters import shown_values
-from replanning.plan.tasks import Goal, Task, ToolSpec
+from replanning.plan.tasks import Goal, Task, ToolSpec, allows_repetition, stated_retry
 from replanning.plan.types import JsonValue, TaskId
 
 _GIVEN_UP: Final = STUCK | {TaskState.SKIPPED, TaskState.CANCELLED}
@@ -181,6 +181,28 @@ class PlanView:
     def has_doubtful(self) -> bool:
         """Whether a task may have taken effect without being known to, at least for a time."""
         return bool(self._live.doubtful)
+
+    def has_used_retries(self, task_id: TaskId) -> bool:
+        """Return whether a task was retried, as it or its tool states, before it failed for good.
+
+        Raises:
+            UnknownTask: there never was such a task.
+        """
+        entry = self._live.entry(task_id)
+        failure = entry.log.failure
+        task = entry.task
+        tool = self._live.tool_of(task)
+        stated = stated_retry(task, tool)
+        if failure is None or stated is None:
+            return False
+        # A call in doubt that is not repeated by itself has used up none of them, and a person
+        # decides.
+        if not failure.in_doubt:
+            return True
+        is_named = failure.transient
+        if failure.kind == "timeout":
+            is_named = stated.names_timeouts
+        return allows_repetition(task, tool, is_named=is_named)
 
     def given_up_in_doubt(self) -> list[TaskId]:
         """Return the tasks that failed or were left out, and may have taken effect all the same.

@@ -15,14 +15,16 @@ from replanning import (
     ReplanRequest,
     Retry,
     RunResult,
+    Task,
     TaskContext,
     tool,
 )
-from replanning.changes import ModifyTask, RetryTask, SkipTask
+from replanning.changes import ModifyTask, ReplaceTask, RetryTask, SkipTask
 from replanning.engine.functions import FunctionTool
+from replanning.journal import MemoryStore
 from replanning.plan import TaskId
 from replanning.testing import ScriptedGate, VirtualClock
-from tests.support.runs import alternative, make_engine
+from tests.support.runs import alternative, make_engine, perform, plan
 
 THRICE = Retry(max_attempts=3)
 
@@ -214,6 +216,144 @@ async def test_a_cancellation_within_the_work_is_in_doubt(clock: VirtualClock) -
     tools = [shop.tool("pay", asyncio.CancelledError), shop.tool("other")]
     result = await run(make_engine("repair", clock=clock), *tools)
     assert (result.status, shop.executions) == ("needs_human", {"pay": 1})
+
+
+def knows_nothing(request: ReplanRequest) -> list[Alternative]:
+    """A provider that never finds anything."""
+    return []
+
+
+@pytest.mark.parametrize("providers", [(), (knows_nothing,), ("repair",)])
+async def test_a_person_is_asked_whatever_the_providers_are(
+    providers: tuple[Any, ...], clock: VirtualClock
+) -> None:
+    """The same question is asked where providers know no way on, or there are none; an approval repeats the call."""
+    shop = Shop()
+    engine = make_engine(*providers, clock=clock)
+    result = await run(engine, shop.tool("pay"))
+    assert (result.status, shop.executions) == ("needs_human", {"pay": 1})
+    (question,) = engine.pending(result.run)
+    assert "it is unknown whether 'a' took effect: look first. If so, skip" in question.text
+    assert "If not, approve another run of 'a'." in question.text
+    (candidate,) = question.candidates
+    assert candidate.alternative.reason.endswith("; it may then have its effect twice")
+    assert [change.kind for change in candidate.alternative.changes] == ["retry"]
+
+    engine.answer(question.id, "approve", by="eve")
+    async with engine.resume(result.run) as resumed:
+        done = await perform(resumed)
+    assert (resumed.result.status, done) == ("succeeded", ["a"])
+
+
+@pytest.mark.parametrize("providers", [(), (knows_nothing,), ("repair",)])
+async def test_a_rejection_gives_the_call_up(
+    providers: tuple[Any, ...], clock: VirtualClock
+) -> None:
+    """Whoever declines to repeat a call is not asked again, and the run fails, whatever the providers are."""
+    shop = Shop()
+    gate = ScriptedGate([Answer("reject")])
+    result = await run(make_engine(*providers, clock=clock, gate=gate), shop.tool("pay"))
+    assert (result.status, len(gate.questions), shop.executions) == ("failed", 1, {"pay": 1})
+
+
+async def test_a_declined_stand_in_gives_the_call_up(clock: VirtualClock) -> None:
+    """After a person has declined what a provider proposes for a call in doubt, nothing else is asked about it."""
+
+    def stand_in(request: ReplanRequest) -> list[Alternative]:
+        other = Task(id="b", tool="other")
+        return [alternative(ReplaceTask(task_id=TaskId("a"), tasks=(other,)))]
+
+    shop = Shop()
+    gate = ScriptedGate([Answer("reject")])
+    engine = make_engine(stand_in, clock=clock, gate=gate)
+    result = await run(engine, shop.tool("pay"), shop.tool("other"))
+    assert (result.status, len(gate.questions), shop.executions) == ("failed", 1, {"pay": 1})
+    (candidate,) = gate.questions[0].candidates
+    assert candidate.alternative.source == "scripted"
+
+
+async def test_a_person_is_asked_about_what_providers_leave_out(clock: VirtualClock) -> None:
+    """A call in doubt is asked about although the provider has repaired another task that failed with it."""
+
+    def skip_b(request: ReplanRequest) -> list[Alternative]:
+        if request.view.task("b").state == "FAILED":
+            return [alternative(SkipTask(task_id=TaskId("b")))]
+        return []
+
+    shop = Shop()
+    engine = make_engine(skip_b, clock=clock)
+    whole = plan(Task(id="a", tool="pay"), Task(id="b", tool="sell"))
+    tools = [shop.tool("pay"), shop.tool("sell", ValueError)]
+    result = await engine.execute(whole, tools=tools)
+    assert result.status == "needs_human"
+    (question,) = engine.pending(result.run)
+    assert question.holds == ("a",)
+
+
+async def test_calls_in_doubt_are_asked_about_together(clock: VirtualClock) -> None:
+    """Calls that fail for one cause are one question, of which each can be approved alone."""
+    shop = Shop()
+    engine = make_engine(knows_nothing, clock=clock)
+    whole = plan(Task(id="a", tool="pay"), Task(id="b", tool="pay"))
+    result = await engine.execute(whole, tools=[shop.tool("pay")])
+    (question,) = engine.pending(result.run)
+    reasons = [candidate.alternative.reason for candidate in question.candidates]
+    assert reasons == [
+        "try 'a', 'b' again; they may then have their effects twice",
+        "try 'a' again; it may then have its effect twice",
+        "try 'b' again; it may then have its effect twice",
+    ]
+
+
+async def test_a_call_that_was_cut_off_is_asked_about(clock: VirtualClock) -> None:
+    """A call during which its process ended is asked about by the process that resumes the run."""
+    engine = make_engine(knows_nothing, clock=clock)
+    async with engine.open(plan(Task(id="a")), run_id="run-1") as opened:
+        opened.started((await anext(opened.ready())).id)
+    async with engine.resume("run-1") as resumed:
+        assert await perform(resumed) == []
+    assert resumed.result.status == "needs_human"
+
+
+async def test_a_call_that_failed_without_replanning_is_asked_about(clock: VirtualClock) -> None:
+    """An engine that goes on with a run in which nobody was asked asks about its calls in doubt."""
+    shop = Shop()
+    store = MemoryStore()
+    result = await run(make_engine(clock=clock, store=store, enabled=False), shop.tool("pay"))
+    assert result.status == "failed"
+    async with make_engine(clock=clock, store=store).resume(result.run) as resumed:
+        assert await perform(resumed) == []
+    assert resumed.result.status == "needs_human"
+
+
+async def test_a_request_asks_again(clock: VirtualClock) -> None:
+    """Whoever asks for replanning of a run is asked again about a call that somebody has given up."""
+    shop = Shop()
+    gate = ScriptedGate([Answer("reject"), Answer("approve")])
+    engine = make_engine(knows_nothing, clock=clock, gate=gate)
+    result = await run(engine, shop.tool("pay"))
+    assert result.status == "failed"
+    async with engine.resume(result.run) as resumed:
+        resumed.request_replan("the shop has looked", by="eve")
+        done = await perform(resumed)
+    assert (resumed.result.status, done) == ("succeeded", ["a"])
+
+
+@pytest.mark.parametrize(
+    ("stated", "status"),
+    [
+        ({"optional": True}, "succeeded"),
+        ({"retry": {"max_attempts": 3}}, "failed"),
+        ({"idempotent": True}, "failed"),
+        ({"effect": "none"}, "failed"),
+    ],
+)
+async def test_nobody_is_asked_in_vain(
+    stated: dict[str, Any], status: str, clock: VirtualClock
+) -> None:
+    """Without a way on, nobody is asked about an optional task, and about calls that were repeated as stated."""
+    result = await run(make_engine(clock=clock), Shop().tool("pay"), **stated)
+    assert result.status == status
 
 
 async def test_retries_that_were_stated_are_used_up(clock: VirtualClock) -> None:

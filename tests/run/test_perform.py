@@ -121,7 +121,7 @@ async def test_timeout(clock: VirtualClock) -> None:
         return None
 
     async with make_engine(clock=clock).open(
-        plan(Task(id="a", timeout=5, retry=Retry(max_attempts=1)))
+        plan(Task(id="a", timeout=5, effect="none", retry=Retry(max_attempts=1)))
     ) as run:
         with pytest.raises(CallFailed, match=r"no alternative is left for task 'a'.*TimedOut"):
             await run.perform("a", hang)

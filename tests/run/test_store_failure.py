@@ -202,7 +202,7 @@ async def test_deadline_meanwhile(clock):
     work = ScriptedExecutor({"a": hangs(), "b": returns("fine", after=3)}, clock=clock)
     tasks = (Task(id="a", timeout=10), Task(id="b", timeout=10))
     result = await make_engine(store=store, clock=clock).execute(plan(*tasks), work)
-    assert (result.status, result.outputs) == ("failed", {"b": "fine"})
+    assert (result.status, result.outputs) == ("needs_human", {"b": "fine"})
     assert [body.attempt for body in bodies(store, result.run, AttemptTimedOut)] == ["a#1"]
     assert invariant_violations(list(store.read(result.run))) == []
 

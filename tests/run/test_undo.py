@@ -225,10 +225,8 @@ async def test_a_compensation_in_doubt() -> None:
     engine = await played(desk, plan=plan)
     engine.undo(RUN)
     result = await resumed(engine, desk)
-    assert result.status == "failed"
-    assert (
-        "'undo-car' failed (no answer), and it is unknown whether it took effect" in result.reason
-    )
+    assert result.status == "needs_human"
+    assert result.reason.endswith(": it is unknown whether 'undo-car' took effect")
     (undecided,) = engine.compare_undo(RUN).undecided
     assert undecided.why == "it is unknown whether 'undo-car' has taken it back"
     engine.undo(RUN, by_hand=["car"])
@@ -303,7 +301,7 @@ async def test_a_compensation_in_doubt_that_is_given_up() -> None:
     plan = Plan.parse(CHAIN.to_yaml().replace("idempotent: true", "idempotent: false"))
     engine = await played(desk, plan=plan)
     engine.undo(RUN)
-    assert (await resumed(engine, desk)).status == "failed"
+    assert (await resumed(engine, desk)).status == "needs_human"
     engine.undo(RUN, leave=["hotel"])
     result = await resumed(engine, desk)
     assert result.status == "aborted"
@@ -908,7 +906,7 @@ async def test_killed_after_any_record(harmless: bool) -> None:
             assert sorted(called) == sorted(expected - ended)
             assert all(effect.undone for effect in later.history(RUN).effects())
         else:
-            assert result.status == "failed"
+            assert result.status == "needs_human"
             assert set(called) <= expected - begun
             (undecided,) = later.compare_undo(RUN).undecided
             assert {undecided.effect.compensation} == in_doubt

@@ -545,7 +545,7 @@ async def test_each_kind_can_be_disabled(kind):
     """A kind that the settings leave out gives no trigger, and the others still do."""
     tasks = """
   - {id: fails}
-  - {id: hangs, timeout: 5}
+  - {id: hangs, timeout: 5, effect: none, retry: {max_attempts: 1}}
   - {id: reads, arguments: {v: "${context.x}"}, depends_on: [hangs]}
   - {id: uses, tool: t, depends_on: [hangs]}
 """
