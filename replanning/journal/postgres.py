@@ -37,7 +37,7 @@ from replanning.plan.types import RunId
 try:
     import psycopg
     from psycopg.conninfo import conninfo_to_dict, make_conninfo
-    from psycopg_pool import ConnectionPool
+    from psycopg_pool import ConnectionPool, PoolTimeout
 except ImportError as error:
     raise ImportError(
         "the PostgreSQL store needs psycopg 3 with its pool: "
@@ -101,6 +101,14 @@ _MAX_CONNECTIONS: Final = 4
 _LISTEN_SECONDS: Final = 5.0
 """Seconds after which an inbox is read although no message was notified, in case a notification was
 lost.
+"""
+
+_CONNECTING_PART: Final = 0.8
+"""Part of the time limit of a request in which it has to get a connection."""
+
+_UNREACHABLE_SECONDS: Final = 0.1
+"""Seconds that a request waits for a connection where the one before it got none: a pool connects in
+the background, and the event loop of a run must go on.
 """
 
 _LIMITS: Final = {
@@ -202,7 +210,9 @@ class PostgresStore(SqlStore):
             max_size=_MAX_CONNECTIONS,
             kwargs={"autocommit": True},
             open=False,
-            timeout=timeout * 0.8,
+            timeout=timeout * _CONNECTING_PART,
+            # Else the pool pauses for longer and longer, and misses that the server is back.
+            reconnect_timeout=timeout,
         )
         self._listener = _Listener(server, self._closed)
         try:
@@ -238,8 +248,7 @@ class PostgresStore(SqlStore):
                     lost[lease] = self._no_such_run(lease)
             return lost
 
-        doing = "renew leases"
-        return self._result(doing, self._submit(doing, renew))
+        return self._ask("renew leases", renew)
 
     def append(self, lease: Lease, record: Record) -> None:
         """Count and insert the record, which does nothing if the lease is not current."""
@@ -279,7 +288,7 @@ class PostgresStore(SqlStore):
             if not inserted:
                 raise self._refuse(database, lease, record)
 
-        future = self._submit(doing, insert)
+        future = self._submit(doing, partial(self._use_connection, insert))
         try:
             self._result(doing, future)
         except _Unanswered:
@@ -312,7 +321,7 @@ class PostgresStore(SqlStore):
         return self._name
 
     def _read(self, request: Callable[[Database], ResultT]) -> ResultT:
-        return self._result("be read", self._submit("be read", request))
+        return self._result("be read", self._submit("be read", partial(self._ask_twice, request)))
 
     def _write(
         self, doing: str, request: Callable[[Database], ResultT], *, retried: bool = False
@@ -321,7 +330,7 @@ class PostgresStore(SqlStore):
             with database.transaction():
                 return request(database)
 
-        return self._result(doing, self._submit(doing, transaction))
+        return self._ask(doing, transaction)
 
     def _server_time(self, database: psycopg.Connection, at: float) -> float:
         # In whole seconds, because the way to the server takes time, and times of one machine must
@@ -364,18 +373,38 @@ class PostgresStore(SqlStore):
             status = status_after(decode_body(*found)) if found else "running"
             database.execute(_UNDO_SQL, {**row, "status": status})
 
-    def _submit(
-        self, doing: str, request: Callable[[psycopg.Connection], ResultT]
-    ) -> Future[ResultT]:
+    def _ask(self, doing: str, request: Callable[[psycopg.Connection], ResultT]) -> ResultT:
+        """Make a request once, and wait for the answer."""
+        return self._result(doing, self._submit(doing, partial(self._use_connection, request)))
+
+    def _submit(self, doing: str, request: Callable[[], ResultT]) -> Future[ResultT]:
         """Make a request in a thread, because the server may never answer it."""
         if self._closed.is_set():
             raise StoreError(f"{self._name} cannot {doing}: the store was closed")
+        return self._threads.submit(request)
 
-        def ask() -> ResultT:
+    def _use_connection(self, request: Callable[[psycopg.Connection], ResultT]) -> ResultT:
+        """Make a request on a connection of the pool, which waits less after it got none."""
+        try:
             with self._pool.connection() as database:
+                self._pool.timeout = self._timeout * _CONNECTING_PART
                 return request(database)
+        except PoolTimeout:
+            self._pool.timeout = _UNREACHABLE_SECONDS
+            raise PoolTimeout("the server cannot be reached") from None
 
-        return self._threads.submit(ask)
+    def _ask_twice(self, request: Callable[[psycopg.Connection], ResultT]) -> ResultT:
+        """Make a request that only reads, and again if its connection was lost.
+
+        A server that was restarted has ended every connection of the pool.
+        """
+        try:
+            return self._use_connection(request)
+        except PoolTimeout:
+            raise
+        except (psycopg.OperationalError, psycopg.InterfaceError):
+            self._pool.check()
+            return self._use_connection(request)
 
     def _result(self, doing: str, future: Future[ResultT]) -> ResultT:
         """Wait for the answer to a request.

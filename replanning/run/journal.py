@@ -171,8 +171,8 @@ class RunJournal:
                 changed = self._redactor.changed_fields(body, body.texts)
                 if changed:
                     stored = replace(body, **changed)
-        at = self._timer.clock.now()
-        at = max(at, self._last_at)
+        asked_at = self._timer.clock.now()
+        at = max(asked_at, self._last_at)
         record = Record(self.seq + 1, at, body)
         masked = record if stored is body else Record(record.seq, at, stored)
         if not self.unjournaled:
@@ -187,7 +187,7 @@ class RunJournal:
             except Exception as error:
                 # A third party's store may raise anything.
                 if self._on_failure != "continue_unjournaled":
-                    self._schedule_store_retry(error)
+                    self._schedule_store_retry(error, self._timer.clock.now() - asked_at)
                     if isinstance(error, StoreError):
                         raise
                     raise StoreError(f"the store failed: {describe_error(error)}") from error
@@ -287,10 +287,17 @@ class RunJournal:
             self._changed.set()
             self._changed = None
 
-    def _schedule_store_retry(self, error: Exception) -> None:
-        """Try the store again a little later, or give up when patience is over."""
+    def _schedule_store_retry(self, error: Exception, took: float) -> None:
+        """Try the store again a little later, or give up when patience is over.
+
+        Args:
+            error: why it has failed.
+            took: seconds until it failed.
+        """
         self.state = "failing"
-        # Only our own pauses count: a machine that sleeps for hours must not use up patience.
+        # Pauses and failing calls are counted, each up to a limit: a machine that sleeps for hours
+        # must not use up patience.
+        self._failing_seconds += min(took, _MAX_RETRY_SECONDS)
         failing = self._failing_seconds
         left = self._patience - failing
         if left <= 0:

@@ -293,6 +293,24 @@ def test_hosts_whose_clocks_differ(ahead, address):
 TOOLS = (ToolSpec(name="main", capability="load"), ToolSpec(name="spare", capability="load"))
 
 
+def test_reads_after_a_restart(store, postgres_server):
+    """A read succeeds at once after the server was restarted; while it is down, each fails, and the store finds it again."""
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: store.runs(), range(16)))
+    postgres_server.kill()
+    for _ in range(3):
+        with pytest.raises(StoreError, match="cannot be read: the server cannot be reached"):
+            store.runs()
+    postgres_server.start()
+    for _ in range(1_000_000):
+        with suppress(StoreError):
+            assert list(store.runs()) == []
+            break
+    postgres_server.kill()
+    postgres_server.start()
+    assert list(store.runs()) == []
+
+
 async def test_a_server_that_dies(postgres_server):
     """A run whose server is killed and started again in the middle ends as it would have, with a whole journal."""
     address = postgres_server.address(f"test{next(_schemas)}")

@@ -282,6 +282,34 @@ async def test_lasting():
         assert set(await perform(run)) == {"long", *(f"t{number}" for number in range(2, 9))}
 
 
+async def test_calls_that_take_long_to_fail():
+    """The time that calls of a failing store take counts as well: the run ends when patience is over, not minutes later."""
+
+    class LateClock(VirtualClock):
+        late = 0.0
+
+        def now(self) -> float:
+            return super().now() + self.late
+
+    class SlowToFail(Refusing):
+        def append(self, lease: Lease, record: Record) -> None:
+            try:
+                super().append(lease, record)
+            except StoreError:
+                clock.late += 4.0
+                raise
+
+    async with LateClock() as clock:
+        began = clock.now()
+        store = SlowToFail(lambda record: StoreError("gone") if record.seq > 3 else None)
+        engine = make_engine(store=store, clock=clock)
+        result = await engine.execute(chain("a", "b"), ScriptedExecutor())
+        took = clock.now() - began
+    assert result.status == "paused"
+    assert result.reason.startswith("the store has failed for 30 s: ")
+    assert 30 <= took <= 40
+
+
 async def test_who_waits_to_begin_leaves(clock):
     """A loop that waits for the store to begin a task goes on to its end when patience is over."""
     store = Refusing(lambda record: StoreError("full") if record.seq == 3 else None)
