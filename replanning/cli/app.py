@@ -247,7 +247,7 @@ StoreOption = Annotated[
         show_default=False,
         show_envvar=False,
         rich_help_panel=_WHERE_PANEL,
-        help="Keeps the runs: a SQLite file (.replanning/history.db), memory, postgresql://… or"
+        help="A SQLite file (.replanning/history.db), memory, postgresql://… or"
         " temporal=HOST:PORT/QUEUE. Also $REPLANNING_STORE.",
     ),
 ]
@@ -354,7 +354,7 @@ class RunOptions:
             metavar="N",
             min=1,
             rich_help_panel=_WHERE_PANEL,
-            help="Run at most so many tasks at a time (8).",
+            help="Maximum number of tasks at a time (8).",
         ),
     ] = None
     context: SetOption = None

@@ -119,7 +119,7 @@ def history(
         bool,
         typer.Option(
             "--calibration",
-            help="Show how well confidence predicted success instead: in RUN, or in all runs where"
+            help="Show how well confidence predicted success instead: in RUN, or in all runs if"
             " none is named.",
         ),
     ] = False,
@@ -564,7 +564,7 @@ def history_prune(
             "--days",
             metavar="N",
             min=0,
-            help="Keep finished runs so long; by default as the settings say (90).",
+            help="Days to keep finished runs; by default from the settings (90).",
         ),
     ] = None,
     dry_run: Annotated[

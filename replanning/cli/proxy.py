@@ -127,8 +127,8 @@ def mcp_proxy(
         typer.Option(
             "--timeout",
             metavar="SECONDS",
-            help="How long each attempt at a call may take, where a file of tools states no other"
-            " limit; 0 for no limit.",
+            help="Time limit for each attempt at a call, unless a file of tools states another; 0 for no"
+            " limit.",
         ),
     ] = DEFAULT_CALL_TIMEOUT,
     run_id: Annotated[

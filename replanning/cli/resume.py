@@ -62,7 +62,7 @@ _MAX_ALIKE: Final = 8
 """Tasks that are run again for one reason of which each has a line."""
 
 YesOption = Annotated[
-    bool, typer.Option("--yes", "-y", help="Do not ask: agree to what would be asked about.")
+    bool, typer.Option("--yes", "-y", help="Do not ask: answer yes to every question.")
 ]
 
 

@@ -145,7 +145,9 @@ class MessageOptions:
     ] = None
     wait: Annotated[
         float,
-        typer.Option("--wait", metavar="SECONDS", min=0, help="Wait so long for the run to react."),
+        typer.Option(
+            "--wait", metavar="SECONDS", min=0, help="Seconds to wait for the run to react."
+        ),
     ] = 5.0
     store: StoreOption = DEFAULT_STORE
     json: JsonOption = False
@@ -638,9 +640,7 @@ def reject(
     every: AllOption = False,
     undo: Annotated[
         bool,
-        typer.Option(
-            "--undo", help="Take back what the run has changed as well, and end it as aborted."
-        ),
+        typer.Option("--undo", help="Also undo the effects of the run, and end it as aborted."),
     ] = False,
     options: MessageOptions,
 ) -> None:

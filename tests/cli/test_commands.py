@@ -355,7 +355,7 @@ def test_providers_that_are_broken(tmp_path: Path) -> None:
 
 ABOUT_RUNS = (
     *("status", "show", "graph", "history", "why", "diff", "decisions", "effects", "pending"),
-    *("approve", "reject", "modify", "request", "notify", "expect suggest"),
+    *("approve", "reject", "modify", "request", "notify", "expect suggest", "what-if"),
 )
 
 
