@@ -329,6 +329,17 @@ def _rename_tasks(
                     _rename_tasks(item, positions, originals)
 
 
+def with_reason(changes: Sequence[PlanChange], reason: str) -> tuple[PlanChange, ...]:
+    """Return changes in which those that end something, and do not say why, have this reason."""
+    stated: list[PlanChange] = []
+    for change in changes:
+        if isinstance(change, SkipTask | CancelTask | AbortRun) and not change.reason:
+            stated.append(change.model_copy(update={"reason": reason}))
+        else:
+            stated.append(change)
+    return tuple(stated)
+
+
 def dump_change(change: PlanChange) -> JsonObject:
     """Return a change as JSON for `parse_changes`."""
     return {"kind": change.kind, **change.model_dump(mode="json", exclude_defaults=True)}

@@ -657,7 +657,7 @@ def reject(
 
 @commands.command(
     epilog=_epilog(
-        "replanning modify --changes changes.yaml    with lines such as: - {kind: skip, task_id: announce}"
+        "replanning modify --changes changes.yaml    with lines such as: - {kind: skip, task_id: pay, reason: paid by hand}"
     )
 )
 def modify(

@@ -10,7 +10,7 @@ from typing import Final
 import anyio
 import anyio.lowlevel
 
-from replanning.changes import AbortRun, PlanChange, SkipTask, target_task_ids
+from replanning.changes import AbortRun, PlanChange, SkipTask, target_task_ids, with_reason
 from replanning.decision.answers import (
     HUMAN_VERDICTS,
     STALE_QUESTION_REASON,
@@ -236,7 +236,7 @@ class Questions:
                 by = f"person:{closing.by}"
 
         chosen: int | None = None
-        changes = closing.changes
+        changes = with_reason(closing.changes, closing.comment)
         why = closing.comment or f"changes by {who}"
         if closing.verdict == "approve":
             chosen = closing.choice

@@ -252,6 +252,18 @@ async def test_modify(clock):
     assert revision.reason == "changes by ada"
 
 
+@pytest.mark.parametrize(
+    ("stated", "shown"), [("", "ada has the mail"), ("sent by hand", "sent by hand")]
+)
+async def test_comment_is_the_reason_of_a_skip(clock, stated, shown):
+    """A task that a person skips without a reason is skipped for that of the answer."""
+    skip = SkipTask(task_id="a", reason=stated)
+    answer = Answer("modify", "ada", comment="ada has the mail", changes=(skip,))
+    engine = asking(clock, gate=ScriptedGate([answer]))
+    result = await engine.execute(chain("a", "b"), failing("a"))
+    assert result.revisions[0].changes == (SkipTask(task_id="a", reason=shown),)
+
+
 async def test_changes_that_do_not_fit(clock):
     """Changes of a person that do not fit are refused, with every problem; the question stays and is asked again."""
     wrong = Answer(
