@@ -67,6 +67,7 @@ from replanning.history.wording import (
 from replanning.journal.records import QuestionVerdict, normalised_cause
 from replanning.journal.store import FINISHED_STATUSES, CurrentRunStatus
 from replanning.live import TaskState
+from replanning.live.correction import DONE_REASON
 from replanning.live.states import STUCK
 from replanning.plan.json_values import as_object
 from replanning.plan.messages import did_you_mean, format_duration, join_names, spoken_id
@@ -546,6 +547,9 @@ def pending(
         if not is_approvable:
             others = "or modify --changes FILE, or resume --plan FILE, with a corrected plan"
         out.print(f"      {others}")
+        out.print(
+            "      or modify --done TASK, if the task took effect: the run goes on without it"
+        )
 
 
 def _question_json(
@@ -657,27 +661,51 @@ def reject(
 
 @commands.command(
     epilog=_epilog(
-        "replanning modify --changes changes.yaml    with lines such as: - {kind: skip, task_id: pay, reason: paid by hand}"
+        "replanning modify --changes changes.yaml    with lines such as: - {kind: skip, task_id: pay, reason: paid by hand}",
+        "replanning modify latest 1 --done pay    it took effect: go on without it",
     )
 )
 def modify(
     question: QuestionArgument = None,
     *,
     changes: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             "--changes",
             metavar="FILE",
             help="The changes to make instead: a list, in YAML or JSON; - reads standard input.",
         ),
-    ],
+    ] = None,
+    done: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--done",
+            metavar="TASK",
+            help="This task took effect, or you have done it by hand: the run goes on without it."
+            " May be repeated.",
+        ),
+    ] = None,
     options: MessageOptions,
 ) -> None:
     """Answer a question with changes of your own."""
-    place = str(changes)
+    if changes is None and not done:
+        fail("state --changes FILE with the changes, or --done TASK to go on without a task")
+    reason = options.comment or DONE_REASON
+    answer: list[JsonObject] = []
+    for task_id in done or ():
+        skip: JsonObject = {"kind": "skip", "task_id": task_id, "reason": reason}
+        answer.append(skip)
+    if changes is not None:
+        answer += _read_changes(changes)
+    _answer(question, "modify", options, changes=answer)
+
+
+def _read_changes(path: Path) -> list[JsonObject]:
+    """Return the changes in a file; end the command if they are not valid."""
+    place = str(path)
     text = ""
     if place != "-":
-        text = lookup.read_text_argument(changes, "--changes")
+        text = lookup.read_text_argument(path, "--changes")
     elif sys.stdin:
         text = sys.stdin.read(MAX_PLAN_SIZE + 1)
     try:
@@ -695,8 +723,7 @@ def modify(
         for problem in error.problems:
             lines.append(f"  {problem}")
         fail("\n".join(lines))
-    checked = [change for change in given if isinstance(change, dict)]
-    _answer(question, "modify", options, changes=checked)
+    return [change for change in given if isinstance(change, dict)]
 
 
 def _answer(

@@ -67,6 +67,9 @@ _START_FIELDS: Final = {"when", "run_if", "depends_on"}
 _ANNOTATIONS: Final = ("name", "goal", "metadata", "undo_on_replace")
 """Fields that can change in a finished task."""
 
+DONE_REASON: Final = "it is done, as a person says"
+"""Why a task is skipped that took effect, or that somebody has done by hand."""
+
 _TOOL_SAYINGS: Final = ("effect", "idempotent", "retry", "undo", "undo_on_replace", "confirm")
 """Fields of a task that are lost with its tool, unless they are stated again."""
 
@@ -216,7 +219,7 @@ def retry_failed(
     edit = _Edit(live, live.plan)
     looked_at = {entry.id for entry in _named_failures(live, not_done, undecided, edit)}
     for entry in _named_failures(live, done, undecided, edit):
-        edit.give_up(SkipTask(task_id=entry.id, reason="it is done, as a person says"))
+        edit.give_up(SkipTask(task_id=entry.id, reason=DONE_REASON))
     for entry in list(map(live.entry, live.stuck)):
         if entry.id in undecided or entry.id in edit.settled:
             continue

@@ -277,6 +277,9 @@ def _question(question: Question, live: LivePlan) -> Mapping[str, Any]:
     elif question.holds:
         skip: JsonObject = {"kind": "skip", "task_id": question.holds[0]}
         first = json.dumps([skip], indent=2)
+    done: list[JsonValue] = []
+    for task_id in _tasks_in_doubt(question, live):
+        done.append({"kind": "skip", "task_id": task_id})  # the comment is the reason
     return {
         "id": question.id,
         "number": question.id.rpartition(".q")[2],
@@ -289,8 +292,19 @@ def _question(question: Question, live: LivePlan) -> Mapping[str, Any]:
         "deadline": _moment(question.deadline) if question.deadline else None,
         "candidates": candidates,
         "first": first,
+        "done": json.dumps(done) if done else "",
         "tools": [tool.name for tool in live.tools.values() if tool.available],
     }
+
+
+def _tasks_in_doubt(question: Question, live: LivePlan) -> Sequence[TaskId]:
+    """Return the tasks that a question is about, of which nobody knows whether they took effect."""
+    found: dict[TaskId, None] = {}
+    for trigger in question.triggers:
+        for task_id in trigger.tasks:
+            if task_id in live and live.unknown_effects(live.entry(task_id)):
+                found[task_id] = None
+    return list(found)
 
 
 # A decision

@@ -341,6 +341,23 @@ def test_what_may_have_taken_effect(doubtful: Path) -> None:
     assert lines(doubtful / "paid") == ["paid"]
 
 
+def test_the_answer_that_it_took_effect(tmp_path: Path) -> None:
+    """`modify --done TASK` answers a question about a call in doubt, and the run goes on without it."""
+    tools = {**TOOLS, "pay": "echo paid >> paid; kill -9 $$"}
+    tasks = (
+        "id: charge, tool: pay\nid: report, tool: look, depends_on: [charge], arguments: {where: x}"
+    )
+    write_plan(tmp_path, tools, tasks)
+    cli(tmp_path, "run", "plan.yaml", "--run-id", "r", "--no-ask", code=4)
+    pending = cli(tmp_path, "pending").stdout
+    assert "it is unknown whether 'charge' took effect" in pending
+    assert "or modify --done TASK, if the task took effect" in pending
+    cli(tmp_path, "modify", "r", "1", "--done", "charge")
+    result = answer(tmp_path, "resume", "r", "--no-ask")
+    assert (result["status"], result["tasks"]["charge"]) == ("succeeded", "SKIPPED")
+    assert (lines(tmp_path / "paid"), lines(tmp_path / "looked")) == (["paid"], ["x"])
+
+
 def test_what_was_not_done(doubtful: Path) -> None:
     """On a terminal, each task in doubt is asked about: it is tried again, skipped, or nothing happens."""
     with Terminal(doubtful, "resume", "r", "--retry", "-q") as terminal:

@@ -442,6 +442,12 @@ def test_bad_changes(tmp_path, name, text, code, message):
     assert "was saved" not in call("pending")
 
 
+def test_modify_without_changes():
+    """`modify` wants changes, or a task that is done."""
+    make_run("asking", "b", doubts=True)
+    assert "state --changes FILE with the changes, or --done TASK" in call("modify", code=2)
+
+
 def test_changes_from_input():
     """Changes are read from standard input, as a list or under `changes`."""
     make_run("asking", "b", doubts=True)

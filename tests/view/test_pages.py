@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from replanning import Plan, ReplanningEngine, Settings
+from replanning import Plan, ReplanningEngine, Settings, Task
 from replanning.history import ReplanHistory
 from replanning.journal import MemoryStore
 from replanning.tools import ToolExecutor
@@ -246,6 +246,32 @@ async def test_reject(store: MemoryStore, pages: httpx.AsyncClient) -> None:
     result = await asking_run(store)
     assert result.status == "failed"
     assert ReplanHistory.of(store, "asking").revision == 0
+
+
+async def test_a_call_in_doubt() -> None:
+    """A question about a call in doubt has a button to go on without it, since it took effect."""
+
+    async def pay(task: Task, context: object) -> None:
+        raise TimeoutError("no answer")
+
+    store = MemoryStore()
+    plan = Plan.parse("""
+        goal: {objective: Pay}
+        tools: [{name: pay}]
+        tasks: [{id: pay, tool: pay}]
+    """)
+    engine = ReplanningEngine([], store=store)
+    await engine.execute(plan, pay, run_id="paid")
+    async with browser(create_app(store, secret=SECRET)) as client:
+        page = await client.get("/runs/paid")
+        assert "It took effect: go on without it" in text_of(page)
+        form = re.search(r'name="changes" value="([^"]+)"', page.text)
+        assert form is not None
+        fields = answer("modify", changes=unescape(form.group(1)))
+        sent = await client.post("/runs/paid/questions/1", data=fields)
+    assert sent.status_code == 303
+    result = await engine.execute(plan, pay, run_id="paid")
+    assert result.status == "succeeded"
 
 
 async def test_modify(store: MemoryStore, pages: httpx.AsyncClient) -> None:
