@@ -13,6 +13,7 @@ planning   our own time in each phase of planning mode, beside the model's; with
 capacity   what one host and one PostgreSQL server can carry, for the sizing page; on a quiet machine, in three minutes
 lists      lists of 10,000 elements, each a task, beside the same plans written out; in four minutes
 fanout     plans of 10,000 and 50,000 tasks on Temporal; on a quiet machine
+pages      what ten open pages cost a run, and how soon they show what was recorded; in two minutes
 all        everything; without the published data only what needs none
 fetch      gets the published data from where it is published, by its checksums, into benchmarks/data
 readme     renews the tables and plots of the pages from benchmarks/results
@@ -36,6 +37,7 @@ from benchmarks import (
     fetch,
     lists,
     outages,
+    pages,
     planbench,
     planning,
     readme,
@@ -80,7 +82,7 @@ def main() -> int:
         "--rounds",
         type=int,
         metavar="N",
-        help="how often speed, calls and lists are measured (by default 3, 10 and 1 times in the short form, else 7, 50 and 3)",
+        help="how often speed, calls, lists and pages are measured (by default 3, 10, 1 and 1 times in the short form, else 7, 50, 3 and 7)",
     )
     parser.add_argument(
         "--seed",
@@ -229,6 +231,15 @@ def _fanout(arguments: argparse.Namespace) -> Part | None:
     return report.table(), report.to_json()
 
 
+def _pages(arguments: argparse.Namespace) -> Part | None:
+    if find_spec("uvicorn") is None or find_spec("jinja2") is None:
+        _say('pages is left out: it needs pip install "replanning[view]"')
+        return None
+    rounds = arguments.rounds or (1 if arguments.short else 7)
+    report = pages.measure(rounds=rounds, tasks=500 if arguments.short else 2_000, report=_say)
+    return report.table(), report.to_json()
+
+
 def _there(folder: Path, name: str, *files: str) -> bool:
     missing = [file for file in files if not (folder / file).exists()]
     if not missing:
@@ -258,6 +269,7 @@ _BENCHMARKS: dict[str, Callable[[argparse.Namespace], Part | None]] = {
     "capacity": _capacity,
     "lists": _lists,
     "fanout": _fanout,
+    "pages": _pages,
 }
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import secrets
 import shlex
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from os import PathLike, fspath
@@ -78,9 +78,10 @@ _HERE: Final = Path(__file__).parent
 
 @dataclass(slots=True)
 class _Rendered:
-    """The parts of the page of a run, as they were made last."""
+    """The parts of the page of a run, as they were made last, and when the store was looked at."""
 
     seq: int = -1
+    looked: float = 0.0
     at: float = 0.0
     seconds: float = 0.0
     parts: Mapping[str, str] = field(default_factory=dict)
@@ -183,6 +184,7 @@ class _Views:
         reader.update()
         with reader.lock:
             made = self._rendered.setdefault(run, _Rendered())
+            made.looked = time.monotonic()
             now = self.clock.now()
             is_old = now - made.at >= CLOCK_SECONDS and info.status == "running"
             if made.seq != reader.seq or is_old:
@@ -193,6 +195,13 @@ class _Views:
                 made.seq = reader.seq
                 made.at = now
             return made.seq, made.parts
+
+    def recent_parts(self, run: RunId) -> Mapping[str, str] | None:
+        """Return the parts as another open page has just found them; None if it is time to look."""
+        made = self._rendered.get(run)
+        if made is None or time.monotonic() - made.looked >= POLL_SECONDS / 2:
+            return None
+        return made.parts
 
     def seconds_of(self, run: RunId) -> float:
         """Return how long it took to make the parts of the page of a run."""
@@ -491,15 +500,23 @@ class _Handlers:
             content = self._runs_content(request)
             return {"runs": views.part("runs", content, request.scope["root_path"])}
 
-        return _stream(_changed_parts(views.clock, make, {}, lambda: 0.0))
+        async def look() -> Mapping[str, str]:
+            parts: Mapping[str, str] = await _in_thread(make)
+            return parts
+
+        return _stream(_changed_parts(views.clock, look, {}, lambda: 0.0))
 
     async def run_events(self, request: Request) -> Response:
         """Send the parts of the page of a run that change."""
         info = await self._info(request)
         views = self._views
 
-        def make() -> Mapping[str, str]:
-            return views.parts(info.run, request.scope["root_path"])[1]
+        async def look() -> Mapping[str, str]:
+            # What a run costs does not depend on how many look at it.
+            recent = views.recent_parts(info.run)
+            if recent is None:
+                _, recent = await _in_thread(views.parts, info.run, request.scope["root_path"])
+            return recent
 
         seen = request.query_params.get("seq", "")
         shown: dict[str, str] = {}
@@ -511,7 +528,7 @@ class _Handlers:
         def seconds() -> float:
             return views.seconds_of(info.run)
 
-        return _stream(_changed_parts(views.clock, make, shown, seconds))
+        return _stream(_changed_parts(views.clock, look, shown, seconds))
 
     # Actions
 
@@ -610,7 +627,7 @@ async def _in_thread(function: Callable[..., Any], *args: Any) -> Any:
 
 async def _changed_parts(
     clock: Clock,
-    make: Callable[[], Mapping[str, str]],
+    look: Callable[[], Awaitable[Mapping[str, str]]],
     shown: dict[str, str],
     seconds: Callable[[], float],
 ) -> AsyncIterator[str]:
@@ -618,7 +635,7 @@ async def _changed_parts(
 
     Args:
         clock: paces the looks.
-        make: returns the parts as they are now.
+        look: returns the parts as they are now.
         shown: the parts that the page shows, which is kept up to date.
         seconds: returns how long it takes to make them.
     """
@@ -626,7 +643,7 @@ async def _changed_parts(
     silent = 0.0
     while True:
         try:
-            parts = await _in_thread(make)
+            parts = await look()
         except ReplanningError as error:
             yield _event("problem", {"text": str(error)})
             return
