@@ -268,10 +268,11 @@ def retry_reason(correction: Correction) -> str:
     again: list[str] = []
     done: list[str] = []
     for change in correction.changes:
-        if isinstance(change, RetryTask):
-            again.append(repr(change.task_id))
-        elif isinstance(change, SkipTask):
+        if isinstance(change, SkipTask):
             done.append(repr(change.task_id))
+        else:
+            assert isinstance(change, RetryTask), "failed tasks are tried again or skipped"
+            again.append(repr(change.task_id))
     parts: list[str] = []
     if again:
         parts.append(f"try {join_names(again, _MAX_NAMED_TASKS)} again")

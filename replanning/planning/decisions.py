@@ -521,7 +521,7 @@ class ReplanCause:
 
     Attributes:
         error: error message; if empty, the issues that the model found count as the cause.
-        action: id of the executed action, if the decision is about one.
+        action: the name in the plan of the executed action, if the decision is about one.
         lineage: id of the first task in the lineage of that action.
     """
 
