@@ -403,7 +403,10 @@ def _strict_node(node: JsonValue) -> JsonValue:
     strict: JsonObject = {}
     for name, value in node.items():
         if name in _SCHEMA_MAPS and isinstance(value, dict):
-            strict[name] = {key: _strict_node(inner) for key, inner in value.items()}
+            named: JsonObject = {}
+            for key, inner in value.items():
+                named[key] = _strict_node(inner)
+            strict[name] = named
         elif name == "oneOf":
             strict["anyOf"] = _strict_node(value)
         elif name not in _UNSUPPORTED_KEYWORDS:

@@ -266,7 +266,9 @@ class PromptBuilder:
             for part in self._view.lineage(task.id)[:-1]:
                 error = _error_fields(part.failure)
                 replaced.append(_non_empty(id=part.id, **_call_fields(part.task), error=error))
-            fallbacks = [_non_empty(**_call_fields(other)) for other in task.task.fallbacks[:5]]
+            fallbacks: list[JsonObject] = []
+            for fallback in task.task.fallbacks[:5]:
+                fallbacks.append(_non_empty(**_call_fields(fallback)))
             element: JsonObject = {}
             of_list = self._view.list_of(task.id)
             if of_list is not None and task.task.scope is not None:

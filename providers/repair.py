@@ -328,7 +328,10 @@ class RepairCase:
         if tool is None or tool.capability is None:
             yield NotApplicable("no other tool is known to do the same")
             return
-        failed = {part.task.tool for part in view.lineage(task.id) if part.failure is not None}
+        failed: set[str | None] = set()
+        for part in view.lineage(task.id):
+            if part.failure is not None:
+                failed.add(part.task.tool)
         others: list[ToolSpec] = []
         for other in view.tools.values():
             if other.capability == tool.capability and other.name != tool.name:
@@ -459,7 +462,10 @@ def _repair_tasks(request: ReplanRequest) -> tuple[list[Alternative], list[Alter
 
     alternatives: list[Alternative] = []
     if any(map(_is_about_stale_results, request.triggers)):
-        stale = [task_id for task_id, result in view.stale_results().items() if result.redo]
+        stale: list[TaskId] = []
+        for task_id, result in view.stale_results().items():
+            if result.redo:
+                stale.append(task_id)
         redone, kept_stale = _redo_all(stale, view, reserved_ids)
         alternatives += redone
         unrepairable += kept_stale

@@ -396,7 +396,8 @@ def _describe_repair(repair: Repair) -> str:
     if repair.actions:
         uses: list[str] = []
         for action in repair.actions[:_MAX_LISTED_ITEMS]:
-            uses.append(" ".join([action.tool, *map(as_text, action.arguments.values())]))
+            words = [action.tool, *map(as_text, action.arguments.values())]
+            uses.append(" ".join(words))
         part = f"do {', '.join(uses)}"
         more = len(repair.actions) - _MAX_LISTED_ITEMS
         if more > 0:

@@ -363,7 +363,9 @@ def _print_table(found: Sequence[ComparedRun]) -> None:
         else:
             without += 1
     rows.append(_table_row("all", found))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    widths: list[int] = []
+    for column in zip(*rows, strict=True):
+        widths.append(max(map(len, column)))
     out = console()
     for row in rows:
         cells = [row[0].ljust(widths[0])]
@@ -375,8 +377,13 @@ def _print_table(found: Sequence[ComparedRun]) -> None:
 
 
 def _table_row(name: str, runs: Sequence[ComparedRun]) -> tuple[str, str, str, str, str, str, str]:
-    asked = [sum(each.asked(recorded=recorded) for each in runs) for recorded in (True, False)]
-    gave_up = [sum(each.gave_up(recorded=recorded) for each in runs) for recorded in (True, False)]
+    asked = [0, 0]
+    gave_up = [0, 0]
+    for run in runs:
+        asked[0] += run.asked(recorded=True)
+        asked[1] += run.asked(recorded=False)
+        gave_up[0] += run.gave_up(recorded=True)
+        gave_up[1] += run.gave_up(recorded=False)
     return (
         printable_line(name),
         str(sum(len(each.decisions) for each in runs)),

@@ -270,7 +270,8 @@ def _find_replan(history: ReplanHistory, name: str) -> ReplanEvent:
     """Return the replan with a name such as `r2`."""
     entry = next((event for event in history.events if event.replan == name), None)
     if entry is None:
-        last = ", ".join(event.replan for event in history.events[-_MAX_NAMED:])
+        names = [event.replan for event in history.events[-_MAX_NAMED:]]
+        last = ", ".join(names)
         refuse(f"run {history.run!r} has no replan {name!r}; the last ones are: {last or 'none'}")
     return entry
 
@@ -385,7 +386,9 @@ def decisions(
     if not records:
         _print_report("\n".join(map(decision_text, replans)) or "nothing had to be decided yet")
         return
-    overridden = [f"{count} by {reason}" for reason, count in statistics.overridden.items()]
+    overridden: list[str] = []
+    for reason, count in statistics.overridden.items():
+        overridden.append(f"{count} by {reason}")
     told = [
         pluralise(statistics.decisions, "decision"),
         f"{statistics.wanted} to replan",

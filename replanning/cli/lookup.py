@@ -272,7 +272,8 @@ def find_question(store: RunStore, words: Sequence[str] | None) -> Question:
             what += f" {end[2:]}"
         refuse(what)
     if len(questions) > 1:
-        names = ", ".join(" ".join(question_words(question.id)) for question in questions[:8])
+        shown = [" ".join(question_words(question.id)) for question in questions[:8]]
+        names = ", ".join(shown)
         refuse(f"{len(questions)} questions are open: {names}; name one of them")
     return questions[0]
 
@@ -396,7 +397,10 @@ def belongs_to_program(opened: RunOpened) -> bool:
     if any(map(is_phase_task, opened.plan.tasks)):
         return False
     used = used_tools(opened.plan.tasks)
-    kinds = {tool.kind for tool in opened.plan.tools if tool.name in used}
+    kinds: set[str | None] = set()
+    for tool in opened.plan.tools:
+        if tool.name in used:
+            kinds.add(tool.kind)
     return not kinds or not kinds <= TOOL_KINDS
 
 

@@ -581,7 +581,10 @@ class _StopLimit:
         run = self._current_run()
         text = "error: the process did not stop in time and was ended"
         if run is not None:
-            running = [repr(entry.id) for entry in run.live if entry.state is TaskState.RUNNING]
+            running: list[str] = []
+            for entry in run.live:
+                if entry.state is TaskState.RUNNING:
+                    running.append(repr(entry.id))
             if running:
                 text += f" although {join_names(running, 5)} still ran"
             words = self._options.resume_options()

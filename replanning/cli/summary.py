@@ -305,7 +305,9 @@ class RunSummary:
         return document
 
     def _states_json(self) -> JsonObject:
-        states: JsonObject = {entry.id: str(entry.state) for entry in self.live}
+        states: JsonObject = {}
+        for entry in self.live:
+            states[entry.id] = str(entry.state)
         # An expanded task is in the state of its elements, for nothing has replaced it.
         for found in self._journal.lists:
             states[found.task] = str(found.state)

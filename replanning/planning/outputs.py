@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Annotated, Final, Literal, Self, TypeVar
 
 from pydantic import (
@@ -430,7 +430,7 @@ def _normalise_ids(value: JsonValue) -> JsonValue:
         if key in ("id", "task_id") and isinstance(member, str):
             found[key] = normalise_id(member)
         elif key in ("dependencies", "execution_order") and isinstance(member, list):
-            found[key] = [normalise_id(name) if isinstance(name, str) else name for name in member]
+            found[key] = list(map(_normalise_name, member))
         elif key == "arguments" and isinstance(member, dict):
             found[key] = member
             if "task_id" in value:
@@ -441,13 +441,29 @@ def _normalise_ids(value: JsonValue) -> JsonValue:
         else:
             found[key] = _normalise_ids(member)
         if key in ("subtasks", "actions") and isinstance(member, list):
-            ids = {
-                str(one.get("id", one.get("task_id"))) for one in member if isinstance(one, dict)
-            }
-            found["renamed"] = {
-                name: new for name in sorted(ids) if (new := normalise_id(name)) != name
-            }
+            found["renamed"] = _renamed_ids(member)
     return found
+
+
+def _normalise_name(name: JsonValue) -> JsonValue:
+    """Return the normalised id of a subtask; what is no text stays, to be reported."""
+    if not isinstance(name, str):
+        return name
+    return normalise_id(name)
+
+
+def _renamed_ids(parts: Sequence[JsonValue]) -> JsonObject:
+    """Return the ids of subtasks or actions that normalising changes, with the new ones."""
+    ids: set[str] = set()
+    for part in parts:
+        if isinstance(part, dict):
+            ids.add(str(part.get("id", part.get("task_id"))))
+    renamed: JsonObject = {}
+    for name in sorted(ids):
+        new = normalise_id(name)
+        if new != name:
+            renamed[name] = new
+    return renamed
 
 
 def parse_planning(text: str, phase: Phase) -> PlanningReply:
@@ -461,9 +477,9 @@ def parse_planning(text: str, phase: Phase) -> PlanningReply:
     expected = PHASE_OUTPUT_FIELDS[phase]
 
     def missing(reply: PlanningReply) -> str:
-        return (
-            "" if getattr(reply, expected) or reply.error else f"expected {expected!r} or 'error'"
-        )
+        if getattr(reply, expected) or reply.error:
+            return ""
+        return f"expected {expected!r} or 'error'"
 
     return parse_reply(text, PlanningReply, expected, missing)
 

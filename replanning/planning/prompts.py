@@ -58,10 +58,9 @@ def _decision_data(request: DecisionRequest) -> JsonObject:
     cause = request.cause
     counts = request.counts
     limits = request.limits
-    usage = {
-        name: (getattr(counts, name), getattr(limits, name))
-        for name in ("total", *get_args(CountName))
-    }
+    usage: dict[str, tuple[int, int]] = {}
+    for name in ("total", *get_args(CountName)):
+        usage[name] = (getattr(counts, name), getattr(limits, name))
     if cause.action is not None:
         usage["retries_of_this_action"] = (
             counts.retries.get(cause.action, 0),
@@ -98,10 +97,9 @@ def _decision_data(request: DecisionRequest) -> JsonObject:
             {"action": cause.action, "lineage": cause.lineage, "error": cause.error}
         ),
         "refused": request.refusal,
-        "rejected": [{"reply": request.rejected_reply, "problem": request.problem}]
-        if request.problem
-        else [],
     }
+    if request.problem:
+        data["rejected"] = [{"reply": request.rejected_reply, "problem": request.problem}]
     return _without_empty(data)
 
 

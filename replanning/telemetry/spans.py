@@ -868,7 +868,10 @@ class OTelRunTracer(RunTracer):
             if call.system:
                 parts: JsonValue = [self._text_part(call.system)]
                 attributes[names.SYSTEM_INSTRUCTIONS] = json.dumps(parts, ensure_ascii=False)
-        known = {name: value for name, value in attributes.items() if value is not None}
+        known: dict[str, str | int | float | Sequence[str]] = {}
+        for name, value in attributes.items():
+            if value is not None:
+                known[name] = value
         span_name = f"{call.operation} {redact(call.model)}".rstrip()
         span = writer.start(span_name, known, kind=SpanKind.CLIENT)
 

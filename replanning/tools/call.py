@@ -280,7 +280,11 @@ def find_artifacts(
     fields: JsonObject = {}
     if isinstance(json_output, dict):
         fields = json_output
-    made = sorted(file for file, stamp in after.items() if before.get(file) != stamp)
+    made: list[str] = []
+    for file, stamp in after.items():
+        if before.get(file) != stamp:
+            made.append(file)
+    made.sort()
     found: JsonObject = {}
     for pattern in tool.produces:
         if missing_arguments([pattern], known):

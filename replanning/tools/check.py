@@ -605,7 +605,8 @@ def check_missing_outputs(plan: Plan) -> list[Problem]:
             continue
         if not (branches.conditional or task.run_if):  # every task before it has an output
             continue
-        filled_in = _placeholders_in([text for text in (tool.command, tool.url) if text])
+        texts = [text for text in (tool.command, tool.url) if text]
+        filled_in = _placeholders_in(texts)
         for path, value, kind in _typed_texts(tool, task.arguments):
             if not has_references(value):
                 continue

@@ -170,7 +170,8 @@ class ToolExecutor:
         if not plan.mcp:
             return plan
         found = await self._mcp_runner.discover(plan)
-        self._tools.update((tool.name, tool) for tool in found.tools)
+        for tool in found.tools:
+            self._tools[tool.name] = tool
         return found
 
     def watch(self, report: AvailabilityListener | None) -> None:

@@ -244,7 +244,9 @@ async def _open_transport(
 async def _open_address(
     server: McpServer, connection: _Connection
 ) -> AsyncIterator[TransportStreams]:
-    headers = {name: connection.secrets.resolve(text) for name, text in server.headers.items()}
+    headers: dict[str, str] = {}
+    for name, text in server.headers.items():
+        headers[name] = connection.secrets.resolve(text)
     timeout = httpx2.Timeout(_CONNECT_TIMEOUT, read=None)
     async with (
         httpx2.AsyncClient(headers=headers, timeout=timeout) as client,
@@ -263,7 +265,9 @@ async def _start_program(
 ) -> AsyncIterator[TransportStreams]:
     program, *arguments = command
     inherited = {name: environ[name] for name in DEFAULT_INHERITED_ENV_VARS if name in environ}
-    own = {name: connection.secrets.resolve(text) for name, text in server.env.items()}
+    own: dict[str, str] = {}
+    for name, text in server.env.items():
+        own[name] = connection.secrets.resolve(text)
     if server.cwd is not None:
         cwd = cwd / server.cwd
     if not cwd.is_dir():

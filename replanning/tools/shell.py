@@ -232,7 +232,9 @@ async def _run_process(call: ToolCall, script: Script) -> tuple[int, bytes, byte
         ToolOutputTooLarge: it printed more than allowed; it was stopped.
         OSError: it cannot be started.
     """
-    own = {name: call.secrets.resolve(value) for name, value in call.tool.env.items()}
+    own: dict[str, str] = {}
+    for name, value in call.tool.env.items():
+        own[name] = call.secrets.resolve(value)
     # Only the contexts of a run are sure to have feedback.
     feedback = str(getattr(call.context, "feedback", ""))
     if feedback:

@@ -190,7 +190,9 @@ class _Views:
             if made.seq != reader.seq or is_old:
                 began = time.perf_counter()
                 content = pages.run_content(reader, info, now, base)
-                made.parts = {name: self.part(name, content, base) for name in pages.RUN_PARTS}
+                made.parts = {}
+                for name in pages.RUN_PARTS:
+                    made.parts[name] = self.part(name, content, base)
                 made.seconds = time.perf_counter() - began
                 made.seq = reader.seq
                 made.at = now
@@ -561,7 +563,9 @@ class _Handlers:
             if len(body) > _MAX_FORM_BYTES:
                 raise HTTPException(413, "the form is too large")
         fields = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True)
-        form = {name: values[-1] for name, values in fields.items()}
+        form: dict[str, str] = {}
+        for name, values in fields.items():
+            form[name] = values[-1]
         if not secrets.compare_digest(form.get("csrf", "").encode(), self._views.secret.encode()):
             raise HTTPException(
                 403, "the form is not from a page of this server; load the page again"
@@ -647,7 +651,10 @@ async def _changed_parts(
         except ReplanningError as error:
             yield _event("problem", {"text": str(error)})
             return
-        changed = {name: html for name, html in parts.items() if shown.get(name) != html}
+        changed: dict[str, str] = {}
+        for name, html in parts.items():
+            if shown.get(name) != html:
+                changed[name] = html
         if changed:
             shown.update(changed)
             yield _event("parts", changed)
