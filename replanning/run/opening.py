@@ -311,7 +311,12 @@ class RunFactory:
         return await self.resume(run_id, plan)
 
     def _has_adopted(self, run_id: str, given: Plan) -> bool:
-        """Return whether a run has adopted this plan, without its secrets, as a correction."""
+        """Return whether a run has adopted this plan, without its secrets, or is about to."""
+        for message in self.store.inbox(RunId(run_id)):
+            if message.kind == "adopt":
+                waiting = Plan.model_validate(message.payload["plan"])
+                if waiting.content_hash() == given.content_hash():
+                    return True
         for record in self.store.read(RunId(run_id)):
             if not isinstance(record.body, PlanRevised) or record.body.adopted is None:
                 continue

@@ -471,6 +471,20 @@ async def test_replayed(tmp_path: Path):
                 pass
 
 
+async def test_correction_that_waits_for_the_run():
+    """`run_or_resume` with a corrected plan that waits for its run goes on with it."""
+    engine = make_engine()
+    await failed_at(steps(), "charge", engine=engine)
+    corrected = steps(charge={"timeout": 9})
+    engine.adopt(RUN, corrected, by="eve")
+    with pytest.raises(StoreError, match="another plan"):
+        async with engine.run_or_resume(steps(charge={"timeout": 8}), run_id=RUN):
+            pass
+    async with engine.run_or_resume(corrected, run_id=RUN) as run:
+        await perform(run)
+    assert (run.result.status, run.plan.task("charge").timeout) == ("succeeded", 9)
+
+
 async def test_open_question():
     """A correction of a task that a question is about withdraws the question, and the task is tried again."""
     engine = make_engine(skipping, alternatives={"require_approval": True})
