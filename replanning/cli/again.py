@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -33,8 +32,13 @@ from replanning.cli.app import (
 from replanning.cli.lookup import existing_store, find_run
 from replanning.config import load_settings
 from replanning.engine import ComparedDecision, ComparedRun, MadeDecision
-from replanning.engine.again import RecordedDecisions, cost_problem
-from replanning.errors import ReplanningError, SettingsError, StoreError
+from replanning.engine.again import (
+    RecordedDecisions,
+    cost_problem,
+    parse_overrides,
+    with_overrides,
+)
+from replanning.errors import ReplanningError, StoreError
 from replanning.history import ReplanHistory
 from replanning.history.wording import (
     change_line,
@@ -134,7 +138,7 @@ def what_if(
     record are scored and decided about again, which costs nothing. Without --settings each run keeps
     the settings that it had, apart from --set. A model is asked only if what it may cost is allowed.
     """
-    overrides = _overrides(changed or ())
+    overrides = parse_overrides(changed or (), "--set")
     if not (providers or overrides or settings):
         fail("name what is to be different: --provider NAME, --set KEY=VALUE or --settings FILE")
     if "provider" in overrides:
@@ -147,7 +151,7 @@ def what_if(
     def settings_of(recorded: Settings) -> Settings:
         if settings is not None:
             return loaded
-        return _with_overrides(recorded, overrides)
+        return with_overrides(recorded, overrides)
 
     environment = Environment()
     generator = AlternativeGenerator(providers or [], settings=loaded, environment=environment)
@@ -217,42 +221,6 @@ def replay(
     differs = any(_first_difference(each) for each in answers.runs)
     if check and (differs or answers.unreadable):
         raise typer.Exit(ExitCode.FAILED)
-
-
-def _overrides(changed: Sequence[str]) -> dict[str, JsonValue]:
-    """Return the settings that `--set` options name; values are JSON, or else texts.
-
-    Raises:
-        SettingsError: one of them is no setting with a value.
-    """
-    overrides: dict[str, JsonValue] = {}
-    for text in changed:
-        key, separator, value = text.partition("=")
-        if not separator or not key:
-            raise SettingsError.at("--set", f"expected KEY=VALUE, got {text!r}")
-        try:
-            overrides[key.strip()] = json.loads(value)
-        except ValueError:
-            overrides[key.strip()] = value
-    return overrides
-
-
-def _with_overrides(recorded: Settings, overrides: dict[str, JsonValue]) -> Settings:
-    """Return the settings of a run with some that are different.
-
-    Raises:
-        SettingsError: together they are not valid.
-    """
-    document: JsonObject = recorded.model_dump(mode="json", exclude_defaults=True)
-    for key, value in overrides.items():
-        *sections, name = key.split(".")
-        section = document
-        for each in sections:
-            inner = section.setdefault(each, {})
-            assert isinstance(inner, dict)
-            section = inner
-        section[name] = value
-    return Settings.model_validate(document)
 
 
 def _parse_at(at: str | None) -> int | str | None:

@@ -7,7 +7,8 @@ a run. Nothing is executed, and nothing is written to the journal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
@@ -33,7 +34,7 @@ from replanning.engine.replanner import (
 )
 from replanning.engine.situation import Situation
 from replanning.environment import Clock
-from replanning.errors import BudgetExceeded, LLMError, PluginError, StoreError
+from replanning.errors import BudgetExceeded, LLMError, PluginError, SettingsError, StoreError
 from replanning.history.effects import RunEffect, run_effects
 from replanning.history.export import candidate_json
 from replanning.history.history import ReplanHistory
@@ -80,6 +81,49 @@ _MAX_OUTCOMES: Final = 1_000
 """Outcomes of a tool among which those before a run are looked for."""
 
 _GIVING_UP: Final[tuple[DecisionKind, ...]] = ("keep", "abort")
+
+
+def parse_overrides(texts: Sequence[str], place: str) -> dict[str, JsonValue]:
+    """Return the settings in texts such as `alternatives.min_confidence=0.6`.
+
+    Values are JSON, or else texts.
+
+    Args:
+        texts: a setting each.
+        place: where they were stated.
+
+    Raises:
+        SettingsError: one of them is no setting with a value.
+    """
+    overrides: dict[str, JsonValue] = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if not separator or not key:
+            raise SettingsError.at(place, f"expected KEY=VALUE, got {text!r}")
+        try:
+            overrides[key.strip()] = json.loads(value)
+        except ValueError:
+            overrides[key.strip()] = value
+    return overrides
+
+
+def with_overrides(recorded: Settings, overrides: Mapping[str, JsonValue]) -> Settings:
+    """Return the settings of a run with some that are different.
+
+    Raises:
+        SettingsError: together they are not valid.
+    """
+    document: JsonObject = recorded.model_dump(mode="json", exclude_defaults=True)
+    for key, value in overrides.items():
+        *sections, name = key.split(".")
+        section = document
+        for each in sections:
+            inner = section.setdefault(each, {})
+            if not isinstance(inner, dict):
+                raise SettingsError.at(key, f"{each!r} is no section of settings")
+            section = inner
+        section[name] = value
+    return Settings.model_validate(document)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,14 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from replanning.changes import parse_changes
+from replanning.engine.again import (
+    ComparedRun,
+    RecordedDecisions,
+    parse_overrides,
+    with_overrides,
+)
 from replanning.engine.engine import ReplanningEngine
+from replanning.engine.generator import AlternativeGenerator
 from replanning.environment import Clock, SystemClock
 from replanning.errors import (
     ChangeRejected,
@@ -43,9 +50,11 @@ from replanning.errors import (
     UnknownRun,
     UnknownTask,
 )
+from replanning.history.events import ReplanEvent
+from replanning.history.history import ReplanHistory
 from replanning.journal.records import QuestionVerdict
 from replanning.journal.store import InboxMessage, RunInfo, RunStore, open_store, parse_place
-from replanning.plan.types import JsonObject, RunId, TaskId
+from replanning.plan.types import JsonObject, ReplanId, RunId, TaskId
 from replanning.run.opening import redactor_for
 from replanning.settings import Settings
 from replanning.version import __version__
@@ -134,6 +143,7 @@ class _Views:
             version=__version__,
             trace_url=settings.trace_url,
             has_commands=place != "",
+            free_providers=pages.FREE_PROVIDERS,
             command_line=self._command_line,
         )
 
@@ -211,6 +221,44 @@ class _Views:
         if made is None:
             return 0.0
         return made.seconds
+
+    # Deciding again
+
+    def what_if(
+        self, run: RunId, replan: ReplanId, setting: str, provider: str
+    ) -> Mapping[str, Any]:
+        """Return what a decision would have been, beside what it was; nothing is executed.
+
+        Args:
+            run: the run.
+            replan: the replan that was decided.
+            setting: a setting to decide with, as KEY=VALUE; empty for those of the run.
+            provider: a provider to ask, which costs nothing; empty for the alternatives on record.
+        """
+        providers = [name for name in pages.FREE_PROVIDERS if name == provider]
+
+        async def decide() -> ComparedRun:
+            texts = [setting] if setting else []
+            overrides = parse_overrides(texts, "setting")
+            generator = AlternativeGenerator(providers, settings=self._engine.settings)
+            generator.use_redactor(self._redactor)
+            asking = RecordedDecisions(
+                generator,
+                lambda recorded: with_overrides(recorded, overrides),
+                self._redactor,
+                self.store,
+                self.clock,
+                replies_on_record=not providers,
+            )
+            try:
+                return await asking.decide(ReplanHistory.of(self.store, run), replan)
+            finally:
+                await generator.aclose()
+
+        try:
+            return pages.comparison_content(anyio.run(decide))
+        except ReplanningError as error:
+            return {"problem": str(error)}
 
     # Making pages
 
@@ -456,7 +504,14 @@ class _Handlers:
                 entry = reader.decision(name)
                 if entry is None:
                     raise HTTPException(404, f"run {info.run} has no decision {name}")
-                return pages.decision_content(reader, entry, info)
+                content = pages.decision_content(reader, entry, info)
+            setting = request.query_params.get("setting", "").strip()
+            provider = request.query_params.get("provider", "")
+            asked: Mapping[str, Any] = {"setting": setting, "provider": provider}
+            compared: Mapping[str, Any] = {}
+            if isinstance(entry, ReplanEvent) and (setting or provider):
+                compared = self._views.what_if(info.run, entry.replan, setting, provider)
+            return {**content, "asked": asked, "what_if": compared}
 
         content = await _in_thread(make)
         return self._views.page("decision", request, content)

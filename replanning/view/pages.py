@@ -11,6 +11,8 @@ from urllib.parse import quote
 
 from replanning.changes import dump_change
 from replanning.decision.request import Question
+from replanning.engine.again import ComparedRun
+from replanning.engine.registry import REPAIR_PLUGIN
 from replanning.history.events import PlanEdit, ReplanEvent
 from replanning.history.graph import draw_graph_in_page
 from replanning.history.overview import Repair, fold_rows
@@ -36,6 +38,9 @@ from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.tools.check import TOOL_KINDS
 from replanning.view.reader import AttemptSpan, RunReader
 from replanning.view.timeline import draw_timeline
+
+FREE_PROVIDERS: Final = (REPAIR_PLUGIN,)
+"""Providers that a page can ask about a recorded decision, because that costs nothing."""
 
 RUN_PARTS: Final = ("head", "questions", "plan", "tasks", "timeline", "changes")
 """The parts of the page of a run, each of which is sent again when it changes."""
@@ -356,6 +361,35 @@ def decision_content(
         "took": format_duration(entry.duration),
         "waited": waited,
         "spent": spent,
+    }
+
+
+def comparison_content(compared: ComparedRun) -> Mapping[str, Any]:
+    """Return what a page shows of a decision that was made again."""
+    for _, reason in compared.left_out:
+        return {"problem": reason}
+    (decision,) = compared.decisions
+    sides: list[Mapping[str, Any]] = []
+    for label, made in (("recorded", decision.recorded), ("what if", decision.again)):
+        choice = ""
+        if made.chosen is not None:
+            choice = "; ".join(map(change_line, made.chosen.alternative.changes))
+        sides.append(
+            {
+                "label": label,
+                "kind": made.kind,
+                "rule": made.rule,
+                "reason": made.reason,
+                "choice": choice,
+                "score": made.score and f"{made.score.total:.2f}",
+                "diff": list(diff_lines(made.diff)),
+            }
+        )
+    return {
+        "problem": "",
+        "sides": sides,
+        "differences": decision.differences,
+        "notes": decision.notes,
     }
 
 

@@ -116,6 +116,23 @@ async def test_decision(pages: httpx.AsyncClient) -> None:
     assert (await pages.get("/runs/repaired/decisions/7")).status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("query", "shown"),
+    [
+        ("setting=alternatives.human_approval_threshold%3D0.99", "Different: decision, rule"),
+        ("provider=repair", "The same"),
+        ("setting=alternatives.max_count%3D0", "alternatives.max_count"),
+        ("setting=nonsense", "expected KEY=VALUE, got 'nonsense'"),
+        ("setting=cooldown.x%3D1", "cooldown"),
+    ],
+)
+async def test_what_if(pages: httpx.AsyncClient, query: str, shown: str) -> None:
+    """A decision is made again with another setting or provider, and mistakes are named."""
+    page = await pages.get(f"/runs/repaired/decisions/replan-1?{query}")
+    assert page.status_code == 200
+    assert shown in text_of(page)
+
+
 async def test_task(pages: httpx.AsyncClient) -> None:
     """The page of a task has its attempts with errors, tracebacks and outputs."""
     failed = text_of(await pages.get("/runs/repaired/tasks/read"))
