@@ -33,4 +33,4 @@ async def test_examples_of_the_page(number):
 
 def test_page_has_examples():
     """The page has examples."""
-    assert len(BLOCKS) >= 4
+    assert len(BLOCKS) == 5
