@@ -62,7 +62,7 @@ from replanning.view import pages
 from replanning.view.reader import RunReader
 from replanning.view.security import NameGate, SecurityHeaders, TokenGate
 
-POLL_SECONDS: Final = 0.25
+POLL_SECONDS: Final = 0.2
 """Seconds between two looks at the store while a page is open."""
 
 CLOCK_SECONDS: Final = 2.0
