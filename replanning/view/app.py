@@ -410,6 +410,7 @@ def create_app(
     if not read_only:
         routes += [
             Route("/runs/{run}/questions/{number:int}", handlers.answer, methods=["POST"]),
+            Route("/runs/{run}/questions/{number:int}", handlers.question),
             Route("/runs/{run}/pause", handlers.pause, methods=["POST"]),
         ]
     app: ASGIApp = Starlette(
@@ -589,9 +590,16 @@ class _Handlers:
 
     # Actions
 
+    async def question(self, request: Request) -> Response:
+        """Lead to a question on the page of its run: after an answer, this is the address there."""
+        run = quote(request.path_params["run"])
+        number = request.path_params["number"]
+        return RedirectResponse(f"{request.scope['root_path']}/runs/{run}#question-{number}", 303)
+
     async def answer(self, request: Request) -> Response:
         """Answer a question, and go back to the run."""
-        form = await self._form(request)
+        # All buttons of a question are of one form; each says the rest by its address.
+        form = {**await self._form(request), **request.query_params}
         run = request.path_params["run"]
         question = f"{run}.q{request.path_params['number']}"
         by = self._author(request, form)
@@ -653,12 +661,14 @@ class _Handlers:
         status = 500
         if isinstance(error, UnknownRun):
             status = 404
+            request.path_params.pop("run", None)  # nothing to go back to
         elif isinstance(error, NotRunning):
             status = 409
         return self._refusal(request, status, "This did not work", str(error))
 
     def _refusal(self, request: Request, status: int, title: str, text: str) -> Response:
-        return self._views.page("error", request, {"title": title, "text": text}, status)
+        content = {"title": title, "text": text, "run": request.path_params.get("run", "")}
+        return self._views.page("error", request, content, status)
 
     # Common
 

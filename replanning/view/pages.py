@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from textwrap import shorten
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -15,7 +16,7 @@ from replanning.engine.again import ComparedRun
 from replanning.engine.registry import REPAIR_PLUGIN
 from replanning.history.events import PlanEdit, ReplanEvent
 from replanning.history.graph import draw_graph_in_page
-from replanning.history.overview import Repair, fold_rows
+from replanning.history.overview import Repair, fold_rows, join_some
 from replanning.history.reports import revision_diffs
 from replanning.history.status import ReplayedRun, RunStatusReport, is_owner_alive
 from replanning.history.wording import (
@@ -31,9 +32,10 @@ from replanning.history.wording import (
 from replanning.journal.records import Candidate, Record, RunOpened, Score, dump_body
 from replanning.journal.store import FINISHED_STATUSES, RunInfo, RunStore
 from replanning.live.plan import LivePlan
+from replanning.live.states import STUCK
 from replanning.plan.elements import FORESEEN
 from replanning.plan.messages import format_duration, spoken_id
-from replanning.plan.tasks import effect_of
+from replanning.plan.tasks import Budget, effect_of
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.tools.check import TOOL_KINDS
 from replanning.view.reader import AttemptSpan, RunReader
@@ -147,11 +149,11 @@ def run_content(reader: RunReader, info: RunInfo, now: float, base: str) -> Mapp
     """Return what the page of a run shows; call it with the lock of the reader held."""
     overview = reader.overview(info, now)
     report = overview.status
-    svg, left_out = draw_timeline(reader.attempts.values(), reader.history.events, now)
-    usage = [*usage_words(report.usage.spent, report.usage.budget)]
-    if report.usage.spent.money:
-        usage.append(f"{report.usage.spent.money:g} money")
-    usage.append(format_duration(report.usage.elapsed))
+    is_carried_out = report.status == "running" and not report.is_abandoned
+    until = report.updated
+    if is_carried_out:
+        until = now
+    svg, left_out = draw_timeline(reader.attempts.values(), reader.history.events, until)
     status: str = report.status
     if report.is_abandoned:
         status = "process gone"
@@ -161,10 +163,11 @@ def run_content(reader: RunReader, info: RunInfo, now: float, base: str) -> Mapp
         "status": status,
         "progress": evaluation_line(report.evaluation, report.obstacle),
         "fraction": report.evaluation.progress,
-        "usage": ", ".join(usage),
+        "usage": ", ".join(usage_words(report.usage.spent, report.usage.budget)),
+        "elapsed": format_duration(report.usage.elapsed),
         "started": _moment(report.started),
         "updated": _moment(report.updated),
-        "is_over": report.status in FINISHED_STATUSES,
+        "waits_for_resume": not is_carried_out and report.status not in FINISHED_STATUSES,
         "questions": [_question(question, overview.replayed.live) for question in report.questions],
         "rows": fold_rows(overview.tasks, MAX_ROWS),
         "task_href": _task_href(base, info),
@@ -284,11 +287,12 @@ def _question(question: Question, live: LivePlan) -> Mapping[str, Any]:
         first = json.dumps([skip], indent=2)
     done: list[JsonValue] = []
     for task_id in _tasks_in_doubt(question, live):
-        done.append({"kind": "skip", "task_id": task_id})  # the comment is the reason
+        done.append({"kind": "skip", "task_id": task_id, "reason": "it took effect"})
     return {
         "id": question.id,
         "number": question.id.rpartition(".q")[2],
         "title": spoken_id(question.id),
+        "anchor": spoken_id(question.id).replace(" ", "-"),
         "text": question.text,
         "effects": question.effects,
         "again": question.rejection_reason,
@@ -298,8 +302,43 @@ def _question(question: Question, live: LivePlan) -> Mapping[str, Any]:
         "candidates": candidates,
         "first": first,
         "done": json.dumps(done) if done else "",
+        "when_rejected": _when_rejected(question, live),
         "tools": [tool.name for tool in live.tools.values() if tool.available],
     }
+
+
+def _when_rejected(question: Question, live: LivePlan) -> str:
+    """Return what a plan that is kept means for the tasks of a question."""
+    failed: dict[TaskId, None] = {}
+    for task_id in question.holds:
+        if task_id in live and live.entry(task_id).state in STUCK:
+            failed[task_id] = None
+    if not failed:
+        return "The plan goes on as it is."
+    waiting: dict[TaskId, None] = {}
+    stack = [live.entry(task_id) for task_id in failed]
+    while stack:
+        entry = stack.pop()
+        for other in entry.dependents:
+            # Some run in spite of a failure.
+            if other.id in live.standstill.tasks and other.id not in waiting:
+                waiting[other.id] = None
+                stack.append(other)
+        original = entry.sink_of
+        # What it is a part of may have other parts that can still succeed.
+        if original is not None and original.id in live.standstill.tasks:
+            stack.append(original)
+    verb = "stays"
+    if len(failed) > 1:
+        verb = "stay"
+    text = f"{_quoted(failed)} {verb} failed"
+    if waiting:
+        text += f"; {_quoted(waiting)} cannot run"
+    return f"{text}."
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return join_some([f"'{name}'" for name in names])
 
 
 def _tasks_in_doubt(question: Question, live: LivePlan) -> Sequence[TaskId]:
@@ -332,18 +371,22 @@ def decision_content(
         "trace_id": _trace_id(reader),
     }
     if isinstance(entry, PlanEdit):
-        return {**common, "is_edit": True, "by": edit_author(entry.by), "title": "edit"}
+        return {
+            **common,
+            "is_edit": True,
+            "by": edit_author(entry.by),
+            "title": "edit",
+            "open_question": "",
+        }
     chosen = entry.chosen
     tracebacks = [trigger.traceback for trigger in entry.triggers if trigger.traceback]
     waited = ""
     if entry.waited:
         waited = format_duration(entry.waited)
-    spent = ""
-    if entry.spent.calls or entry.spent.money:
-        words = [f"{entry.spent.calls} calls", f"{entry.spent.tokens} tokens"]
-        if entry.spent.money:
-            words.append(f"{entry.spent.money:g} money")
-        spent = ", ".join(words)
+    asked = entry.question
+    open_question = ""
+    if asked is not None and asked.answered_at is None and info.status not in FINISHED_STATUSES:
+        open_question = spoken_id(asked.id)
     return {
         **common,
         "is_edit": False,
@@ -360,7 +403,8 @@ def decision_content(
         "notes": entry.notes,
         "took": format_duration(entry.duration),
         "waited": waited,
-        "spent": spent,
+        "spent": ", ".join(usage_words(entry.spent, Budget())),
+        "open_question": open_question,
     }
 
 
@@ -522,10 +566,10 @@ def _record(record: Record) -> Mapping[str, Any]:
     text = json.dumps(document, ensure_ascii=False)
     return {
         "seq": record.seq,
-        "at": _moment(record.at),
+        "at": datetime.fromtimestamp(record.at, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC",
         "kind": record.body.kind,
         "about": printable_line(str(about), 80),
-        "text": printable_line(text, 160),
+        "text": shorten(printable_line(text), 160, placeholder=" …"),
         "json": _json_text(document),
     }
 

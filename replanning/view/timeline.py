@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 from xml.sax.saxutils import escape
 
 from replanning.history.events import ReplanEvent
@@ -21,6 +21,9 @@ _ROW: Final = 22
 _BAR: Final = 12
 _MIN_BAR: Final = 2.0
 
+_WAIT: Final = 130
+"""Width of a time in which a person was only waited for, unless there are many or it is short."""
+
 _KINDS: Final = {
     "": "running",
     "done": "done",
@@ -31,6 +34,55 @@ _KINDS: Final = {
 """Class of a bar by the outcome of its attempt."""
 
 
+class _Wait(NamedTuple):
+    """A time in which a person was asked: its title, from when, until when, in seconds."""
+
+    title: str
+    since: float
+    until: float
+    is_open: bool
+
+
+class _Cut(NamedTuple):
+    """A time in which a person was only waited for."""
+
+    since: float
+    until: float
+    is_open: bool
+
+
+class _Axis:
+    """Places of times: those in which only a person was waited for are cut to one width.
+
+    Otherwise a wait of an hour would leave no room for attempts of seconds.
+    """
+
+    def __init__(self, begin: float, end: float, cuts: Sequence[_Cut]) -> None:
+        self._begin = begin
+        self.cuts = cuts
+        self.cut_width = 0.0
+        busy = end - begin
+        if cuts:
+            self.cut_width = min(_WAIT, _WIDTH / 2 / len(cuts))
+            busy -= sum(cut.until - cut.since for cut in cuts)
+        # A run may have just begun.
+        self._scale = (_WIDTH - self.cut_width * len(cuts)) / max(busy, 0.001)
+
+    def x(self, at: float) -> float:
+        """Return the place of a time."""
+        x = float(_LABEL)
+        shown = self._begin
+        for since, until, _ in self.cuts:
+            if at <= since:
+                break
+            x += (since - shown) * self._scale
+            if at < until:
+                return x + self.cut_width * (at - since) / (until - since)
+            x += self.cut_width
+            shown = until
+        return x + (at - shown) * self._scale
+
+
 def draw_timeline(
     attempts: Iterable[AttemptSpan], events: Iterable[ReplanEvent], now: float
 ) -> tuple[str, int]:
@@ -39,7 +91,8 @@ def draw_timeline(
     Args:
         attempts: in the order in which they began.
         events: the replans of the run, whose questions are drawn as times of waiting for people.
-        now: the end of what still runs, in seconds since the epoch.
+        now: the end of what still runs, in seconds since the epoch; of a run that nobody carries
+            out, the time of its last record.
     """
     by_task: dict[TaskId, list[AttemptSpan]] = {}
     for span in attempts:
@@ -49,27 +102,31 @@ def draw_timeline(
     drawn = _most_telling(by_task, now)
     begin = min(spans[0].started for spans in by_task.values())
     waits = list(_waits(events, now))
-    # The narrowest is a millisecond wide: a run may have just begun.
-    end = begin + 0.001
+    end = begin
     for spans in by_task.values():
         end = max(end, _end_of(spans[-1], now))
-    for _, _, until in waits:
-        end = max(end, until)
-    scale = _WIDTH / (end - begin)
+    for wait in waits:
+        end = max(end, wait.until)
+    axis = _Axis(begin, end, list(_cuts(waits, by_task.values(), begin, end, now)))
 
-    height = _ROW * (len(drawn) + 1) + 8
+    bottom = _ROW * (len(drawn) + 1)
+    height = bottom + 8
+    if axis.cuts:
+        height += _ROW
     body: list[str] = []
-    for title, since, until in waits:
-        x = _LABEL + (since - begin) * scale
-        width = max(_MIN_BAR, (until - since) * scale)
+    for wait in waits:
+        x = axis.x(wait.since)
+        width = max(_MIN_BAR, axis.x(wait.until) - x)
         body.append(
             f'<rect class="wait" x="{x:.1f}" y="{_ROW}" width="{width:.1f}" '
-            f'height="{height - _ROW - 8}"><title>{_safe(title)}</title></rect>'
+            f'height="{bottom - _ROW}"><title>{_safe(wait.title)}</title></rect>'
         )
+    for cut in axis.cuts:
+        body += _cut_marks(axis, cut, bottom)
     for row, task in enumerate(drawn):
         y = _ROW * (row + 1)
         body.append(f'<text x="0" y="{y + _BAR}">{_safe(task, 26)}</text>')
-        body += _bars(by_task[task], y, begin, scale, now)
+        body += _bars(by_task[task], y, axis, now)
     last = _LABEL + _WIDTH
     body.append(f'<text class="axis" x="{_LABEL}" y="14">0</text>')
     total = format_duration(end - begin)
@@ -98,28 +155,80 @@ def _end_of(span: AttemptSpan, now: float) -> float:
     return span.ended
 
 
-def _waits(events: Iterable[ReplanEvent], now: float) -> Iterator[tuple[str, float, float]]:
-    """Yield the times in which a person was asked: what for, from when, until when."""
+def _waits(events: Iterable[ReplanEvent], now: float) -> Iterator[_Wait]:
+    """Yield the times in which a person was asked."""
     for event in events:
         question = event.question
         if question is None:
             continue
-        until = question.answered_at
-        if until is None:
-            until = now
-        took = format_duration(max(0.0, until - question.at))
-        yield f"waited {took} for a person: {question.text}", question.at, until
+        if question.answered_at is None:
+            # Nothing may have been recorded since.
+            until = max(now, question.at + 0.001)
+            yield _Wait(f"waits for a person: {question.text}", question.at, until, True)
+            continue
+        took = format_duration(max(0.0, question.answered_at - question.at))
+        title = f"waited {took} for a person: {question.text}"
+        yield _Wait(title, question.at, question.answered_at, False)
 
 
-def _bars(
-    spans: Sequence[AttemptSpan], y: int, begin: float, scale: float, now: float
-) -> Iterator[str]:
+def _cuts(
+    waits: Iterable[_Wait],
+    attempts: Iterable[Sequence[AttemptSpan]],
+    begin: float,
+    end: float,
+    now: float,
+) -> Iterator[_Cut]:
+    """Yield the times that are cut: those of waiting for a person in which no attempt ran.
+
+    An answered wait that is short beside the run is drawn like any other time.
+    """
+    busy: list[tuple[float, float]] = []
+    for spans in attempts:
+        for span in spans:
+            busy.append((span.started, _end_of(span, now)))
+    busy.sort()
+    waits = sorted(waits, key=lambda wait: wait.since)
+    idle: list[_Cut] = []
+    at = begin
+    for wait in waits:
+        at = max(at, wait.since)
+        for started, ended in busy:
+            if started >= wait.until:
+                break
+            if started > at:
+                idle.append(_Cut(at, started, wait.is_open))
+            at = max(at, ended)
+        if at < wait.until:
+            idle.append(_Cut(at, wait.until, wait.is_open))
+            at = wait.until
+    rest = end - begin - sum(cut.until - cut.since for cut in idle)
+    for cut in idle:
+        if cut.is_open or cut.until - cut.since > rest / 5:
+            yield cut
+
+
+def _cut_marks(axis: _Axis, cut: _Cut, bottom: int) -> Iterator[str]:
+    """Yield the edges of a time that is cut, and under it how long it was."""
+    begin = axis.x(cut.since)
+    end = axis.x(cut.until)
+    for x in (begin, end):
+        yield f'<path class="cut" d="M{x:.1f} {_ROW}V{bottom}"/>'
+    text = f"waited {format_duration(cut.until - cut.since)}"
+    if cut.is_open:
+        text = "waits for a person"
+    if axis.cut_width == _WAIT:
+        middle = (begin + end) / 2
+        place = f'x="{middle:.1f}" y="{bottom + 15}" text-anchor="middle"'
+        yield f'<text class="axis" {place}>{text}</text>'
+
+
+def _bars(spans: Sequence[AttemptSpan], y: int, axis: _Axis, now: float) -> Iterator[str]:
     """Yield the bars of one task, and a thin line where it waited for its next attempt."""
     previous: float | None = None
     for span in spans:
-        x = _LABEL + (span.started - begin) * scale
+        x = axis.x(span.started)
         end = _end_of(span, now)
-        width = max(_MIN_BAR, (end - span.started) * scale)
+        width = max(_MIN_BAR, axis.x(end) - x)
         if previous is not None and x > previous:
             middle = y + _BAR / 2
             yield f'<path class="pause" d="M{previous:.1f} {middle}H{x:.1f}"/>'

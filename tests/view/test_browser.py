@@ -176,13 +176,25 @@ def test_keyboard(reader: Reader, folder: Path) -> None:
     press_tab_until(reader, "a[href='/runs/asking']")
     reader.page.keyboard.press("Enter")
     reader.sees("1 question waits for an answer")
-    press_tab_until(reader, ".candidate [name=by]")
+    press_tab_until(reader, ".answer [name=by]")
     reader.page.keyboard.type("Ada")
-    press_tab_until(reader, ".candidate button[value=approve]")
+    press_tab_until(reader, ".answer button[value=approve]")
     with reader.page.expect_navigation():
         reader.page.keyboard.press("Space")
     carry_out(asking_run, folder / STORE)
     assert "approve by Ada" in cli(folder, "why", "asking", "--store", STORE).stdout
+
+
+def test_enter_answers_nothing(reader: Reader) -> None:
+    """Whoever presses Enter after their comment has not answered: there are several buttons."""
+    reader.page.get_by_role("link", name="asking").click()
+    reader.sees("1 question waits for an answer")
+    form = reader.page.locator("form.answer")
+    form.get_by_label("Your name").fill("Ada")
+    form.get_by_label("Comment").press("Enter")
+    form.get_by_role("button", name="Reject: keep the plan").focus()
+    reader.sees("1 question waits for an answer")
+    assert form.get_by_label("Your name").input_value() == "Ada"
 
 
 def test_focus_stays(reader: Reader, folder: Path) -> None:

@@ -1,19 +1,28 @@
 """The pages about runs: what they show, who may see them, and what becomes of answers."""
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from html import unescape
 from pathlib import Path
 
 import httpx
 import pytest
 
-from replanning import Plan, ReplanningEngine, Settings, Task
+from replanning import (
+    Alternative,
+    Environment,
+    Plan,
+    ReplanningEngine,
+    ReplanRequest,
+    Settings,
+    Task,
+)
 from replanning.history import ReplanHistory
-from replanning.journal import MemoryStore
+from replanning.journal import MemoryStore, Usage
+from replanning.testing import VirtualClock
 from replanning.tools import ToolExecutor
 from tests.support.tracing import Spans
-from tests.view.runs import HOSTILE, PLAN, asking_run, repaired_run
+from tests.view.runs import ASKING, HOSTILE, PLAN, asking_run, repaired_run, work
 
 pytest.importorskip("starlette", reason="the extra `view` is not installed")
 
@@ -241,6 +250,110 @@ async def test_question(pages: httpx.AsyncClient) -> None:
     assert 'value="approve"' in page.text
 
 
+async def test_buttons_of_a_question(pages: httpx.AsyncClient) -> None:
+    """A question has one form, whose buttons each say what they mean for the tasks."""
+    page = await pages.get("/runs/asking")
+    text = text_of(page)
+    assert page.text.count('name="by"') == 1
+    assert page.text.count('name="comment"') == 1
+    assert "Your name (required)" in text
+    assert "replace read by read~2 (photograph)" in text
+    assert "Reject: keep the plan 'read' stays failed; 'words' cannot run." in text
+
+
+async def test_which_candidate(store: MemoryStore, pages: httpx.AsyncClient) -> None:
+    """The button of a candidate approves that one, and no other."""
+    page = await pages.get("/runs/asking")
+    (button,) = re.findall(r'value="approve" formaction="([^"]+)"', page.text)
+    fields = {name: value for name, value in answer("approve").items() if name != "choice"}
+    assert (await pages.post(unescape(button), data=fields)).status_code == 303
+    (message,) = store.inbox("asking")  # type: ignore[arg-type]
+    assert message.payload["choice"] == 0
+    missing = button.replace("choice=0", "choice=7")
+    assert (await pages.post(unescape(missing), data=fields)).status_code in (409, 422)
+
+
+async def test_links_to_a_question(pages: httpx.AsyncClient) -> None:
+    """Tasks and decisions that wait for an answer lead to the question, also by its own address."""
+    run = await pages.get("/runs/asking")
+    assert 'id="question-1"' in run.text
+    link = 'href="/runs/asking#question-1"'
+    assert link in run.text
+    assert link in (await pages.get("/runs/asking/tasks/read")).text
+    decision = await pages.get("/runs/asking/decisions/replan-1")
+    assert link in decision.text
+    text = text_of(decision)
+    assert "Nothing has changed yet: it waits for the answer to question 1 ." in text
+    assert "The plan was kept as it was" not in text
+    moved = await pages.get("/runs/asking/questions/1")
+    assert moved.status_code == 303
+    assert moved.headers["location"] == "/runs/asking#question-1"
+
+
+async def test_way_back_from_an_error(pages: httpx.AsyncClient) -> None:
+    """The page of something that a run does not have leads back to the run."""
+    missing = await pages.get("/runs/repaired/tasks/nothing")
+    assert 'href="/runs/repaired"' in missing.text
+    assert 'href="/runs/nothing"' not in (await pages.get("/runs/nothing")).text
+
+
+async def test_spent() -> None:
+    """Each thing that was spent is told once, and the time in a field of its own."""
+
+    class Paid:
+        name = "paid"
+
+        async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
+            request.charge(Usage(calls=1, tokens=2295, money=0.008337))
+            return ()
+
+    store = MemoryStore()
+    await ReplanningEngine([Paid(), "repair"], store=store).execute(PLAN, work, run_id="paid")
+    async with browser(create_app(store)) as client:
+        run = text_of(await client.get("/runs/paid"))
+        decision = text_of(await client.get("/runs/paid/decisions/1"))
+    assert "Spent 1 call, 2295 tokens, 0.008337 money Time" in run
+    assert "1 call, 2295 tokens, 0.008337 money" in decision
+
+
+async def test_time_in_which_a_person_was_waited_for() -> None:
+    """A wait takes the same room in the drawing however long it was; an open one has no end yet."""
+    store = MemoryStore()
+    clock = VirtualClock()
+
+    async def slow_work(task: Task, context: object) -> object:
+        clock.advance(2)
+        return await work(task, context)
+
+    async def carry_out() -> None:
+        engine = ReplanningEngine(
+            ["repair"], store=store, settings=ASKING, environment=Environment(clock=clock)
+        )
+        await engine.execute(PLAN, slow_work, run_id="slow")
+
+    await carry_out()
+    async with browser(create_app(store, secret=SECRET)) as client:
+        page = (await client.get("/runs/slow")).text
+        assert ">waits for a person</text>" in page
+        assert ">2 s</text>" in page
+        await client.post("/runs/slow/questions/1", data=answer("approve"))
+        clock.advance(220)
+        await carry_out()
+        page = (await client.get("/runs/slow")).text
+    assert ">waited 3 min 40 s</text>" in page
+    drawing = page[page.index('class="timeline"') :]
+    widths = re.findall(r'class="bar [a-z]+" x="[0-9.]+" y="[0-9]+" width="([0-9.]+)"', drawing)
+    # Three attempts share what the wait leaves.
+    assert widths == ["190.0", "190.0", "190.0"]
+
+
+async def test_records_of_the_journal(pages: httpx.AsyncClient) -> None:
+    """A record has its time in milliseconds, and its text is cut between words."""
+    page = await pages.get("/runs/repaired/journal")
+    assert re.search(r"[0-9]:[0-9]{2}\.[0-9]{3} UTC", page.text)
+    assert not re.search(r"[^ ]…</code>", page.text)
+
+
 async def test_approve(store: MemoryStore, pages: httpx.AsyncClient) -> None:
     """An approval is carried out by the run, with the name of whoever gave it; a second one is refused."""
     sent = await pages.post("/runs/asking/questions/1", data=answer("approve", comment="go on"))
@@ -282,10 +395,10 @@ async def test_a_call_in_doubt() -> None:
     async with browser(create_app(store, secret=SECRET)) as client:
         page = await client.get("/runs/paid")
         assert "It took effect: go on without it" in text_of(page)
-        form = re.search(r'name="changes" value="([^"]+)"', page.text)
+        form = re.search(r'formaction="([^"]+changes=[^"]+)"', page.text)
         assert form is not None
-        fields = answer("modify", changes=unescape(form.group(1)))
-        sent = await client.post("/runs/paid/questions/1", data=fields)
+        fields = answer("modify", changes="what was not sent")
+        sent = await client.post(unescape(form.group(1)), data=fields)
     assert sent.status_code == 303
     result = await engine.execute(plan, pay, run_id="paid")
     assert result.status == "succeeded"
@@ -396,7 +509,8 @@ async def test_no_commands(pages: httpx.AsyncClient) -> None:
     for path in ("/runs/asking", "/runs/repaired", "/runs/repaired/tasks/read"):
         assert commands(await pages.get(path)) == []
     text = text_of(await pages.get("/runs/asking"))
-    assert "The program that began this run goes on with it, with run_id=asking" in text
+    assert "the program that began this run goes on with it, with run_id=asking" in text
+    assert "Nothing runs before that." in text
 
 
 async def test_trace(store: MemoryStore) -> None:
