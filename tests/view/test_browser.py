@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import anyio
 import pytest
@@ -120,6 +121,22 @@ def test_slider(reader: Reader) -> None:
     reader.page.locator("#revision").press("ArrowRight")
     reader.page.get_by_text("Plan at revision").wait_for(state="detached")
     assert "read~2" in reader.page.locator("svg.plan").text_content()
+
+
+def test_slider_before_the_script(reader: Reader) -> None:
+    """A slider that is moved before the script has come shows its revision as soon as it has."""
+    held: list[Any] = []
+
+    def hold(route: Any) -> None:
+        held.append(route)
+
+    reader.page.route("**/static/view.js", hold)
+    link = reader.page.get_by_role("link", name="repaired")
+    address = urljoin(reader.page.url, link.get_attribute("href"))
+    reader.page.goto(address, wait_until="commit")
+    reader.page.locator("#revision").press("ArrowLeft")
+    held[0].continue_()
+    reader.sees("Plan at revision 0 of 1")
 
 
 @pytest.mark.parametrize("verdict", ["approve", "reject", "modify"])

@@ -124,3 +124,7 @@ if (events) {
   source.onerror = () => { connection.textContent = "No connection: what you see may be old."; };
 }
 fillNames(document);
+
+// The page is there before this script is, so the slider may have been moved already.
+const slider = document.getElementById("revision");
+if (slider && slider.value !== slider.defaultValue) showRevision(slider);
