@@ -44,12 +44,15 @@ _PROXY_CODES: Final = (
 @commands.command(
     epilog=epilog(
         "replanning mcp-proxy -- npx -y some-mcp-server --its-option",
-        "replanning mcp-proxy --capability web=search,search_archive --retries 2 --timeout 20 -- python server.py",
+        "replanning mcp-proxy --capability web=search,search_archive --retries 2"
+        " --timeout 20 -- python server.py",
         "replanning mcp-proxy --expect expect.yaml -- python server.py",
         "replanning mcp-proxy --tools servers.yaml --store /home/me/runs.db --ask store",
         "In the configuration of a client, in the place of the server:",
-        '{"command": "replanning", "args": ["mcp-proxy", "--store", "/home/me/runs.db", "--", "npx", "-y", "some-mcp-server"]}',
-        "From another terminal: replanning status latest --store /home/me/runs.db; likewise why, history, pending, approve.",
+        '{"command": "replanning", "args": ["mcp-proxy", "--store", "/home/me/runs.db", '
+        '"--", "npx", "-y", "some-mcp-server"]}',
+        "From another terminal: replanning status latest --store /home/me/runs.db;"
+        " likewise why, history, pending, approve.",
         codes=_PROXY_CODES,
     ),
     without=[

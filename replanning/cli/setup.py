@@ -230,7 +230,8 @@ def trust(*, as_json: JsonOption = False) -> None:
     epilog=epilog(
         "replanning providers --check",
         "replanning providers --json",
-        "An unavailable plugin is shown with the key or package that it needs. A fallback replaces a model that fails.",
+        "An unavailable plugin is shown with the key or package that it needs."
+        " A fallback replaces a model that fails.",
         codes="0 done · 1 with --check, when no language model answers, or one that runs would use"
         " does not · 2 wrong usage or settings",
     )

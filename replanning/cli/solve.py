@@ -137,9 +137,11 @@ PlanningStarter = Callable[[PlanningCoordinator], Awaitable[object]]
     epilog=epilog(
         "replanning solve --goal 'Make the failing test pass' --tools tools.yaml",
         "replanning solve issue.txt --tools tools.yaml --llm anthropic --run-id fix-12",
-        "replanning solve --issue owner/repo#12 --tools tools.yaml    people follow and steer it there",
+        "replanning solve --issue owner/repo#12 --tools tools.yaml"
+        "    people follow and steer it there",
         "replanning solve --goal 'Tidy up' --tools tools.yaml --dry-run",
-        "replanning solve --goal 'Tidy up' --tools tools.yaml --approve plan    asks before anything is executed",
+        "replanning solve --goal 'Tidy up' --tools tools.yaml --approve plan"
+        "    asks before anything is executed",
         "replanning resume fix-12    resumes it, with its plan and the rest of its limits",
         codes=RUN_EXIT_CODES_HELP,
     ),
@@ -231,7 +233,8 @@ def solve(
 @commands.command(
     epilog=epilog(
         "replanning plan --goal 'Publish a release' --tools tools.yaml --save plan.yaml",
-        "replanning run plan.yaml    carries it out, without asking again about tools that may do harm",
+        "replanning run plan.yaml"
+        "    carries it out, without asking again about tools that may do harm",
         codes="0 there is a plan · 1 there is none · 2 wrong usage, tools or settings · 4 a person"
         " must decide something",
     ),

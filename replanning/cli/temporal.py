@@ -59,9 +59,12 @@ _NOT_THERE: Final = ("sequential", "observe", "trace", "notify", "view")
 @commands.command(
     epilog=epilog(
         "replanning worker plan.yaml --on temporal=localhost:7233",
-        "replanning worker plan.yaml tools.yaml --on temporal=localhost:7233/builds --max-concurrency 2",
-        "TEMPORAL_NAMESPACE, TEMPORAL_API_KEY, TEMPORAL_TLS… and Temporal's profiles are used as its own program uses them.",
-        "Ctrl-C takes no more work: running tasks are finished first. A second Ctrl-C stops them at once.",
+        "replanning worker plan.yaml tools.yaml --on temporal=localhost:7233/builds"
+        " --max-concurrency 2",
+        "TEMPORAL_NAMESPACE, TEMPORAL_API_KEY, TEMPORAL_TLS… and Temporal's profiles"
+        " are used as its own program uses them.",
+        "Ctrl-C takes no more work: running tasks are finished first."
+        " A second Ctrl-C stops them at once.",
         "After SIGTERM and SIGHUP, they are cut off after --stop-timeout.",
         codes="0 stopped · 2 wrong usage, file or settings, or no such server · 130 stopped at"
         " once by a second Ctrl-C",
