@@ -247,7 +247,7 @@ def _block(each: ToolSuggestions, *, means: bool) -> list[str]:
 
 @dataclass
 class _Written:
-    """What was written into a plan file.
+    """Result of writing suggestions into a plan file.
 
     Attributes:
         file: the file.
