@@ -784,10 +784,10 @@ def _check_tool(tool: ToolSpec, scope: TaskScope) -> Iterator[Finding]:
             types = ", ".join(_PARAMETER_TYPES)
             known = f"expected one of {types}, or a type that `objects` states"
             yield ("parameters", parameter), f": there is no type {kind!r}{hint}; {known}"
-    for parameter in tool.optional:
+    for number, parameter in enumerate(tool.optional):
         if parameter not in tool.parameters:
             hint = hints(parameter, tool.parameters)
-            yield ("optional",), f": {parameter!r} is no parameter of it{hint}"
+            yield ("optional", number), f": {parameter!r} is no parameter of it{hint}"
     # A tool without stated parameters takes any, so no placeholder can be wrong.
     if tool.parameters:
         for hole, name in scope.demands(tool).placeholders.items():

@@ -409,6 +409,15 @@ _CROSS_CHECKED_FIELDS: Final = {
     "tasks": frozenset({"id", "depends_on", "arguments"}),
     "tools": frozenset({"name", "parameters"}),
 }
+_NEEDED_BY: Final = {
+    "command": "kind",
+    "url": "kind",
+    "callable": "kind",
+    "server": "kind",
+    "undo": "undo_on_replace",
+}
+"""Fields of a tool that another one needs, each with the one that needs it."""
+
 _CROSS_CHECKED_PLAN_FIELDS: Final = frozenset(
     {"tasks", "tools", "resources", "objects", "parameters", "sequential", "mcp"}
 )
@@ -419,8 +428,9 @@ def _without_invalid_fields(
 ) -> dict[str, object] | None:
     """Return a plan document without its wrong fields, for the checks between its parts.
 
-    A misspelt name of a field that these checks read is corrected. None if such a field itself is
-    wrong: the checks would blame other parts for it.
+    A misspelt name of a field that these checks read is corrected. A wrong field of a tool takes
+    the one that needs it along, so that it is not reported as missing. None if a field that the
+    checks read is itself wrong: they would blame other parts for it.
     """
     if not isinstance(data, dict):
         return None
@@ -445,10 +455,13 @@ def _without_invalid_fields(
                     rest[group][index] = part
                 value = part.pop(name)
                 known = getattr(model_at(model, path[:2]), "model_fields", {})
+                needed = frozenset(_NEEDED_BY if group == "tools" else ())
                 if name not in known:
-                    meant = _closest_name(name, checked)
+                    meant = _closest_name(name, checked | needed)
                     if meant:
                         part.setdefault(meant, value)
+                elif name in needed:
+                    part.pop(_NEEDED_BY[name], None)
             case ("goal", *_):
                 rest["goal"] = {"objective": ""}
             case (str(name), *_) if name in rest:

@@ -83,11 +83,20 @@ from replanning.tools.http import request_problems
 from replanning.tools.python import callable_problems
 from replanning.tools.shell import SANDBOX_PROGRAM, shell_problems
 
-_DEFINITION_CHECKS: Final[Mapping[str, Callable[[ToolSpec], list[str]]]] = {
+
+def _python_problems(tool: ToolSpec) -> Iterator[tuple[JsonPath, str]]:
+    path: JsonPath = ()
+    if tool.callable is not None:
+        path = ("callable",)
+    for problem in callable_problems(tool.callable):
+        yield path, problem
+
+
+_DEFINITION_CHECKS: Final[Mapping[str, Callable[[ToolSpec], Iterable[tuple[JsonPath, str]]]]] = {
     "shell": shell_problems,
     "http": request_problems,
-    "python": lambda tool: callable_problems(tool.callable),
-    "mcp": lambda tool: [],  # that its server is described, the plan checks itself
+    "python": _python_problems,
+    "mcp": lambda tool: (),  # the plan itself checks that its server is described
 }
 
 TOOL_KINDS: Final = frozenset(_DEFINITION_CHECKS)
@@ -190,7 +199,10 @@ def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
         if tool.kind is not None and tool.kind in known:
             yield from _definition_problems(tool, tool.kind, index)
         elif tool.name in used:
-            yield Problem(f"tools[{index}]", _unknown_kind(tool, known))
+            path: JsonPath = ("tools", index)
+            if tool.kind:
+                path = (*path, "kind")
+            yield Problem(format_path(path), _unknown_kind(tool, known))
     # Many tasks may use one long tool, and many fallbacks inherit the same checks: each of these is
     # read once.
     tools: dict[str, ToolSpec] = {}
@@ -230,16 +242,16 @@ def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
 
 def _definition_problems(tool: ToolSpec, kind: str, index: int) -> Iterator[Problem]:
     """Yield the problems of the description of a tool of a known kind."""
-    place = f"tools[{index}]"
     name = f"tool {tool.name!r}"
     if kind in _DEFINITION_CHECKS:
-        for problem in _DEFINITION_CHECKS[kind](tool):
-            yield Problem(place, f"{name}: {problem}")
+        for path, problem in _DEFINITION_CHECKS[kind](tool):
+            yield Problem(format_path(("tools", index, *path)), f"{name}: {problem}")
     if tool.retry is not None:
         yield from _retry_problems(tool.retry, tool, ("tools", index), name)
-    for key in sorted(OUTPUTS_BY_KIND.get(kind, {}).keys() & set(tool.produces)):
-        message = f"{name}: {key!r} is a part of every output; name it otherwise"
-        yield Problem(f"{place}.produces", message)
+    for number, artifact in enumerate(tool.produces):
+        if artifact in OUTPUTS_BY_KIND.get(kind, {}):
+            message = f"{name}: {artifact!r} is a part of every output; name it otherwise"
+            yield Problem(format_path(("tools", index, "produces", number)), message)
 
 
 def _unknown_kind(tool: ToolSpec, known: Sequence[str]) -> str:

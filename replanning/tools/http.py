@@ -28,7 +28,7 @@ from replanning.plan.commands import (
 from replanning.plan.json_values import iter_strings, map_strings
 from replanning.plan.references import placeholders
 from replanning.plan.tasks import READING_METHODS, ToolSpec
-from replanning.plan.types import JsonObject
+from replanning.plan.types import JsonObject, JsonPath
 from replanning.run.retries import status_verdict
 from replanning.tools.call import Secrets, ToolCall, find_artifacts, parse_json, render
 from replanning.tools.errors import (
@@ -70,55 +70,54 @@ class Request:
     redacted: str
 
 
-def request_problems(tool: ToolSpec) -> list[str]:
-    """Return the problems of the description of an HTTP tool."""
+def request_problems(tool: ToolSpec) -> Iterator[tuple[JsonPath, str]]:
+    """Yield the problems of the definition of an HTTP tool, each with the path of its field."""
     method = _method_of(tool)
-    problems: list[str] = []
     if not _METHOD.fullmatch(method):
-        problems.append(f"its method {tool.method!r} is not one of HTTP, such as GET or POST")
-    url_problem = _url_problem(tool)
-    if url_problem:
-        problems.append(url_problem)
+        message = f"its method {tool.method!r} is not one of HTTP, such as GET or POST"
+        yield ("method",), message
+    if tool.url is None:
+        yield (), "its kind is 'http', so it needs a `url`"
+    else:
+        url_problem = _url_problem(tool, tool.url)
+        if url_problem:
+            yield ("url",), url_problem
     for name, template in tool.headers.items():
         if not _HEADER_NAME.fullmatch(name):
-            problems.append(f"{name!r} cannot be the name of a header")
+            yield ("headers", name), f"{name!r} cannot be the name of a header"
         if _CONTROL_CHARS.search(template):
-            problems.append(f"its header {name!r} holds control characters")
+            yield ("headers", name), f"its header {name!r} holds control characters"
     key_header = tool.idempotency_header
     if key_header is not None and not _HEADER_NAME.fullmatch(key_header):
-        problems.append(f"its idempotency_header {key_header!r} cannot be the name of a header")
+        message = f"its idempotency_header {key_header!r} cannot be the name of a header"
+        yield ("idempotency_header",), message
     if any(HOLE_DELIMITER in text for text in iter_strings(tool.body)):
-        problems.append("its body holds the character NUL")
+        yield ("body",), "its body holds the character NUL"
     in_members: dict[str, None] = {}
     for member in _member_names(tool.body):
         in_members.update(dict.fromkeys(placeholders(member)))
     for name in in_members:
-        problems.append(
-            f"its body has {{{name}}} in the name of a member, where nothing is filled in; write"
-            " the name out"
-        )
+        where = f"its body has {{{name}}} in the name of a member"
+        yield ("body",), f"{where}, where nothing is filled in; write the name out"
     if tool.body is not None and method in _SAFE_METHODS:
         advice = "give it another `method`, such as POST"
-        problems.append(f"it has a body, which {method} does not send; {advice}")
-    return problems
+        yield ("body",), f"it has a body, which {method} does not send; {advice}"
 
 
 def _method_of(tool: ToolSpec) -> str:
     return (tool.method or "GET").upper()
 
 
-def _url_problem(tool: ToolSpec) -> str:
+def _url_problem(tool: ToolSpec, url: str) -> str:
     """Return why no request can be made from the URL of a tool; empty if one can."""
-    if tool.url is None:
-        return "its kind is 'http', so it needs a `url`"
-    if _CONTROL_CHARS.search(tool.url) or " " in tool.url:
-        return f"its url {tool.url!r} holds blanks or control characters"
-    url = mark_holes(tool.url)
-    if _BASE_PLACEHOLDER.match(url) is None and _HTTP_URL_START.match(url) is None:
-        return f"its url {tool.url!r} must begin with http:// or https:// and a host"
-    if HOLE_DELIMITER in _SCHEME_AND_HOST.findall(url)[0] and _sends_secrets(tool):
+    if _CONTROL_CHARS.search(url) or " " in url:
+        return f"its url {url!r} holds blanks or control characters"
+    marked = mark_holes(url)
+    if _BASE_PLACEHOLDER.match(marked) is None and _HTTP_URL_START.match(marked) is None:
+        return f"its url {url!r} must begin with http:// or https:// and a host"
+    if HOLE_DELIMITER in _SCHEME_AND_HOST.findall(marked)[0] and _sends_secrets(tool):
         danger = "lets an argument choose the host, which would receive its secrets"
-        return f"its url {tool.url!r} {danger}; write the host out"
+        return f"its url {url!r} {danger}; write the host out"
     return ""
 
 
@@ -285,7 +284,7 @@ class HttpToolRunner:
             ToolUnavailable: the certificate of the server is not trusted.
             ToolOutputTooLarge: the answer is too large.
         """
-        problems = request_problems(call.tool)
+        problems = [message for _, message in request_problems(call.tool)]
         if problems:
             raise InvalidTool(call.tool.name, problems)
         key = call.context.idempotency_key

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import signal
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from subprocess import PIPE
@@ -25,7 +26,7 @@ from pydantic import JsonValue
 from replanning.plan.commands import HOLE_DELIMITER, Script, command_problems, compile_command
 from replanning.plan.messages import one_line
 from replanning.plan.tasks import ToolSpec
-from replanning.plan.types import JsonObject
+from replanning.plan.types import JsonObject, JsonPath
 from replanning.run.processes import (
     IDEMPOTENCY_KEY_VARIABLE,
     MARK_VARIABLE,
@@ -68,7 +69,7 @@ async def run_shell(call: ToolCall) -> JsonValue:
         OSError: it cannot be started now, but perhaps later.
     """
     tool = call.tool
-    problems = shell_problems(tool)
+    problems = [message for _, message in shell_problems(tool)]
     if problems:
         raise InvalidTool(tool.name, problems)
     try:
@@ -150,16 +151,18 @@ def _printed_json(stdout: str) -> JsonValue:
     return value
 
 
-def shell_problems(tool: ToolSpec) -> list[str]:
-    """Return the problems of the description of a command."""
-    missing = ["its kind is 'shell', so it needs a `command`"]
-    problems = missing if tool.command is None else command_problems(tool.command)
+def shell_problems(tool: ToolSpec) -> Iterator[tuple[JsonPath, str]]:
+    """Yield the problems of the definition of a command, each with the path of its field."""
+    if tool.command is None:
+        yield (), "its kind is 'shell', so it needs a `command`"
+    else:
+        for problem in command_problems(tool.command):
+            yield ("command",), problem
     for name, value in tool.env.items():
         if not name or set(name) & {"=", HOLE_DELIMITER}:
-            problems.append(f"{name!r} cannot be the name of a variable")
+            yield ("env", name), f"{name!r} cannot be the name of a variable"
         if HOLE_DELIMITER in value:
-            problems.append(f"{value!r} cannot be the value of a variable")
-    return problems
+            yield ("env", name), f"{value!r} cannot be the value of a variable"
 
 
 _log: Final = logging.getLogger("replanning.tools")

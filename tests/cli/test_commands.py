@@ -231,10 +231,10 @@ tasks:
     result = answer(tmp_path, "validate", "plan.yaml", code=2)
     told = cli(tmp_path, "validate", "plan.yaml", code=2).stderr
     places = {problem["place"].split(" ")[1]: problem["place"] for problem in result["problems"]}
-    expected = "colour tasks[0].depends_on[0] tasks[0].retries tasks[1].tool tools[0] tools[1] tools[1].comand tools[2]"
+    expected = "colour tasks[0].depends_on[0] tasks[0].retries tasks[1].tool tools[0] tools[1].comand tools[2].kind"
     assert sorted(places) == expected.split()
-    assert (places["tools[2]"], places["tools[0]"]) == (
-        "plan.yaml:6:5 tools[2]",
+    assert (places["tools[2].kind"], places["tools[0]"]) == (
+        "plan.yaml:6:15 tools[2].kind",
         "plan.yaml:4:5 tools[0]",
     )
     assert not result["valid"]

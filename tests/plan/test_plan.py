@@ -354,7 +354,7 @@ REFUSED = {
         tools: [{name: t, parameters: {a: string, b: string, left: string}, optional: [bb, left]}]
         tasks: [{id: x, tool: t, arguments: {a: '1'}}]
 
-        tools[0].optional: tool 't': 'bb' is no parameter of it; did you mean 'b'?
+        tools[0].optional[0]: tool 't': 'bb' is no parameter of it; did you mean 'b'?
         tasks[0].arguments: task 'x': tool 't' needs the argument 'b' (string)
     """,
     "demands for resources that the plan has not, or not so much of": """
@@ -542,6 +542,48 @@ def test_misspelt_fields_that_must_be_there():
         "tools[0].nmae: there is no field 'nmae' here; did you mean 'name'?",
         "tools[1].confirm.when: 'when' is missing",
         "tools[1].confirm.tol: there is no field 'tol' here; did you mean 'tool'?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tool", "problem"),
+    [
+        (
+            {"kind": "shell", "commmand": "make"},
+            "tools[0].commmand: there is no field 'commmand' here; did you mean 'command'?",
+        ),
+        (
+            {"kind": "http", "ulr": "http://x"},
+            "tools[0].ulr: there is no field 'ulr' here; did you mean 'url'?",
+        ),
+        (
+            {"kind": "python", "calable": "json:dumps"},
+            "tools[0].calable: there is no field 'calable' here; did you mean 'callable'?",
+        ),
+        (
+            {"kind": "mcp", "sever": "web"},
+            "tools[0].sever: there is no field 'sever' here; did you mean 'server'?",
+        ),
+        (
+            {"kind": "shell", "command": 5},
+            "tools[0].command: expected text, got 5; put it in quotes",
+        ),
+        (
+            {"undo_on_replace": True, "undoo": {"tool": "t"}},
+            "tools[0].undoo: there is no field 'undoo' here; did you mean 'undo'?",
+        ),
+        (
+            {"undo_on_replace": True, "undo": 5},
+            "tools[0].undo: expected a mapping of fields to values, got 5",
+        ),
+    ],
+)
+def test_wrong_fields_that_tools_need(tool, problem):
+    """A wrong or misspelt field that a tool needs is one mistake; it is not said to be missing."""
+    servers = {"web": {"command": ["web"]}}
+    assert problems_of({"id": "a", "tool": "x"}, tools=[{"name": "t", **tool}], mcp=servers) == [
+        problem,
+        "tasks[0].tool: task 'a': there is no tool 'x'; describe it under `tools`",
     ]
 
 

@@ -5,6 +5,7 @@ import pytest
 from replanning.errors import PlanError, Problem
 from replanning.plan.commands import option_problems
 from replanning.plan.document import Plan
+from replanning.plan.included_files import locate_problems
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.tools import check_machine, check_tools
 from replanning.tools.check import (
@@ -307,24 +308,74 @@ def test_everything_is_wrong():
     ]
     assert check_tools(plan(*tools, tasks=tasks)) == [
         Problem(
-            "tools[0]",
+            "tools[0].command",
             "tool 'a': {x} stands inside quotes; values are quoted for you, remove the quotes, "
             "or write {{x}} for that text itself",
         ),
         Problem(
-            "tools[1].produces", "tool 'b': 'stdout' is a part of every output; name it otherwise"
+            "tools[1].produces[0]",
+            "tool 'b': 'stdout' is a part of every output; name it otherwise",
         ),
         Problem(
-            "tools[2]", "tool 'c': its url 'ftp://x' must begin with http:// or https:// and a host"
+            "tools[2].url",
+            "tool 'c': its url 'ftp://x' must begin with http:// or https:// and a host",
         ),
         Problem(
-            "tools[3]",
+            "tools[3].callable",
             "tool 'd': its callable 'json:du-mps' is not of the form 'package.module:function'",
         ),
         Problem(
-            "tools[4]", f"nothing executes kind 'shel' of tool 'e'; {known}; did you mean 'shell'?"
+            "tools[4].kind",
+            f"nothing executes kind 'shel' of tool 'e'; {known}; did you mean 'shell'?",
         ),
         Problem("tools[5]", f"tool 'f' states no `kind`; {known}"),
+    ]
+
+
+WRONG_TOOLS = """\
+goal: {objective: Publish}
+tools:
+  - name: build
+    kind: shell
+    env:
+      GOOD: a
+      A=B: c
+    command: echo '{x}'
+  - name: publish
+    kind: http
+    method: GE T
+    url: ftp://x
+    headers:
+      Accept: text/plain
+      X Y: a
+    idempotency_header: a b
+  - name: ask
+    kind: http
+    url: http://x
+    body: {"{a}": 1}
+  - {name: count, kind: python, callable: "json:du-mps"}
+  - {name: sort, kind: shel}
+tasks:
+  - {id: a, tool: sort}
+"""
+
+
+def test_places_of_wrong_fields_of_tools(tmp_path):
+    """Each problem of the definition of a tool has the line and column of its field."""
+    path = tmp_path / "plan.yaml"
+    path.write_text(WRONG_TOOLS)
+    problems = locate_problems(check_tools(Plan.load(path)), path)
+    assert [problem.place.removeprefix(f"{path}:") for problem in problems] == [
+        "8:5 tools[0].command",
+        '7:7 tools[0].env["A=B"]',
+        "11:5 tools[1].method",
+        "12:5 tools[1].url",
+        '15:7 tools[1].headers["X Y"]',
+        "16:5 tools[1].idempotency_header",
+        "20:5 tools[2].body",
+        "20:5 tools[2].body",
+        "21:33 tools[3].callable",
+        "22:18 tools[4].kind",
     ]
 
 
