@@ -1,8 +1,8 @@
 """Notes of planning mode in the journal of a run: one model for each type, in its stored form.
 
-The journal stores a note as a type and a JSON object. Nothing else of planning mode is stored, so
-the state of a resumed run follows from these notes and from the records that every run has. The
-steps of replans, `ReplanNote`, are notes as well.
+The journal stores a note as a type and a JSON object. Planning mode stores nothing else, so the
+state of a resumed run is rebuilt from these notes and from the records that every run has.
+`ReplanNote`, a step of a replan, is defined in `manager`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DEFAULT_ASSUMPTIONS: Final = ("what is most likely meant",)
 
 
 class _SparseNote(PlanningNote):
-    """Note whose stored form leaves out what is None."""
+    """Note whose stored form omits fields that are None."""
 
     def to_json(self) -> JsonObject:
         return self.model_dump(mode="json", exclude_none=True)
@@ -49,7 +49,7 @@ class OutputNote(PlanningNote):
     """The output of a phase.
 
     Attributes:
-        task: the task that carried out the phase.
+        task: the task that executed the phase.
         value: the output.
     """
 
@@ -60,10 +60,10 @@ class OutputNote(PlanningNote):
 
 
 class AheadNote(PlanningNote):
-    """The parts of a planning reply that answer later phases, in place of those of earlier replies.
+    """Outputs for later phases in a planning reply; they replace those of earlier replies.
 
     Attributes:
-        replan: id of the replan that the answered phase belongs to; empty if it belongs to none.
+        replan: id of the replan that the answered phase belongs to; empty if none.
         parts: the outputs of the later phases.
     """
 
@@ -77,10 +77,10 @@ class PlanVersion(PlanningNote):
 
     Attributes:
         task: the phase task that made it.
-        reason: the reason for replacing the plan before; empty for the first.
-        tasks: the live task of each of its tasks, by the name in the plan.
-        kept: the names of the tasks that an earlier plan has done, or is doing.
-        lineage: the lineage of the failed task that led to this plan; empty if there is none.
+        reason: the reason for replacing the previous plan; empty for the first.
+        tasks: ids of the live tasks, by their names in the plan.
+        kept: names of the tasks that an earlier plan finished or is running.
+        lineage: the lineage of the failed task that led to this plan; empty if none.
     """
 
     note_type: ClassVar = "plan"
@@ -95,17 +95,16 @@ class PlanVersion(PlanningNote):
 
 
 class TaskHold(PlanningNote):
-    """A task that waits for the decision of a person.
+    """A task that waits for a person's decision.
 
     Attributes:
         text: the question to the person.
-        target: the phase that is repeated on approval; None where the existing output is used then.
-        assumptions: the assumptions made without an answer to the clarification questions.
-        risk: possible harm of an approval, for which a free-text answer does not count as approval;
-            empty if none.
-        due: end of the waiting time, in seconds since the epoch.
-        verdict: the answer; empty before.
-        by: who gave it.
+        target: the phase to repeat on approval; None to use the existing output.
+        assumptions: the assumptions to make if the clarification questions stay unanswered.
+        risk: harm that an approval may do; unless it is empty, a free-text answer does not approve.
+        due: deadline for the answer, in seconds since the epoch.
+        verdict: the answer; empty until given.
+        by: the person who answered.
         considered: the decision that the question is about.
     """
 
@@ -124,22 +123,22 @@ class TaskHold(PlanningNote):
 
     @property
     def effective_assumptions(self) -> tuple[str, ...]:
-        """The assumptions made without an answer, with a default where the model states none."""
+        """The assumptions to make without an answer, with a default if the model states none."""
         return tuple(filter(None, self.assumptions)) or DEFAULT_ASSUMPTIONS
 
     @property
     def is_pending(self) -> bool:
-        """True before the person has answered, and again once the question was withdrawn."""
+        """True until the person answers, and again once the question is withdrawn."""
         return self.verdict in ("", "withdrawn")
 
     @property
     def is_approved(self) -> bool:
-        """True once the person has agreed."""
+        """True once the person has approved."""
         return self.verdict in ("approve", "modify")
 
     @property
     def is_danger_approved(self) -> bool:
-        """True once the person has agreed to the use of dangerous tools, and not to another thing."""
+        """True once the person has approved the use of dangerous tools."""
         return self.why == "dangerous" and self.is_approved
 
     @property
@@ -159,17 +158,17 @@ class Clarification(PlanningNote):
     assumptions: tuple[str, ...] = ()
 
     def to_json(self) -> JsonObject:
-        """Return the stored form; an answer is not part of it, as its question has a record."""
+        """Return the stored form, without the answer, which has a record of its own."""
         return self.model_dump(mode="json", exclude={"answer"})
 
 
 class CallNote(_SparseNote):
-    """The arguments that the model chose for an action when it began.
+    """The arguments that the model chose when an action began.
 
     Attributes:
         task: the attempt.
-        arguments: the arguments, except for those that the plan states as references.
-        comment: the comment of the model, if it made one.
+        arguments: the chosen and the planned arguments; planned references are not resolved.
+        comment: the model's comment, if any.
     """
 
     note_type: ClassVar = "call"
@@ -185,8 +184,8 @@ class ReflectionNote(_SparseNote):
         task: the subject of the reflection, such as an attempt.
         action: the name of the action.
         error: why the model gave no usable reply.
-        by: the person.
-        feedback: what they said.
+        by: the person who gave feedback.
+        feedback: their text.
     """
 
     note_type: ClassVar = "reflection"
@@ -202,13 +201,13 @@ class ReflectionNote(_SparseNote):
 
 
 class CompletionNote(_SparseNote):
-    """The summary of a run that ends, or that only a person can continue.
+    """Summary of a run that ended, or that only a person can continue.
 
     Attributes:
         status: `success`, `accepted` by a person, or `requires_human_intervention`.
         summary: the outcomes and counts, as in a `Summary`.
         current_task: the task that the model names, in a run without a plan.
-        done: true if the model says so.
+        done: true if the model declares the run done.
         not_judged: why the model gave no summary.
     """
 
@@ -223,7 +222,7 @@ class CompletionNote(_SparseNote):
 
 
 class HandledComments(PlanningNote):
-    """Comments on an issue that need not be handled again, and why nothing else records that."""
+    """Handled comments on an issue that no other record names, with the reason."""
 
     note_type: ClassVar = "heard"
     comments: tuple[str, ...]
@@ -249,7 +248,7 @@ _NOTES: Final[Mapping[str, type[PlanningNote]]] = {
 
 
 def read_note(body: NoteAdded) -> PlanningNote | None:
-    """Return a note of planning mode; None if another program made it."""
+    """Return a note of planning mode; None for any other note."""
     model = _NOTES.get(body.type)
     if model is None:
         return None

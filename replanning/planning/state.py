@@ -80,12 +80,12 @@ from replanning.planning.tasks import (
 # The request
 
 _MAX_ISSUE_CHARS: Final = 100_000
-"""Characters of an issue that are kept, and of the data about its repository."""
+"""Maximum length of an issue's text, and of the data about its repository, in characters."""
 
 _MAX_COMMENT_CHARS: Final = 20_000
 
 _MAX_ELEMENT_ERRORS: Final = 5
-"""Failed elements of a list whose errors a model is shown."""
+"""Maximum number of failed elements whose errors a model is shown."""
 
 
 class IssueComment(RecordModel):
@@ -105,7 +105,7 @@ class IssueComment(RecordModel):
 class TaskRequest(RecordModel):
     """A goal with its context: the issue, its comments, its repository and earlier runs.
 
-    The texts are data: they describe the goal to the model, but never permit it anything.
+    The texts are untrusted data: they describe the goal but give the model no permission.
 
     Attributes:
         goal: the goal.
@@ -151,7 +151,7 @@ class TaskRequest(RecordModel):
         return self.truncated().model_dump(mode="json", exclude={"goal"}, exclude_defaults=True)
 
     def prompt_data(self) -> JsonObject:
-        """Return the prompt data: sections as named in prompts."""
+        """Return the prompt sections: request, comments, repository and earlier runs."""
         request: JsonObject = {"task": self.goal.objective}
         if self.issue_id:
             request["issue"] = self.issue_id
@@ -173,7 +173,7 @@ class TaskRequest(RecordModel):
 
 
 def request_of(plan: Plan) -> TaskRequest | None:
-    """Return the request of a run from its first plan; None if it is not of planning mode."""
+    """Return the request of a run from its first plan; None for a run outside planning mode."""
     for task in plan.tasks:
         notes = PlanningTask.of(task)
         if notes.phase is None:
@@ -189,7 +189,7 @@ def request_of(plan: Plan) -> TaskRequest | None:
 
 
 def question_text(considered: Consideration, proposal: str) -> str:
-    """Return the question to a person about a decision: those of the model, or one for approval."""
+    """Return the question about a decision: the model's questions, or a request for approval."""
     ruling = considered.ruling
     decision = considered.decision
     if ruling.questions:
@@ -204,30 +204,28 @@ class PlanningState(BaseModel):
     Attributes:
         seq: the number of the last record folded.
         stage: the stage of the latest replan.
-        counts: the use of the limits.
+        counts: replans spent so far.
         latest: the latest decision.
         records: the outcomes of the decisions, oldest first.
-        begun: the replans that were begun, by their ids.
+        begun: the replans that have begun, by id.
         judged: the latest decision about each task.
-        outputs: the outputs of the phases, by their tasks.
+        outputs: the outputs of the phases, by task.
         phase_outputs: the latest output of each phase.
-        ahead: the parts of the latest planning reply that answer later phases.
+        ahead: outputs for later phases in the latest planning reply.
         plans: the plans, oldest first.
         held: the tasks that wait, or waited, for a person.
         questions: the task that each question to a person is about.
         clarified: the clarifications, oldest first.
-        calls: the arguments that the model chose for actions, by their attempts.
-        reflections: the model's reflections on executed actions, and feedback of people.
-        actions: the executed actions, and whether each has succeeded in the end; without those that
-            were replaced. The elements of a list are there one by one.
-        failures: the errors of the actions that have failed.
-        replanned: the failed actions in whose place phases make another plan.
-        lists: of each action that is carried out for a list, the number of elements that are not
-            left out.
-        errors: the number of attempts at actions that failed.
-        consecutive_errors: those since the last success.
-        unavailable_tools: the reasons of the tools that are not available; empty where none was
-            given.
+        calls: the arguments that the model chose for actions, by attempt.
+        reflections: the model's reflections on executed actions, and people's feedback.
+        actions: whether each executed action finally succeeded. Replaced actions are left out, and
+            each element of a list has its own entry.
+        failures: the errors of the failed actions.
+        replanned: the failed actions that phases making a new plan replace.
+        lists: for each action with a list, its number of elements without the skipped ones.
+        errors: the number of failed attempts at actions.
+        consecutive_errors: failed attempts since the last success.
+        unavailable_tools: why each unavailable tool is down; empty if no reason was given.
         completion: the summary of the ended run.
     """
 
@@ -260,7 +258,7 @@ class PlanningState(BaseModel):
 
     @classmethod
     def from_records(cls, records: Iterable[Record]) -> Self:
-        """Return the state after these records, which begin with the first."""
+        """Return the state after these records, which start with the run's first."""
         state = cls()
         for record in records:
             state.fold(record)
@@ -304,7 +302,7 @@ class PlanningState(BaseModel):
                 self.ahead = note
             case PlanVersion():
                 # A plan whose installation was interrupted is made again.
-                self.plans = [one for one in self.plans if one.task != note.task]
+                self.plans = [plan for plan in self.plans if plan.task != note.task]
                 self.plans.append(note)
                 self._settle_failures(note)
             case TaskHold():
@@ -335,32 +333,32 @@ class PlanningState(BaseModel):
             self.records.append(note.record)
 
     def _fold_question(self, asked: QuestionAsked) -> None:
-        """Relate a question to the tasks that wait for a person, and that its answer changes."""
+        """Map a question to the waiting tasks that its answer changes."""
         changes: list[PlanChange] = []
         for candidate in asked.candidates:
             changes += candidate.alternative.changes
         for task in target_task_ids(changes):
             held = self.held.get(task)
-            # A task whose question has a verdict is asked about for another reason.
+            # If the task's question is already answered, this question is about something else.
             if held is not None and held.is_pending:
                 self.questions[asked.question] = task
 
     def _fold_answer(self, answer: QuestionAnswered) -> None:
-        """Apply the verdict of a person to the task that waits for it."""
+        """Apply a person's verdict to the task that waits for it."""
         if answer.question not in self.questions:
             return
         answered = {"verdict": answer.verdict, "by": answer.by}
         held = self.held[self.questions[answer.question]].model_copy(update=answered)
         self.held[held.task] = held
         if held.why == "clarification" and held.is_approved:
-            # Without words, what the model assumes holds.
+            # An approval without an answer accepts the model's assumptions.
             assumed: tuple[str, ...] = ()
             if not answer.comment:
                 assumed = held.effective_assumptions
-            words = Clarification(
+            clarification = Clarification(
                 questions=held.questions, answer=answer.comment, assumptions=assumed
             )
-            self.clarified.append(words)
+            self.clarified.append(clarification)
 
     def _fold_attempt(self, end: AttemptSucceeded | AttemptFailed | AttemptTimedOut) -> None:
         """Apply the end of an attempt at an action."""
@@ -380,18 +378,18 @@ class PlanningState(BaseModel):
         if isinstance(change, ExpandTask):
             self.lists[change.task_id] = len(change.items)
         elif isinstance(change, SkipTask) and author == FOR_EACH:
-            # The list goes on without an element that failed, as the action says.
+            # `on_item_failure` of the action lets the list continue without a failed element.
             self._forget_action(change.task_id)
             self.lists[_action_id(change.task_id)] -= 1
         elif isinstance(change, ReplaceTask) and change.task_id in self.actions:
             if all(phase_of(task) is not None for task in change.tasks):
-                # It has failed until the phases in its place have made another plan.
+                # It counts as failed until the phases that replace it have made a new plan.
                 self.replanned.append(change.task_id)
             else:
                 self._forget_action(change.task_id)
 
     def _settle_failures(self, plan: PlanVersion) -> None:
-        """Forget failed actions that a new plan replaces: of its lineage, or all without one."""
+        """Forget the failed actions that a new plan replaces: its lineage's, or all without one."""
         for task in list(self.replanned):
             if plan.lineage in ("", self.lineage_of(task)):
                 self._forget_action(task)
@@ -403,7 +401,7 @@ class PlanningState(BaseModel):
 
     @property
     def replans_tried(self) -> int:
-        """The number of replans that were to change the plan, also without success."""
+        """Number of executed replans that aimed to change the plan, failed ones included."""
         tried = 0
         for record in self.records:
             if not record.executed:
@@ -415,8 +413,7 @@ class PlanningState(BaseModel):
     def task_counts(self) -> dict[str, int]:
         """Return the numbers of actions that are done, and that failed and were not replaced.
 
-        One that is carried out for a list is done with all its elements, and has failed with one of
-        them.
+        An action with a list is done when all elements are, and failed when any element has.
         """
         done = dict.fromkeys(self.lists, 0)
         for task, succeeded in self.actions.items():
@@ -435,9 +432,9 @@ class PlanningState(BaseModel):
 
         Args:
             reason: why it cannot continue.
-            recommendations: of the model; by default those of its latest decision. Others follow
-                from the journal.
-            judged: the outcomes so far, and the criteria that are met, as the model judges.
+            recommendations: the model's recommendations, by default those of its latest decision;
+                failures and unavailable tools add more.
+            judged: the model's judgement of the outcomes and criteria so far.
         """
         advice = list(recommendations)
         if not advice and self.latest is not None:
@@ -447,12 +444,12 @@ class PlanningState(BaseModel):
         errors: list[str] = []
         for task, error in list(self.failures.items())[:5]:
             errors.append(f"{self.name_of(task)}: {truncate_text(error, 200)}")
-            advice.append(f"remove the cause of the failure of {errors[-1]}")
+            advice.append(f"fix the failure of {errors[-1]}")
         for name, why in self.unavailable_tools.items():
             cause = f": {why}" if why else ""
             advice.append(f"make the tool {name!r} available again{cause}")
         if not advice:
-            advice.append("look at what was done, and state the goal anew with what is missing")
+            advice.append("review the results, and restate the goal with what is missing")
 
         counts = self.task_counts()
         current = f"actions done: {counts['tasks_completed']}, failed: {counts['tasks_failed']}"
@@ -473,7 +470,7 @@ class PlanningState(BaseModel):
             current_state=clean_text(f"{current}; replans tried: {self.counts.total}"),
             recommendations=tuple(map(clean_text, advice)),
         )
-        comment = clean_text(f"A person must decide how to go on: {reason or 'the run has ended'}")
+        comment = clean_text(f"A person must decide how to continue: {reason or 'the run ended'}")
         report = RequiresHumanIntervention(comment=comment, summary=summary)
         return report.model_dump(mode="json")
 
@@ -491,7 +488,7 @@ class PlanningState(BaseModel):
         return task in self.held and self.held[task].is_danger_approved
 
     def reflection_on(self, subject: str) -> ReflectionNote | None:
-        """Return the reflection on a subject, such as an attempt; None if there is none."""
+        """Return the reflection on a subject, such as an attempt; None if it has none."""
         for noted in self.reflections:
             if noted.get("task") == subject:
                 return ReflectionNote.model_validate(noted, strict=False)
@@ -505,7 +502,7 @@ class PlanningState(BaseModel):
         return held.why == "clarification"
 
     def accepts_free_text(self, question: str) -> bool:
-        """Return whether free text answers a question: a clarification that does no harm."""
+        """Return whether free text answers a question: a clarification without risk."""
         if not self.is_clarification(question):
             return False
         held = self.held[self.questions[question]]
@@ -521,7 +518,7 @@ class PlanningState(BaseModel):
         return names
 
     def name_of(self, task: TaskId | str) -> str:
-        """Return the name of a task in the plan that made it, as `convert`; its id if no plan did.
+        """Return the name of a task in its plan, such as `convert`; its id if it has no plan.
 
         The name of an element, such as `convert[3]`, begins with that of its action.
         """
@@ -531,7 +528,7 @@ class PlanningState(BaseModel):
     def lineage_of(self, task: TaskId | str) -> str:
         """Return the lineage whose replans a task counts towards: its first failed ancestor.
 
-        The elements of a list share that of their action.
+        The elements of a list share the lineage of their action.
         """
         name = self.name_of(_action_id(task))
         for plan in self.plans:
@@ -541,8 +538,8 @@ class PlanningState(BaseModel):
 
 
 def _action_id(task: str) -> str:
-    """Return the task whose list has an element of this id; the id itself if none has."""
-    # No subtask has a bracket in its name. What replaced an element is called `convert[3]~2`.
+    """Return the action of an element's id, as `convert` of `convert[3]`; other ids unchanged."""
+    # Names of subtasks have no brackets. The replacement of an element is named `convert[3]~2`.
     return task.partition("[")[0] or task
 
 
@@ -586,7 +583,7 @@ class PlanningProgress:
         run_opened: the first record.
         opened_at: its time, in seconds since the epoch.
         spent: calls, tokens and money that the run has used.
-        revisions: how often the live plan was changed, apart from the expansion of lists.
+        revisions: changes of the live plan, apart from those that the plan itself calls for.
     """
 
     def __init__(self) -> None:
@@ -608,7 +605,7 @@ class PlanningProgress:
         return f"<PlanningProgress {latest}>"
 
     def fold(self, record: Record) -> None:
-        """Apply a record; they come in order, and begin with the first."""
+        """Apply a record; records must come in order, from the first."""
         body = record.body
         if isinstance(body, RunOpened):
             self.run_opened = body
@@ -629,24 +626,24 @@ class PlanningProgress:
         self.state.fold(record)
 
     def effects(self) -> str:
-        """Return the number of effects of the run in words; empty if nothing is stated."""
+        """Return how many effects the run had; empty if nothing states how to undo any."""
         return "" if self._live is None else effects_so_far(self._live)
 
     def finished_actions(self) -> list[str]:
-        """Return the actions that succeeded, of all plans, with their tools and purposes."""
+        """Return the successful actions of all plans, with their tools and purposes."""
         live = self._live
         if live is None:
             return []
         descriptions = self._descriptions()
-        found: dict[TaskId, TaskEntry] = {}
+        finished: dict[TaskId, TaskEntry] = {}
         for task, succeeded in self.state.actions.items():
             if not succeeded:
                 continue
             if task in live:
                 entry = action_of(live.entry(TaskId(task)))
-                found[entry.id] = entry
+                finished[entry.id] = entry
         actions: list[str] = []
-        for entry in found.values():
+        for entry in finished.values():
             name = self.state.name_of(entry.root)
             line = name
             tool = tool_name(entry.task)
@@ -659,9 +656,9 @@ class PlanningProgress:
         return actions
 
     def finished_replan(self, task_id: TaskId) -> DecisionRecord | None:
-        """Return the replan that ends with a phase: it was executed, and no phase of it remains.
+        """Return the successful replan whose last phase is this task.
 
-        None for a phase that belongs to no replan, or to one that has failed.
+        None if other phases of the replan remain, if it failed, or if the task belongs to none.
         """
         live = self._live
         if live is None:
@@ -680,7 +677,7 @@ class PlanningProgress:
         return None
 
     def success_criteria(self) -> list[tuple[str, bool | None]]:
-        """Return the criteria of the goal, and whether each is met, if that was judged."""
+        """Return the success criteria and whether each is met; None for criteria not judged."""
         understood = self.state.phase_output(Phase.GOAL_UNDERSTANDING).get("success_criteria")
         criteria: list[str] = []
         if isinstance(understood, list) and understood:
@@ -720,7 +717,7 @@ class PlanningProgress:
         return settings.get("auto_assume_on_no_response") is not False
 
     def _descriptions(self) -> dict[str, str]:
-        """Return the descriptions of the subtasks; the newest count."""
+        """Return the descriptions of the subtasks, by id; newer plans take precedence."""
         descriptions: dict[str, str] = {}
         for plan in self.state.plans:
             for subtask in plan.decomposition.subtasks:
@@ -732,7 +729,7 @@ class PlanningProgress:
         steps: list[PlanStep] = []
         descriptions = self._descriptions()
         for name, task in plan.tasks.items():
-            if live is None or task not in live:  # the plan is made, but not installed yet
+            if live is None or task not in live:  # the plan exists, but is not installed yet
                 steps.append(PlanStep(name, descriptions.get(name, ""), done=False))
                 continue
             entry = live.entry(TaskId(task))
@@ -742,9 +739,9 @@ class PlanningProgress:
 
 
 def _step_text(live: LivePlan, name: str, entry: TaskEntry, descriptions: Mapping[str, str]) -> str:
-    """Return the description of an action: of its subtask, or its purpose if that has several.
+    """Return the description of an action: its subtask's, or its purpose if it shares the subtask.
 
-    For a list, it ends with the progress of its elements.
+    For a list, it ends with the progress of the elements.
     """
     subtask = PlanningTask.of(entry.task).subtask or name
     texts = [entry.task.goal, descriptions.get(subtask)]
@@ -801,7 +798,7 @@ def progress_data(state: PlanningState, live: LivePlan) -> JsonObject:
 
 
 def validate_output(model: type[Output], output: JsonObject) -> Output:
-    """Parse the output of a phase, without notes beside it, such as limitations."""
+    """Parse the output of a phase, ignoring fields that planning mode added, such as `unclear`."""
     known = {name: value for name, value in output.items() if name in model.model_fields}
     return model.model_validate(known, strict=False)
 
@@ -815,7 +812,7 @@ def executed_actions(live: LivePlan, state: PlanningState) -> list[JsonValue]:
             continue
         if entry.removed:
             continue
-        if entry.template is not None:  # it is told of with its list
+        if entry.template is not None:  # reported with its list
             continue
         failure = entry.log.failure
         if entry.state in WAITING and failure is None:
@@ -842,13 +839,13 @@ def remaining_actions(live: LivePlan, plan: PlanVersion) -> ActionPlan:
 
 
 def elements_text(live: LivePlan, template: TaskEntry) -> str:
-    """Return how it goes with the elements of a list, as `×40: 37 done, 3 running`."""
+    """Return the progress of the elements of a list, such as `×40: 37 done, 3 running`."""
     report = report_elements(template, live, ())
     return f"×{report.total}: {report}"
 
 
 def _action_state(live: LivePlan, entry: TaskEntry) -> TaskState:
-    """Return the state of an action; that of a list is the state of its elements as a whole."""
+    """Return the state of an action; for a list, the combined state of its elements."""
     if entry.is_expanded:
         return report_elements(entry, live, ()).state
     return entry.state
@@ -864,7 +861,7 @@ def action_progress(live: LivePlan, entry: TaskEntry) -> JsonObject:
 
 
 def element_output(live: LivePlan, element: TaskEntry) -> JsonValue:
-    """Return the output of an element as models are shown it; None as long as there is none."""
+    """Return the output of an element in the form shown to models; None until it is done."""
     if not is_action_done(live, element):
         return None
     try:
@@ -884,14 +881,14 @@ def _outcomes_of_elements(live: LivePlan, template: TaskEntry) -> JsonObject:
         for part in (element, *live.parts_of(element)):
             if part.log.failure is not None:
                 errors.append(f"{part.id}: {part.log.failure.message}")
-    found: JsonObject = {"output": _shorten(outputs)}
+    outcomes: JsonObject = {"output": _shorten(outputs)}
     if errors:
         more = len(errors) - _MAX_ELEMENT_ERRORS
         shown = errors[:_MAX_ELEMENT_ERRORS]
         if more > 0:
             shown.append(f"and {more} more")
-        found["error"] = _shorten(shown)
-    return found
+        outcomes["error"] = _shorten(shown)
+    return outcomes
 
 
 def action_data(task: Task, name: str, chosen: JsonObject | None = None) -> JsonObject:

@@ -73,7 +73,7 @@ class CommentSource(Protocol):
         """Return all comments, oldest first; cheap when nothing has changed."""
         ...
 
-    async def may_steer(self, comment: Any) -> bool:  # one of its own
+    async def may_steer(self, comment: Any) -> bool:  # an instance of the source's own class
         """Return whether the author of a comment may steer the run."""
         ...
 
@@ -93,7 +93,7 @@ class Issue(CommentSource, Protocol):
         ...
 
     def write_error(self) -> str:
-        """Return why comments cannot be written, without a request; empty if they can."""
+        """Return why comments cannot be written, empty if they can; no request is made."""
         ...
 
     async def aclose(self) -> None:
@@ -105,20 +105,21 @@ class Steering:
     """Reads the comments on an issue and steers a run by them.
 
     While a clarification is pending, a comment after its notice is the answer. Any other comment is
-    feedback, which the model judges in a reflection. `/replan` requests a new plan. Approvals, such
-    as of dangerous actions, need `/approve` or `/reject` at the beginning of a comment, with the
-    number of the question if there are several; no other words count. On forges that interpret a
-    slash themselves, such as GitLab, commands begin with an exclamation mark: `!approve`.
+    feedback, which the model judges in a reflection. `/replan` requests a new plan. An approval,
+    such as of a dangerous action, needs `/approve` or `/reject` at the beginning of a comment, with
+    the number of the question if several are pending; no other words count. On forges that
+    interpret a slash themselves, such as GitLab, commands begin with an exclamation mark:
+    `!approve`.
 
-    Each comment counts once, also after a resume: the journal names the comment behind each record.
-    Comments from before the run are part of its request and do not count again.
+    Each comment counts once, even after a resume: the journal names the comment behind each record.
+    Comments written before the run are part of its request and do not count again.
 
     Args:
         planning: coordinator of the run.
         forge: the issue.
         handled: ids of comments that the request includes; by default those of the run's request,
             or, if that does not come from an issue, all comments present when the run begins.
-        on_message: receives a sentence about the handling of each comment.
+        on_message: receives a sentence on how each comment was handled.
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class Steering:
             await clock.sleep(wait)
 
     def _record_failure(self, error: Exception) -> None:
-        """Record that comments cannot be read, and warn of it with the traceback."""
+        """Record that comments cannot be read, and log a warning with the traceback."""
         run = self._planning.run
         if run is None or run.ended:
             return
@@ -198,14 +199,14 @@ class Steering:
             is_handled = await self._handle_comment(run, comment)
             if not is_handled:
                 break  # this comment and those after it wait until the run continues
-        # Of an ended run, they are recorded once it is resumed.
+        # An ended run takes no notes; they are recorded once it is resumed.
         while self._unrecorded and not run.ended:
             note = self._unrecorded[0]
             run.note(note.note_type, note.to_json())
             self._unrecorded.pop(0)
 
     def _load_handled(self, run: PlanRun, comments: Sequence[SteeringComment]) -> None:
-        """Load the comments of a run that are handled: from its journal, inbox and request."""
+        """Load the ids of handled comments from the run's journal, inbox and request."""
         store = self._planning.engine.store
         is_new = True
         records = list(store.read(run.id))
@@ -228,7 +229,7 @@ class Steering:
             earlier = _comments_before(records[0].body, comments)
         self._handled |= set(earlier)
         self._unrecorded.append(
-            HandledComments(comments=earlier, why="they were there before the run")
+            HandledComments(comments=earlier, why="they were written before the run")
         )
 
     async def _handle_comment(self, run: PlanRun, comment: SteeringComment) -> bool:
@@ -260,11 +261,11 @@ class Steering:
                     return self._answer(comment, question, "approve", text, by)
         if run.ended:
             return False
-        run.request_replan(text or "a new plan is wanted", by=by)
+        run.request_replan(text or "a new plan is requested", by=by)
         return self._mark_handled(comment, f"{comment.author} has given feedback")
 
     def _clarification_for(self, run: PlanRun, comment: SteeringComment) -> Question | None:
-        """Return the first pending clarification that a comment may answer in words."""
+        """Return the first pending clarification that a comment may answer in free text."""
         pending = self._planning.engine.pending(run.id)
         if not pending:
             return None
@@ -277,7 +278,7 @@ class Steering:
     def _decide(
         self, run: PlanRun, comment: SteeringComment, verdict: QuestionVerdict, text: str, by: str
     ) -> bool:
-        """Answer the pending question that an approval or a rejection is about."""
+        """Answer the pending question that an approval or rejection refers to."""
         first_word, rest = [*text.split(maxsplit=1), "", ""][:2]
         named = first_word.strip("`.,:;")  # perhaps the number or the id of a question
         pending = self._planning.engine.pending(run.id)
@@ -322,7 +323,7 @@ class Steering:
             self._planning.engine.answer(question.id, verdict, by=by, comment=text)
         except ReplanningError as error:
             if _is_of_store(error):
-                raise  # it is handled as soon as the store works
+                raise  # the comment is handled once the store works again
             return self._ignore(comment, describe_error(error))
         return self._mark_handled(
             comment, f"{comment.author} has answered {spoken_id(question.id)}"
@@ -333,8 +334,8 @@ class Steering:
     ) -> bool:
         """Return whether a comment was written after its author could see a question.
 
-        With `require_notice`, only comments after the notice count; else, without a notice, the
-        time of asking counts.
+        If the question has no notice, the time of asking decides; with `require_notice`, no comment
+        counts.
         """
         notice = next((other for other in self._comments if other.question == question.id), None)
         if notice is not None:
@@ -354,17 +355,17 @@ class Steering:
         self._handled.add(comment.id)
         note = HandledComments(comments=(comment.id,), why=f"{comment.author}: {why}")
         self._unrecorded.append(note)
-        self._on_message(f"comment {comment.id} of {comment.author} is ignored: {why}")
+        self._on_message(f"comment {comment.id} by {comment.author} is ignored: {why}")
         return True
 
 
 def _is_of_store(error: ReplanningError) -> bool:
-    """Return whether a store failed, and not on what it was to store."""
+    """Return whether the store itself failed, rather than a record that cannot be stored."""
     return isinstance(error, StoreError) and not isinstance(error, RecordNotSerializable)
 
 
 def _comments_before(opened: RecordBody, comments: Sequence[SteeringComment]) -> tuple[str, ...]:
-    """Return the comments that the request of a run includes, or all if it is of no issue."""
+    """Return the ids of comments in a run's request; of all comments if no issue states it."""
     request: TaskRequest | None = None
     if isinstance(opened, RunOpened):
         request = request_of(opened.plan)
@@ -378,7 +379,7 @@ def _comments_before(opened: RecordBody, comments: Sequence[SteeringComment]) ->
 
 
 def _comment_id(by: str) -> str:
-    """Return the id of the comment that an author text names; empty if it names none."""
+    """Return the comment's id in an author's text, as `ann (comment 12)`; empty if none."""
     match = _COMMENT_AUTHOR.fullmatch(by)
     if match is None:
         return ""

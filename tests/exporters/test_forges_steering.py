@@ -111,7 +111,7 @@ class Scene:
             one.data for one in self.bodies() if isinstance(one, NoteAdded) and one.type == "heard"
         ]
         return [
-            str(data["why"]) for data in heard if data["why"] != "they were there before the run"
+            str(data["why"]) for data in heard if data["why"] != "they were written before the run"
         ]
 
 

@@ -308,9 +308,7 @@ async def test_what_ends_badly_is_told():
     assert (
         "**Where things stand**: actions done: 0, failed: 1 (write: no such file: news.txt)" in body
     )
-    assert (
-        "**Recommended Actions**:\n- remove the cause of the failure of write: no such file" in body
-    )
+    assert "**Recommended Actions**:\n- fix the failure of write: no such file" in body
 
 
 async def test_a_person_is_asked_when_revisions_are_used_up():

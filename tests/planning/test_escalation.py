@@ -465,7 +465,7 @@ async def test_what_a_person_is_told_to_do():
     assert planning.result.status == "aborted"
     assert (told["revision_attempts"], told["tasks_completed"], told["tasks_failed"]) == (2, 0, 1)
     assert "failed: 1 (w2: no such file: news.txt)" in told["current_state"]
-    cause = "remove the cause of the failure of w2: no such file: news.txt"
+    cause = "fix the failure of w2: no such file: news.txt"
     assert told["recommendations"] == ["ask eve", cause]
 
 
