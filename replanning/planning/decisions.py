@@ -1,8 +1,7 @@
 """Decisions of planning mode: phases, replan types, limits on replans, and rulings. Pure.
 
 Limits are checked before a model is asked, and again after it has decided. Counts never go down: a
-failed replan has used its budget. Only the success of an action resets anything, namely the retries
-of that action.
+failed replan has used its share. The only reset is that of an action's retries, when it succeeds.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ _Texts = Annotated[tuple[_Text, ...], Field(max_length=100)]
 class ReplanDecision(BaseModel):
     """Decision of a model after a phase: continue, or replan.
 
-    It is validated strictly, so that "false" is not true.
+    Validation is strict: the text "false" is not a boolean.
 
     Each phase has a subclass with further fields: `GoalDecision`, `DecompositionDecision`,
     `ActionsDecision`, `ExecutionDecision` and `ReflectionDecision`. Create one of those;
@@ -166,7 +165,7 @@ class GoalDecision(ReplanDecision):
 
     phase: ClassVar[Phase] = Phase.GOAL_UNDERSTANDING
     assumptions_to_make: _Texts = ()
-    """What is assumed if the user does not answer."""
+    """Assumptions to make if the user does not answer."""
 
 
 class DecompositionDecision(ReplanDecision):
@@ -178,7 +177,7 @@ class DecompositionDecision(ReplanDecision):
     recommended_granularity: _Text = ""
     """How finely the goal should be split."""
     scope_adjustment: _Text = ""
-    """What should be left out or added."""
+    """Parts to leave out or add."""
 
 
 class ActionsDecision(ReplanDecision):
@@ -190,9 +189,9 @@ class ActionsDecision(ReplanDecision):
     alternative_tools: _Texts = ()
     """Tools that could be used instead."""
     dependency_issues: _Texts = ()
-    """What is wrong with the order of the actions."""
+    """Problems with the order of the actions."""
     plan_adjustments: _Texts = ()
-    """Changes that would mend the plan."""
+    """Changes that would fix the plan."""
 
 
 class ExecutionDecision(ReplanDecision):
@@ -200,11 +199,11 @@ class ExecutionDecision(ReplanDecision):
 
     phase: ClassVar[Phase] = Phase.EXECUTION
     error_classification: Literal["transient", "persistent", "fatal"] | None = None
-    """Whether the error may pass by itself, stays, or cannot be recovered from."""
+    """Whether the error may pass by itself, persists, or rules out recovery."""
     recovery_strategy: _Text = ""
-    """How to recover from it."""
+    """How to recover from the error."""
     affected_actions: _Texts = ()
-    """Actions that cannot be executed as planned because of it."""
+    """Actions that the error keeps from being executed as planned."""
 
 
 class ReflectionDecision(ReplanDecision):
@@ -216,9 +215,9 @@ class ReflectionDecision(ReplanDecision):
     achievement_rate: float | None = Field(default=None, ge=0, le=100)
     """How much of the goal was achieved, in percent."""
     issues_identified: _Texts = ()
-    """What is wrong with the result."""
+    """Problems with the result."""
     additional_actions: _Texts = ()
-    """Actions that would complete it."""
+    """Actions that would complete the goal."""
     revision_scope: Literal["minor", "moderate", "major"] | None = None
     """How much of the plan must change."""
 
@@ -254,14 +253,14 @@ def parse_json_reply(
 ) -> _Model:
     """Return the first valid JSON object in a model's reply, skipping prose, fences and thoughts.
 
-    It is validated as JSON, where an array may stand for a tuple and a string for a phase, but not
-    for a number. The object to validate, which may be inside the one that was found, is returned by
-    `unwrap`, and what a valid one lacks by `missing`. If there is none, LLMResponseInvalid lists
-    the problems of the first with the highest likelihood.
+    Validation follows JSON: an array may stand for a tuple and a string for a phase, but not a
+    string for a number. `unwrap` returns the object to validate, which may be nested; `missing`
+    names what a valid one lacks. If none is valid, LLMResponseInvalid lists the problems of the
+    first object with the highest likelihood.
     """
     no_object = (
-        "the reply holds no JSON object; any truncated, with NaN or Infinity, or a field twice,"
-        " do not count"
+        "the reply holds no JSON object; a truncated one, or one with NaN or Infinity or a duplicate"
+        " field, does not count"
     )
     highest = -1
     problems = [no_object]
@@ -315,8 +314,8 @@ def normalise(decision: ReplanDecision) -> NormalisedDecision:
 
     Its type overrides its level, and its level overrides its target.
 
-    A replan always has a level, a target and, where it asks the user, questions. A decision without
-    a replan has none.
+    A replan always has a level and a target; a decision without a replan has neither. A decision
+    that asks the user always has questions.
     """
     notes: list[str] = []
     requested = decision.replan_needed and decision.replan_type is ReplanType.CLARIFICATION_REQUEST
@@ -326,10 +325,10 @@ def normalise(decision: ReplanDecision) -> NormalisedDecision:
         questions = _non_blank(decision.clarification_questions)
         if not questions:
             questions = _non_blank(decision.issues_found)
-            source = "the issues found are asked about"
+            source = "the issues found serve as questions"
             if not questions:
                 questions = _non_blank((decision.reasoning,))
-                source = "its reasoning is shown"
+                source = "its reasoning serves as the question"
             if not questions:
                 source = "there is nothing to ask"
             notes.append(f"a clarification without questions: {source}")
@@ -412,7 +411,7 @@ _COUNT_NAMES: Final[Mapping[ReplanType | Phase | None, CountName]] = {
     Phase.TASK_DECOMPOSITION: "redecompositions",
     Phase.ACTION_SEQUENCE: "regenerations",
 }
-"""Counters of replans by type; full replans count by target, so that no limit is escaped under
+"""Counters of replans by type; full replans count by target, so that no limit can be evaded under
 another name.
 """
 
@@ -531,9 +530,9 @@ class ReplanCause:
 
 
 def fingerprint(decision: ReplanDecision, cause: ReplanCause) -> str:
-    """Return a key that replans of one type, after one phase, for one cause have in common.
+    """Return a key shared by replans of the same type, after the same phase, for the same cause.
 
-    Causes are compared without numbers, addresses, case, white space and the order of issues.
+    Numbers, addresses, case, white space and the order of issues do not distinguish causes.
     """
     causes = decision.issues_found or (decision.reasoning,)
     if cause.error:
@@ -697,7 +696,7 @@ class Ruling:
 
     @property
     def asks_person(self) -> bool:
-        """True if a person is asked: questions, or for approval."""
+        """True if a person is asked questions, or for approval."""
         return self.kind == "ask" or bool(self.questions)
 
     @property
@@ -717,7 +716,7 @@ def make_ruling(
     if kind is ReplanType.NONE:
         return Ruling("continue", "the model sees no need to replan", questions=questions)
     if kind is ReplanType.RETRY and cause.action is None:
-        return Ruling("continue", "there is no action that could be retried", questions=questions)
+        return Ruling("continue", "there is no action to retry", questions=questions)
 
     key = fingerprint(decision, cause)
     asks = kind is ReplanType.CLARIFICATION_REQUEST
@@ -742,7 +741,7 @@ def make_ruling(
 
     band: RulingKind = "execute"
     if confidence < limits.min_threshold:
-        # Executing a request for clarification is asking the user.
+        # A clarification request asks the user anyway, so it needs no approval.
         band = "execute_with_warning" if asks else "ask"
         reason = f"{reason}, below {limits.min_threshold:g}"
     elif confidence < limits.immediate_threshold:
@@ -755,7 +754,7 @@ def make_ruling(
 
 
 class RecordModel(BaseModel):
-    """Base of what is journaled: immutable, and without unknown fields."""
+    """Base of journaled models: immutable, and without unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -832,10 +831,10 @@ class DecisionRequest:
         counts: replans spent so far.
         limits: maximum numbers of replans.
         earlier_decisions: outcomes of the decisions so far, oldest first.
-        refusal: reason why the replan that the model wanted is not possible, to ask for another
-            one; else empty.
-        rejected_reply: its last reply, cut, if that was unusable; else empty.
-        problem: reason why that reply was unusable.
+        refusal: why the replan that the model wanted is impossible, to ask for another one; else
+            empty.
+        rejected_reply: the model's last reply, cut, if it was unusable; else empty.
+        problem: why that reply was unusable.
     """
 
     phase: Phase

@@ -68,7 +68,7 @@ class Consideration(RecordModel):
         cause: the action and error that it is about.
         problem: reason for the missing decision.
         model_unavailable: true if the reason is that the model could not be asked at all.
-        ruling: what is done about it.
+        ruling: the ruling on the decision.
         timestamp: start of deciding, in UTC.
         seconds: duration of deciding.
         instead_of: id of the replan that could not be executed and that this one substitutes.
@@ -87,14 +87,14 @@ class Consideration(RecordModel):
 
     @property
     def normalised(self) -> tuple[ReplanDecision | None, tuple[str, ...]]:
-        """The decision, normalised, and notes about the corrections that this took."""
+        """The normalised decision, with notes about the corrections."""
         if self.llm_decision is None:
             return None, ()
         return normalise(decision_model(self.phase).model_validate(self.llm_decision, strict=False))
 
     @property
     def decision(self) -> ReplanDecision | None:
-        """The decision, normalised."""
+        """The normalised decision; None if there is none."""
         return self.normalised[0]
 
     @property
@@ -111,7 +111,7 @@ class Consideration(RecordModel):
         return self.replan_type not in (ReplanType.RETRY, ReplanType.NONE)
 
     def sees_no_harm(self, limits: ReplanLimits) -> bool:
-        """Return whether the model's first decision is, with confidence, to go on as it is.
+        """Return whether the model's first decision is to continue unchanged, with confidence.
 
         A decision that contradicts itself does not count.
         """
@@ -126,7 +126,7 @@ class Consideration(RecordModel):
             return False
         if getattr(decision, "error_classification", None) == "fatal":
             return False
-        assert self.llm_decision is not None  # it is what the decision was made of
+        assert self.llm_decision is not None  # because there is a decision
         if self.llm_decision.get("replan_needed") is not False:
             return False
         return decision.confidence >= limits.immediate_threshold
@@ -135,7 +135,7 @@ class Consideration(RecordModel):
 class ReplanNote(PlanningNote):
     """Step of a replan, journaled before it takes effect.
 
-    A resumed run continues from the newest.
+    A resumed run continues from the latest one.
 
     Attributes:
         stage: progress of the replan.
@@ -155,7 +155,7 @@ class ReplanStatistics(RecordModel):
     """Statistics of the decisions of a run.
 
     Attributes:
-        decisions: all decisions, also those to go on, and those that no model was asked for.
+        decisions: all decisions, including those to continue and those made without a model.
         wanted: decisions to replan.
         executed: replans that were executed.
         succeeded: those of them that succeeded.
@@ -240,7 +240,7 @@ def reply_problem(completion: Completion, problem: str) -> str:
 
 
 _MAX_ERROR_CHARS: Final = 2000
-"""Characters of an error message that are recorded."""
+"""Maximum length of a recorded error message, in characters."""
 
 ApplyReplan = Callable[[ReplanDecision], Awaitable[None]]
 """Executes a replan; raises if it fails."""
@@ -373,7 +373,7 @@ class ReplanManager:
             for target in REPLAN_TARGETS[kind].values():
                 reached[exhausted_limit(kind, target, self.limits, self._counts, cause)] = None
         closed = "; ".join(filter(None, reached))
-        # After an action that succeeded, no replan is missed.
+        # A successful action needs no replan, so nothing was overridden.
         had_reason = phase is not Phase.EXECUTION or bool(cause.error)
         override: OverrideReason | None = None
         if self.limits.enabled and had_reason:
@@ -384,13 +384,12 @@ class ReplanManager:
     def decide(
         self, decision: ReplanDecision, cause: ReplanCause, *, questions: tuple[str, ...] = ()
     ) -> Consideration:
-        """Rule on a decision that a rule makes without a model; it counts like any other.
+        """Rule on a decision made without a model; it counts like any other.
 
         Args:
             decision: the decision.
             cause: the action and error that it is about.
-            questions: questions of an earlier decision that are still to be asked, and are counted
-                already.
+            questions: questions of an earlier decision that are counted, but not asked yet.
         """
         response = DecisionResponse(decision)
         ruling = self._ruling(response, cause, questions)
@@ -410,9 +409,8 @@ class ReplanManager:
         Args:
             refused: the decision to replace.
             prompt_data: output of the phase, for the prompt.
-            reason: reason why it is not possible.
-            questions: questions of the refused decision that are still to be asked, and are counted
-                already.
+            reason: why it failed or is not possible.
+            questions: questions of the refused decision that are counted, but not asked yet.
 
         Returns:
             Another decision; None if the model gives none or was asked before: then a person must
@@ -491,7 +489,7 @@ class ReplanManager:
         """Execute a replan that its ruling allows or that the user approved.
 
         It is counted before it begins, whether or not it succeeds. A failure is recorded and not
-        raised. Limits that were reached since the decision count: then it is skipped.
+        raised. If a limit has been reached since the decision, the replan is skipped.
 
         Args:
             considered: the replan.
@@ -510,8 +508,8 @@ class ReplanManager:
                 f"{considered.replan_id} must not be executed: {considered.ruling.reason}"
             )
         if not resumed:
-            # Other replans may have been executed while the user decided. Low confidence was
-            # approved.
+            # Other replans may have been executed while the user decided. The approval covers low
+            # confidence, but no limit.
             if self.should_override(decision, considered.cause) in ("limit", "loop"):
                 ruling = self._rule_on(decision, considered.cause)
                 return self.record_decision(
@@ -541,7 +539,7 @@ class ReplanManager:
             considered: the decision.
             executed: true if it was executed; false also if the user declined it.
             error: reason for its failure.
-            seconds: duration beside deciding, without waiting for a person.
+            seconds: duration of the execution, without waiting for a person.
         """
         decision, notes = considered.normalised
         ruling = considered.ruling
@@ -552,7 +550,7 @@ class ReplanManager:
             result = "skipped"
             stage = "idle"
             if ruling.kind == "ask":
-                # The user declined it, and its confidence alone was too low.
+                # The user declined it, and without approval its confidence was too low.
                 override = "confidence"
         elif error:
             result = "failure"
@@ -595,11 +593,10 @@ class ReplanManager:
         Args:
             considered: the replan.
             error: reason for the failure.
-
         """
         places: list[int] = []
-        for place, one in enumerate(self._records):
-            if one.executed and one.replan_id == considered.replan_id:
+        for place, recorded in enumerate(self._records):
+            if recorded.executed and recorded.replan_id == considered.replan_id:
                 places.append(place)
         latest = places[-1]
         failed: dict[str, object] = {"result": "failure", "error": cut(error, _MAX_ERROR_CHARS)}
@@ -625,13 +622,13 @@ class ReplanManager:
         return DecisionRequest(phase, prompt_data, cause, self._counts, self.limits, self.records)
 
     def _rule_on(self, decision: ReplanDecision, cause: ReplanCause) -> Ruling:
-        """Rule on a decision by the limits and the counts as they are now."""
+        """Rule on a decision by the limits and the current counts."""
         return make_ruling(normalise(decision).decision, self.limits, self._counts, cause)
 
     def _ruling(
         self, response: DecisionResponse, cause: ReplanCause, questions: tuple[str, ...] = ()
     ) -> Ruling:
-        """Rule on a response; `questions` are of a refused decision, and counted already."""
+        """Rule on a response; `questions` come from a refused decision, and are already counted."""
         if response.decision is None:
             return Ruling("continue", f"there is no decision: {response.problem}")
         ruling = self._rule_on(response.decision, cause)
@@ -664,7 +661,7 @@ class ReplanManager:
         began: float,
         instead_of: str | None = None,
     ) -> Consideration:
-        """Note a decision that is executed or awaits the user; record any other at once."""
+        """Journal a decision that is executed or awaits the user; record any other as skipped."""
         number = self._counts.considered + 1
         self._counts = self._counts.model_copy(update={"considered": number})
         stated: JsonObject | None = None

@@ -71,21 +71,21 @@ from replanning.settings import PlanningSettings, Settings
 _log: Final = logging.getLogger("replanning.planning")
 
 MAX_REPAIRS: Final = 3
-"""Number of times that a model is told the problems of its plan before it is given up."""
+"""Maximum number of times that a model is asked to correct a reply."""
 
 ParsedReply = TypeVar("ParsedReply")
 
 
 class PlanningFailed(ReplanningError):
-    """A phase failed, and the run with it."""
+    """A phase failed, which fails the run."""
 
 
 class ToolNotAllowed(ReplanningError):
-    """An action uses a tool that may not be used."""
+    """An action is not allowed to use its tool."""
 
 
 class NoUsableReply(PlanningFailed):
-    """The model gave no usable reply in all its tries."""
+    """The model gave no usable reply within its tries."""
 
 
 class UnexpectedResult(ReplanningError):
@@ -96,10 +96,10 @@ class PlanningSession:
     """State and services that the phases, the actions and the recovery of one run share.
 
     Attributes:
-        interactive: whether there is a gate that asks a person.
+        interactive: whether a gate asks a person.
         plan_only: whether nothing is executed, so that every argument must be planned.
         tasks_in_reflection: the tasks whose output is being judged.
-        ended_elements: the outputs of the elements of lists whose tool has ended in this process.
+        ended_elements: the outputs of list elements whose tool ended in this process.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class PlanningSession:
 
     @property
     def state(self) -> PlanningState:
-        """The state of planning mode, folded up to the latest record of the journal."""
+        """The state of planning mode, up to the latest record of the journal."""
         for record in self.run.records(self._state.seq):
             self._state.fold(record)
         return self._state
@@ -177,7 +177,7 @@ class PlanningSession:
         self.run.note(note.note_type, data)
 
     def revise(self, changes: Sequence[PlanChange], reason: str) -> None:
-        """Change the plan, in the name of planning mode."""
+        """Change the plan on behalf of planning mode."""
         self.run.apply(changes, reason=reason, by="planning")
 
     # The model
@@ -196,7 +196,7 @@ class PlanningSession:
         `parse` raises them as LLMResponseInvalid.
 
         Raises:
-            NoUsableReply: the model gave no valid reply in all its tries.
+            NoUsableReply: the model gave no valid reply within its tries.
             LLMError: the model cannot be asked.
             BudgetExceeded: the call does not fit the remaining budget.
         """
@@ -217,10 +217,13 @@ class PlanningSession:
         raise NoUsableReply(f"the model gave no usable {kind} in {repairs + 1} tries: {problem}")
 
     def refuse_secrets(self, values: Mapping[str, JsonValue]) -> None:
-        """Reject secrets in parts of a reply, and marks in place of texts not shown to the model.
+        """Reject a reply with secrets, or with the marks that replace texts hidden from the model.
 
-        A secret would be redacted in the journal, and so be missing where it is used. The
+        The journal would redact a secret, so it would be missing when it is used. The
         LLMResponseInvalid names the parts, not their contents.
+
+        Args:
+            values: parts of the reply, by the names that the model is told.
         """
 
         def is_secret(value: JsonValue) -> bool:
@@ -237,7 +240,7 @@ class PlanningSession:
                 raise LLMResponseInvalid(f"{why}: do without it in {', '.join(wrong)}")
 
     def keep_ahead(self, task: Task, reply: PlanningReply, phase: Phase) -> None:
-        """Journal the parts of a reply that answer later phases, in place of earlier such parts."""
+        """Journal a reply's outputs for later phases; they replace those of earlier replies."""
         parts: dict[Phase, JsonObject] = {}
         if reply.error is None:
             for later in PLANNING_PHASES[PLANNING_PHASES.index(phase) + 1 :]:
@@ -248,7 +251,7 @@ class PlanningSession:
             self.note(AheadNote(replan=PlanningTask.of(task).replan, parts=parts))
 
     def part_ahead(self, task: Task, phase: Phase) -> JsonObject:
-        """Return the part of an earlier reply for a phase; empty if none, or after a replan."""
+        """Return a phase's output from an earlier reply; empty if none, or of another replan."""
         ahead = self.state.ahead
         if ahead is None:
             return {}
@@ -261,7 +264,7 @@ class PlanningSession:
         return {}
 
     def stated_revision(self, task: Task) -> PlanRevision | None:
-        """Return the revision that came with the reflection behind a phase, if one did."""
+        """Return the plan revision of the reflection that led to a phase, if it stated one."""
         state = self.state
         replan = PlanningTask.of(task).replan
         for noted in state.reflections:
@@ -300,7 +303,7 @@ class PlanningSession:
         return {name: value for name, value in data.items() if value}
 
     def current_tools(self) -> Mapping[str, ToolSpec]:
-        """Return the tools that may be used with their current availability."""
+        """Return the tools of the run with their current availability."""
         live = self.run.live.tools
         return {name: live.get(name, tool) for name, tool in self.tools.items()}
 
@@ -315,7 +318,7 @@ class PlanningSession:
         *,
         questions: tuple[str, ...] = (),
     ) -> Consideration:
-        """Have the model decide on a replan after a task; a decision on record is reused."""
+        """Have the model decide on a replan after a task; a journaled decision is reused."""
         self.prompts.tools = tuple(self.current_tools().values())
         earlier = self.state.judged.get(task)
         if earlier is not None:
@@ -332,7 +335,7 @@ class PlanningSession:
         *,
         questions: tuple[str, ...] = (),
     ) -> Consideration:
-        """Make a decision that needs no model, unless it was made before an interruption."""
+        """Make a decision without a model; one made before an interruption is reused."""
         considered = self.state.judged.get(task)
         if considered is None:
             considered = self.manager.decide(decision, cause, questions=questions)
@@ -342,9 +345,9 @@ class PlanningSession:
     async def decide_revision(
         self, subject: str, reflection: Reflection, data: JsonObject, cause: ReplanCause
     ) -> Consideration:
-        """Decide as a reflection that finds the plan wrong demands; no model is asked.
+        """Decide, without the model, to revise the plan because a reflection demands it.
 
-        If the limits forbid a revision, the model is asked once for another decision.
+        If the limits forbid the revision, the model is asked once for another decision.
         """
         reasoning = "the reflection finds the plan wrong"
         if reflection.evaluation:
@@ -373,9 +376,9 @@ class PlanningSession:
     async def execute_replan(
         self, considered: Consideration, apply: ApplyReplan | None = None
     ) -> DecisionRecord:
-        """Carry out a replan; without `apply`, the engine changes the plan.
+        """Execute a replan; without `apply`, the engine changes the plan.
 
-        One that was counted or done before an interruption is not counted or done again.
+        A replan counted or executed before an interruption is not counted or executed again.
         """
         state = self.state
         replan = considered.replan_id
@@ -424,7 +427,7 @@ class PlanningSession:
         """Raise TaskHeld, so that a person answers a decision's questions or approves its replan.
 
         A replan that needs no approval is counted before the question, so that none runs uncounted
-        after the answer. If it is not to be executed, or a limit was reached meanwhile, the phase
+        after the answer. If no replan is executed, or a limit was reached meanwhile, the phase
         `otherwise` is repeated after the answer.
         """
         ruling = considered.ruling
@@ -452,7 +455,7 @@ class PlanningSession:
         considered: Consideration | None = None,
         risk: str = "",
     ) -> NoReturn:
-        """Stop a task until a person decides, by raising TaskHeld; arguments as of `TaskHold`."""
+        """Raise TaskHeld, so that a task waits for a person; arguments as in `TaskHold`."""
         questions: tuple[str, ...] = ()
         assumptions: tuple[str, ...] = ()
         if considered is not None:
@@ -477,7 +480,7 @@ class PlanningSession:
     def require_approval(self, task: TaskId, tool: str, arguments: JsonObject) -> NoReturn:
         """Raise TaskHeld, so that a person approves the use of a dangerous tool."""
         use = describe_tool_use(tool, arguments)
-        text = f"the model wants to use a tool that may do harm: {use}; let it?"
+        text = f"the model wants to use a tool that may do harm: {use}; allow it?"
         self.hold(task, "dangerous", text)
 
     def escalate(
@@ -488,13 +491,13 @@ class PlanningSession:
         target: Phase | None = None,
         recommendations: tuple[str, ...] = (),
     ) -> None:
-        """Follow `escalation.on_no_alternative` where a replan is not possible.
+        """Apply `escalation.on_no_alternative` when no replan is possible.
 
-        It returns if the best is to be assumed.
+        With `assume`, it journals an assumption and returns.
 
         Raises:
-            TaskHeld: a person decides; on approval the target is repeated, or the existing output
-                used without one.
+            TaskHeld: a person decides. An approval repeats the target phase; without a target, it
+                accepts the existing output.
             PlanningFailed: the run ends.
         """
         way = self.config.escalation.on_no_alternative
@@ -504,7 +507,7 @@ class PlanningSession:
             case "assume":
                 text = reason
                 if target is None:
-                    text = f"{reason}: what there is counts"
+                    text = f"{reason}: the current output is kept"
                 self.record_assumptions([text])
             case "wait":
                 self.record_intervention(reason, recommendations)
@@ -522,7 +525,7 @@ class PlanningSession:
     ) -> NoReturn:
         """Raise TaskHeld, so that a person decides whether the existing results are good enough."""
         self.record_intervention(reason, recommendations, judged)
-        self.hold(task, "intervention", f"{reason}; is what there is good enough?")
+        self.hold(task, "intervention", f"{reason}; accept the current result?")
 
     def record_intervention(
         self,
@@ -534,7 +537,7 @@ class PlanningSession:
     ) -> None:
         """Journal that a person must intervene, with the state of the work.
 
-        That is done once, unless a summary is journaled.
+        With `once`, nothing is journaled if the run already has a summary.
         """
         if once and self.state.completion is not None:
             return
@@ -559,6 +562,5 @@ class PlanningSession:
         self.note(CompletionNote.model_validate({**output, **head, "summary": summary}))
 
     def record_assumptions(self, assumptions: Sequence[str], questions: Sequence[str] = ()) -> None:
-        """Journal assumptions, and the questions without an answer that they replace."""
-        assumed = Clarification(questions=tuple(questions), assumptions=tuple(assumptions))
-        self.note(assumed)
+        """Journal assumptions, with the unanswered questions that they settle."""
+        self.note(Clarification(questions=tuple(questions), assumptions=tuple(assumptions)))

@@ -320,7 +320,7 @@ async def test_a_person_is_asked_when_revisions_are_used_up():
         "decision:reflection": go_on(recommended_actions=["call them"]),
     }
     body = the(await carried_out(replies), NoticeKind.QUESTION)
-    assert "is what there is good enough?" in body
+    assert "accept the current result?" in body
     assert "**Where things stand**: actions done: 2, failed: 0" in body
     assert "**Question number**: 1" in body
 

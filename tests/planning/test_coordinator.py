@@ -559,7 +559,7 @@ async def test_a_tool_that_was_only_planned_is_approved_at_its_use():
         assert not await planning.execute_with_planning(RUN)
         assert desk.tools == ["write"]
         (question,) = planning.engine.pending(RUN)
-        assert 'post {"text": "news"}; let it?' in question.text
+        assert 'post {"text": "news"}; allow it?' in question.text
         planning.engine.answer(question.id, "approve", by="eve")
         assert await planning.execute_with_planning(RUN)
 

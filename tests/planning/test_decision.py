@@ -302,10 +302,14 @@ NOTHING = "a clarification without questions: "
             ("no region",),
             (
                 "clarification_needed was false, but a clarification was requested",
-                f"{NOTHING}the issues found are asked about",
+                f"{NOTHING}the issues found serve as questions",
             ),
         ),
-        ({"clarification_needed": True}, ("so",), (f"{NOTHING}its reasoning is shown",)),
+        (
+            {"clarification_needed": True},
+            ("so",),
+            (f"{NOTHING}its reasoning serves as the question",),
+        ),
         (
             {"clarification_needed": True, "reasoning": " "},
             (),
