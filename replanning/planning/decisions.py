@@ -259,8 +259,8 @@ def parse_json_reply(
     first object with the highest likelihood.
     """
     no_object = (
-        "the reply holds no JSON object; a truncated one, or one with NaN or Infinity or a duplicate"
-        " field, does not count"
+        "the reply holds no JSON object; a truncated one, or one with NaN or Infinity or a"
+        " duplicate field, does not count"
     )
     highest = -1
     problems = [no_object]

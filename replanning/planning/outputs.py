@@ -1,8 +1,8 @@
 """Outputs of a model in planning mode: one strict model for each phase's reply, and their parsers.
 
 Sizes are bounded and control characters refused. A reply that does not fit is refused with all its
-problems, so that the model can be told. So is an unknown field: it may be a known one under another
-name, such as `depends_on` for `dependencies`, and what it says would be lost in silence.
+problems, so that the model can correct it. Unknown fields are refused, too: one may be a known
+field under another name, such as `depends_on` for `dependencies`, and would be lost silently.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MAX_REPLY_CHARS: Final = 200_000
 _MAX_TEXT_CHARS: Final = 20_000
 
 _MAX_ELEMENTS: Final = 1_000
-"""Most elements of a list that an action may be carried out for."""
+"""Maximum length of a list that an action is repeated for."""
 
 _CONTROL_CHARACTERS: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -124,7 +124,7 @@ class TaskDecomposition(_ReplyModel):
     """Goal decomposed into subtasks.
 
     Attributes:
-        renamed: the ids that were normalised, by those that the model wrote.
+        renamed: normalised ids, by the ids that the model wrote.
     """
 
     reasoning: LimitedText = ""
@@ -136,7 +136,7 @@ class TaskDecomposition(_ReplyModel):
         return [subtask for subtask in self.subtasks if subtask.id not in finished]
 
     def ids_by_label(self) -> JsonObject:
-        """Return the ids of the subtasks by labels that identify them without repeating them."""
+        """Return the ids of the subtasks, by labels that do not repeat the ids."""
         labelled: JsonObject = {}
         for number, subtask in enumerate(self.subtasks, 1):
             labelled[f"the id of subtask {number}"] = subtask.id
@@ -144,7 +144,7 @@ class TaskDecomposition(_ReplyModel):
 
 
 class Action(_ReplyModel):
-    """One use of a tool for a subtask, or one for each element of a list.
+    """One use of a tool for a subtask, or one use for each element of a list.
 
     Attributes:
         task_id: the subtask; several actions may serve one, in list order.
@@ -155,14 +155,14 @@ class Action(_ReplyModel):
         purpose: its purpose.
         expected_outcome: the sign of success.
         fallback_strategy: the name of another tool, or advice in words.
-        may_fail: whether a failure of the tool is a result to go on with, such as that of a test
-            before it is fixed.
+        may_fail: whether a failure of the tool is a result to continue with, such as that of a test
+            before the fix.
         for_each: a list, or a reference to one: the tool is used once for each element, which is
             `${item}` in the arguments and the purpose, and the output is the list of the outputs.
         key: the name of an element, such as `${item.id}`; elements are numbered otherwise.
-        max_items: with more elements than this, the action fails.
-        max_parallel: how many elements are done at the same time.
-        on_item_failure: `skip` to go on without an element that fails, whose output is null then.
+        max_items: maximum number of elements; with more, the action fails.
+        max_parallel: maximum number of elements processed at once.
+        on_item_failure: `skip` to continue without a failed element; its output is then null.
     """
 
     task_id: _Id
@@ -216,7 +216,7 @@ class ActionPlan(_ReplyModel):
 
 
 class UnclearGoal(_ReplyModel):
-    """Error reply: the goal cannot be understood without an answer of the user."""
+    """Error reply: the goal cannot be understood without an answer from the user."""
 
     type: Literal["unclear_goal"] = "unclear_goal"
     message: LimitedText
@@ -263,7 +263,7 @@ class ExecutionReply(_ReplyModel):
 class Reflection(_ReplyModel):
     """Evaluation of an executed action."""
 
-    # The docstring is part of the schema that a model gets, which is not to learn the second name.
+    # The docstring, which models see in the schema, leaves out the alias: they should not use it.
     action_id: Annotated[
         LimitedText, Field(validation_alias=AliasChoices("action_id", "action_evaluated"))
     ]
@@ -323,7 +323,7 @@ class Summary(_ReplyModel):
     criteria_met: Annotated[tuple[bool, ...], Field(max_length=100)] = ()
     tasks_completed: int = Field(ge=0)
     tasks_failed: int | None = Field(default=None, ge=0)
-    """As the model says, if it does; a completion on record has the counts of the journal."""
+    """The model's count, if it states one; a recorded completion has the journal's counts."""
     key_outcomes: LimitedTexts = ()
 
     @model_validator(mode="after")
@@ -375,7 +375,7 @@ class InterventionSummary(Summary):
 
 
 class RequiresHumanIntervention(_ReplyModel):
-    """Completion of a run whose revisions are used up."""
+    """Completion of a run that only a person can continue."""
 
     phase: Literal["completion"] = "completion"
     status: Literal["requires_human_intervention"] = "requires_human_intervention"
@@ -384,7 +384,7 @@ class RequiresHumanIntervention(_ReplyModel):
 
 
 def clean_text(text: str) -> str:
-    """Return a foreign text without control characters, cut to the size allowed in replies."""
+    """Return a text without control characters, cut to the size allowed in replies."""
     return cut(_CONTROL_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", text), _MAX_TEXT_CHARS)
 
 
@@ -415,7 +415,7 @@ def _normalise_references(value: JsonValue) -> JsonValue:
 
     try:
         return rename_references({"value": value}, rename)["value"]
-    except ExpressionError:  # told where references are checked
+    except ExpressionError:  # reported by the check of the references
         return value
 
 
@@ -425,35 +425,35 @@ def _normalise_ids(value: JsonValue) -> JsonValue:
         return [_normalise_ids(item) for item in value]
     if not isinstance(value, dict):
         return value
-    found: JsonObject = {}
+    normalised: JsonObject = {}
     for key, member in value.items():
         if key in ("id", "task_id") and isinstance(member, str):
-            found[key] = normalise_id(member)
+            normalised[key] = normalise_id(member)
         elif key in ("dependencies", "execution_order") and isinstance(member, list):
-            found[key] = list(map(_normalise_name, member))
+            normalised[key] = list(map(_normalise_name, member))
         elif key == "arguments" and isinstance(member, dict):
-            found[key] = member
+            normalised[key] = member
             if "task_id" in value:
-                found[key] = _normalise_references(member)
+                normalised[key] = _normalise_references(member)
         elif key == "for_each" and "task_id" in value:
-            # What is called `id` in an element is no subtask.
-            found[key] = _normalise_references(member)
+            # An `id` in an element is data, not the id of a subtask.
+            normalised[key] = _normalise_references(member)
         else:
-            found[key] = _normalise_ids(member)
+            normalised[key] = _normalise_ids(member)
         if key in ("subtasks", "actions") and isinstance(member, list):
-            found["renamed"] = _renamed_ids(member)
-    return found
+            normalised["renamed"] = _renamed_ids(member)
+    return normalised
 
 
 def _normalise_name(name: JsonValue) -> JsonValue:
-    """Return the normalised id of a subtask; what is no text stays, to be reported."""
+    """Return the normalised id of a subtask; validation reports names that are not texts."""
     if not isinstance(name, str):
         return name
     return normalise_id(name)
 
 
 def _renamed_ids(parts: Sequence[JsonValue]) -> JsonObject:
-    """Return the ids of subtasks or actions that normalising changes, with the new ones."""
+    """Return the new ids of subtasks or actions, by the ids that normalisation changes."""
     ids: set[str] = set()
     for part in parts:
         if isinstance(part, dict):
@@ -469,10 +469,8 @@ def _renamed_ids(parts: Sequence[JsonValue]) -> JsonObject:
 def parse_planning(text: str, phase: Phase) -> PlanningReply:
     """Return the reply of one of the first three phases.
 
-    Its output may be given alone, without the reply around it.
-
-    The reply may state an error instead of the output. LLMResponseInvalid lists all problems of the
-    likeliest object.
+    The output may stand alone, without the reply around it. The reply may state an error instead.
+    LLMResponseInvalid lists all problems of the likeliest object.
     """
     expected = PHASE_OUTPUT_FIELDS[phase]
 

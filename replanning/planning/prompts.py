@@ -50,11 +50,11 @@ _REPLAN_DESCRIPTIONS: Final[Mapping[ReplanType, str]] = {
         "revise the plan; what is done stays done, and what is missing is added"
     ),
 }
-"""Descriptions of replan types that the description of their level does not explain."""
+"""Descriptions of the replan types that the description of the level does not fit."""
 
 
 def _decision_data(request: DecisionRequest) -> JsonObject:
-    """Return the data of a decision beside its phase's output: cause, limits, earlier decisions."""
+    """Return the data of a decision beyond the phase output: cause, limits, earlier decisions."""
     cause = request.cause
     counts = request.counts
     limits = request.limits
@@ -104,11 +104,11 @@ def _decision_data(request: DecisionRequest) -> JsonObject:
 
 
 def _without_empty(data: JsonObject) -> JsonObject:
-    stated: JsonObject = {}
+    non_empty: JsonObject = {}
     for name, value in data.items():
         if value not in (None, "", [], {}):
-            stated[name] = value
-    return stated
+            non_empty[name] = value
+    return non_empty
 
 
 # Sizes and sections
@@ -117,48 +117,47 @@ MAX_PROMPT_CHARS: Final = 24_000
 """Default size of a prompt in characters."""
 
 MIN_PROMPT_CHARS: Final = 10_000
-"""Smallest size of a prompt in characters that holds enough for the model to answer."""
+"""Minimum size of a prompt, in characters; with less, the model cannot answer."""
 
 MAX_PLAN_TOKENS: Final = 2000
-"""Longest reply in the first three phases, in tokens."""
+"""Maximum length of a reply in the first three phases, in tokens."""
 
 MAX_TOKENS_BY_KIND: Final[Mapping[str, int]] = {"reflection": 500, "completion": 500}
-"""Longest replies of these kinds, in tokens; all others may have `MAX_PLAN_TOKENS`."""
+"""Maximum length of replies of these kinds, in tokens; other kinds have `MAX_PLAN_TOKENS`."""
 
 SECTION_DESCRIPTIONS: Final[Mapping[str, str]] = {
     "tools": "the tools that may be used, with their parameters",
-    "request": "what is asked for: the issue or the goal in words",
-    "comments": "what people wrote below it, oldest first",
-    "repository": "what is known of the place where the work is done",
-    "earlier_runs": "plans and executions of the same issue before, oldest first",
-    "goal_understanding": "how the goal was understood",
+    "request": "the task: the issue, or the goal in words",
+    "comments": "people's comments on it, oldest first",
+    "repository": "facts about the repository",
+    "earlier_runs": "earlier plans and executions for the issue, oldest first",
+    "goal_understanding": "the goal as the model understood it",
     "task_decomposition": "the subtasks",
-    "action_plan": "the plan as it stands",
+    "action_plan": "the current plan",
     "context": "values and constraints of the run",
-    "answers": "what the user answered when asked, and what was assumed where not",
-    "feedback": "what people said of the work, oldest first",
-    "part": "the ids of the subtasks whose actions are wanted now",
-    "why": "why this is done again, or the plan is to be revised",
-    "phase": "after which phase is decided",
-    "cause": "what is decided about: an action, what it replaced first, an error",
-    "progress": (
-        "how many actions of how many are done, how many errors there were, and how many in a row"
-    ),
-    "executed": "the actions that were executed and what came of each, oldest first",
-    "remaining": "the actions that are still to be executed",
-    "state": "what is there now",
-    "action": "the action that this is about",
-    "result": "what came of the action, or of the work as a whole",
-    "reflection": "what the model thought of it",
-    "errors": "what went wrong",
-    "tool_status": "what is known of tools and their servers beside what each tool states",
-    "limits": "how often may still be replanned",
-    "replans": "the decisions so far and what became of each, oldest first",
-    "refused": "why what the model wanted last cannot be done",
-    "rejected": "answers that could not be used, and why",
+    "answers": "the user's answers, and the assumptions where there was none",
+    "feedback": "people's feedback, oldest first",
+    "part": "the ids of the subtasks whose actions are to be planned now",
+    "why": "the reason for repeating this phase or revising the plan",
+    "phase": "the phase that the decision follows",
+    "cause": "the subject of the decision: an action, its lineage, an error",
+    "progress": "numbers of finished actions, all actions, errors, and errors in a row",
+    "executed": "the executed actions with their outcomes, oldest first",
+    "remaining": "the actions still to be executed",
+    "state": "the facts of the world",
+    "action": "the action that the prompt is about",
+    "result": "the output of the action, or the summary of the run",
+    "reflection": "the model's reflection on the result",
+    "errors": "errors of the action or the replan",
+    "tool_status": "the unavailable tools, with reasons",
+    "limits": "replans used and allowed",
+    "replans": "the decisions so far and their outcomes, oldest first",
+    "refused": "why the last replan that the model wanted is impossible",
+    "rejected": "replies that could not be used, and why",
 }
-"""Sections of data in prompts: first those that seldom change, so that services can cache the
-beginning of a prompt.
+"""Sections of data in prompts, with their contents, which no prompt states.
+
+Sections that seldom change come first, so that services can cache the beginning of a prompt.
 """
 
 _BACKGROUND_SECTIONS: Final = ("earlier_runs", "comments", "repository")
@@ -200,13 +199,13 @@ CUT_ORDER: Final = (
 _LATEST_FIRST: Final = frozenset(
     {"comments", "earlier_runs", "answers", "feedback", "executed", "replans"}
 )
-"""Sections of which the latest entries are kept when they are cut."""
+"""Sections that keep their latest entries when they are cut."""
 
 _MAX_VALUES: Final = 200
-"""Most values of a section."""
+"""Maximum number of values in a section."""
 
 _MAX_VALUE_CHARS: Final = 1500
-"""Longest value, in characters, except for single values and long sections."""
+"""Maximum length of a value, in characters, except for single values and long sections."""
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
@@ -249,8 +248,8 @@ class ReplanPromptBuilder:
     The data of a prompt is a JSON object whose keys are sections, such as `request`, `comments`,
     `goal_understanding`, `task_decomposition`, `action_plan`, `context`, `executed`, `action`,
     `result` and `errors`. Each value becomes a section, with one line for each item of a list. Data
-    that the phase does not need is left out; other keys go into the section `other`. The key
-    `rejected`, with a list of replies and their problems, asks for the same reply again.
+    that the phase does not need is left out; unknown keys go into the section `other`. The key
+    `rejected`, with a list of replies and their problems, asks the model to correct its reply.
 
     Args:
         settings: planning strategy, level of decomposition, and depth of reflections.
@@ -290,7 +289,7 @@ class ReplanPromptBuilder:
         return self._templates["system"]
 
     def build(self, kind: str, data: JsonObject) -> str:
-        """Return the prompt for an output: of a phase, `revision`, `completion` or `step`.
+        """Return the prompt for the output of a phase, or for a revision, completion or step.
 
         The prompt of `execution` asks for a tool call, that of `reflection` for the evaluation of
         an action.
@@ -317,19 +316,19 @@ class ReplanPromptBuilder:
         return self._assemble(used, [_fill_template(self._templates[kind], slots)])
 
     def build_goal_understanding_prompt(self, data: JsonObject) -> str:
-        """Return the prompt that asks whether to understand the goal anew, or ask the user."""
+        """Return the prompt that asks whether to understand the goal again, or ask the user."""
         return self.decision(DecisionRequest(Phase.GOAL_UNDERSTANDING, data))
 
     def build_task_decomposition_prompt(self, data: JsonObject) -> str:
-        """Return the prompt that asks whether the goal must be decomposed anew."""
+        """Return the prompt that asks whether the goal must be decomposed again."""
         return self.decision(DecisionRequest(Phase.TASK_DECOMPOSITION, data))
 
     def build_action_sequence_prompt(self, data: JsonObject) -> str:
-        """Return the prompt that asks whether the actions must be planned anew."""
+        """Return the prompt that asks whether the actions must be planned again."""
         return self.decision(DecisionRequest(Phase.ACTION_SEQUENCE, data))
 
     def build_execution_prompt(self, data: JsonObject, cause: ReplanCause | None = None) -> str:
-        """Return the prompt that asks how to go on after an action.
+        """Return the prompt that asks how to continue after an action.
 
         `cause` names the action and its error.
         """
@@ -342,7 +341,7 @@ class ReplanPromptBuilder:
     def decision(self, request: DecisionRequest) -> str:
         """Return the prompt that asks whether to replan.
 
-        After a refusal it asks for another replan, after an unusable reply for a usable one.
+        After a refusal, it asks for another decision; after an unusable reply, for a usable one.
         """
         refused = f"\n{self._templates['refused']}" if request.refusal else ""
         options = ['- "none": go on (`replan_needed` false)']
@@ -374,8 +373,7 @@ class ReplanPromptBuilder:
                 other.append({key: value})
         values["other"] = other
         room = self._max_chars - len(question)
-        # Only about as much is encoded as there is room for, beginning with the sections that are
-        # cut last.
+        # Encode only about as much as fits, beginning with the sections that are cut last.
         sections: dict[str, DataSection] = {}
         left = room
         for kind in reversed(CUT_ORDER):
@@ -397,7 +395,7 @@ class ReplanPromptBuilder:
         elif len(kept) == 1:
             factor = 2
         room = min(factor * _MAX_VALUE_CHARS, self._max_chars // 6)
-        # The latest outputs have more room, so that a file that was read can be written anew.
+        # The latest outputs get more room, so that the model can rewrite a file that it has read.
         latest = 0
         if kind == "executed":
             latest = min(self._max_chars // 3, left // 2)
@@ -432,9 +430,9 @@ class ReplanPromptBuilder:
 
 
 def _section_items(value: JsonValue) -> list[JsonValue]:
-    """Return the lines of a section: the items of a list.
+    """Return the items of a section, one a line.
 
-    Of an object, they are its other fields, then the items of its main list.
+    An object with subtasks or actions has a line for its other fields, then one for each of them.
     """
     if isinstance(value, list):
         return list(value)
