@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache, partial
 from types import MappingProxyType
@@ -96,36 +96,6 @@ def markdown_line(text: str, limit: int) -> str:
     return _BLOCK_START.sub(lambda match: f"{match[0]}\\", marked, count=1)
 
 
-def markdown_field(name: str, text: str, limit: int) -> str:
-    """Return a name with its value, or a dash if that is empty."""
-    return f"**{name}**: {markdown_line(text, limit) or '—'}"
-
-
-def markdown_list(
-    name: str, texts: Iterable[str], limit: int, *, after: str = "", numbered: bool = False
-) -> str:
-    """Return a name with a list of items, or `none`.
-
-    Args:
-        name: name of the list.
-        texts: the items.
-        limit: longest item in characters.
-        after: Markdown between the name and the list.
-        numbered: number the items.
-    """
-    items = [markdown_line(text, limit) for text in texts]
-    items = [item for item in items if item]
-    if not items:
-        return f"**{name}**{after}: none"
-    if len(items) > _MAX_LIST_ITEMS:
-        items[_MAX_LIST_ITEMS:] = [f"… and {len(items) - _MAX_LIST_ITEMS} more"]
-    lines = [f"**{name}**{after}:"]
-    for number, item in enumerate(items, 1):
-        sign = f"{number}." if numbered else "-"
-        lines.append(f"{sign} {item}")
-    return "\n".join(lines)
-
-
 class NoticeKind(StrEnum):
     """Kind of a notice."""
 
@@ -157,26 +127,70 @@ HEADINGS: Final = MappingProxyType(
 )
 """Heading of each kind of notice."""
 
-Paragraphs = Sequence[str]
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Named value of a notice: a paragraph of the comment, and a value for the line.
+
+    Attributes:
+        name: its name.
+        text: its value, a foreign text, shown literally and cut to fit.
+        items: the items of a list, instead of a text.
+        detail: our own Markdown after the text, only in the comment.
+        after: our own Markdown between the name and the colon, only in the comment.
+        numbered: number the items.
+        line_only: leave it out of the comment.
+    """
+
+    name: str
+    text: str = ""
+    items: Sequence[str] | None = None
+    detail: str = ""
+    after: str = ""
+    numbered: bool = False
+    line_only: bool = False
+
+    @property
+    def value(self) -> str:
+        """The value on a line."""
+        return self.text if self.items is None else " ".join(self.items)
+
+    def markdown(self, limit: int) -> str:
+        """Return the paragraph, with texts cut to a number of characters."""
+        head = f"**{self.name}**{self.after}:"
+        if self.items is None:
+            text = markdown_line(self.text, limit) + self.detail
+            return f"{head} {text or '—'}"
+        items = [markdown_line(item, limit) for item in self.items]
+        items = [item for item in items if item]
+        if not items:
+            return f"{head} none"
+        if len(items) > _MAX_LIST_ITEMS:
+            items[_MAX_LIST_ITEMS:] = [f"… and {len(items) - _MAX_LIST_ITEMS} more"]
+        lines = [head]
+        for number, item in enumerate(items, 1):
+            sign = f"{number}." if self.numbered else "-"
+            lines.append(f"{sign} {item}")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Notice about a run, to be posted once.
+    """Notice about a run, to be posted once; comment and line are two renderings of its fields.
 
     Attributes:
         kind: its kind.
         subject: id of the replan, question or final record that it is about.
         at: time of the event, in seconds since the epoch.
-        summary: summary for a single line.
-        build: returns its paragraphs, with texts cut to a number of characters.
+        summary: form of the line; each name of a field in braces stands for its value.
+        fields: its fields, in the order of the comment.
     """
 
     kind: NoticeKind
     subject: str
     at: float
     summary: str
-    build: Callable[[int], Paragraphs] = field(repr=False, compare=False)
+    fields: Sequence[Field]
 
     def marker(self, run: str) -> Marker:
         """Return its marker."""
@@ -189,19 +203,25 @@ class Notice:
             run: id of the run.
             hint: instructions for answering, in Markdown; shown below questions.
         """
+        head = [f"## {HEADINGS[self.kind]}"]
         end = [f"*{_format_time(self.at)}*", str(self.marker(run))]
+        if self.kind is NoticeKind.CLARIFICATION:
+            head.append(_CLARIFICATION_INTRODUCTION)
         if hint and self.kind in (NoticeKind.CLARIFICATION, NoticeKind.QUESTION):
             end.insert(0, hint)
+        fields = [field for field in self.fields if not field.line_only]
         text = ""
         for limit in _TEXT_LIMITS:
-            text = "\n\n".join([f"## {HEADINGS[self.kind]}", *self.build(limit), *end])
+            text = "\n\n".join([*head, *(field.markdown(limit) for field in fields), *end])
             if len(text) <= MAX_COMMENT_CHARS:
                 break
         return text[:MAX_COMMENT_CHARS]
 
     def line(self) -> str:
         """Return the notice on a single line, without secrets."""
-        return plain_line(f"{HEADINGS[self.kind]}: {self.summary}", 240)
+        values = {field.name: field.value for field in self.fields}
+        summary = self.summary.format_map(values)
+        return plain_line(f"{HEADINGS[self.kind]}: {summary}", 240)
 
 
 def record_notices(record: Record, progress: PlanningProgress) -> Iterator[Notice]:
@@ -220,8 +240,8 @@ def record_notices(record: Record, progress: PlanningProgress) -> Iterator[Notic
         done = progress.finished_replan(body.task)
         # The notice of its question covers a replan that asks people.
         if done is not None and done.replan_type is not ReplanType.CLARIFICATION_REQUEST:
-            decision = progress.state.begun[done.replan_id].decision
-            yield _outcome_notice(done, decision, record.at, progress)
+            considered = progress.state.begun[done.replan_id]
+            yield _outcome_notice(done, considered, record.at, progress)
     elif isinstance(body, QuestionAsked):
         yield _question_notice(body, record.at, progress)
     elif isinstance(body, RunEnded) and body.status in ("succeeded", "failed", "aborted"):
@@ -231,33 +251,26 @@ def record_notices(record: Record, progress: PlanningProgress) -> Iterator[Notic
 def _closing_notice(body: RunEnded, record: Record, progress: PlanningProgress) -> Notice:
     """Return the notice about the end of a run: outcome, criteria, actions and cost."""
     state = progress.state
+    fields = [
+        Field("Outcome", body.status),
+        Field("Reason", body.reason),
+        *_completion_fields(state.completion),
+    ]
     criteria = _criteria(progress)
-    met = _met_criteria(body.status, progress)
-    actions = progress.finished_actions()
+    if criteria:
+        after = f" (met: {_met_criteria(body.status, progress)})"
+        fields.append(Field("Success Criteria", items=criteria, after=after))
+    fields.append(Field("Actions Done", items=progress.finished_actions()))
+    effects = progress.effects()
+    if effects:
+        fields.append(Field("Effects", effects))
     revisions = str(progress.revisions)  # of a plan that was given
     if state.outputs:
         revisions = f"{max(len(state.plans) - 1, 0)}, replans: {state.counts.total}"
-    effects = progress.effects()
     cost = f"{format_usage(progress.spent)}, {format_duration(record.at - progress.opened_at)}"
-
-    def build(limit: int) -> Paragraphs:
-        paragraphs = [
-            markdown_field("Outcome", body.status, limit),
-            markdown_field("Reason", body.reason, limit),
-            *_stop_paragraphs(state.completion, limit),
-        ]
-        if criteria:
-            after = f" (met: {met})"
-            paragraphs.append(markdown_list("Success Criteria", criteria, limit, after=after))
-        paragraphs.append(markdown_list("Actions Done", actions, limit))
-        if effects:
-            paragraphs.append(markdown_field("Effects", effects, limit))
-        paragraphs.append(markdown_field("Plan Revisions", revisions, limit))
-        paragraphs.append(markdown_field("Cost", cost, limit))
-        return paragraphs
-
+    fields += [Field("Plan Revisions", revisions), Field("Cost", cost)]
     kind = NoticeKind.FINISHED if body.status == "succeeded" else NoticeKind.ENDED
-    return Notice(kind, f"record-{record.seq}", record.at, f"{body.status}: {body.reason}", build)
+    return Notice(kind, f"record-{record.seq}", record.at, "{Outcome}: {Reason}", fields)
 
 
 def _met_criteria(status: str, progress: PlanningProgress) -> str:
@@ -311,158 +324,135 @@ def _replan_notices(note: ReplanNote, at: float, progress: PlanningProgress) -> 
     elif record.executed:
         # Every other replan is done once its phases have made another plan.
         if record.result == "failure" or record.replan_type is ReplanType.RETRY:
-            yield _outcome_notice(record, decision, at, progress)
+            yield _outcome_notice(record, considered, at, progress)
     elif record.override_reason is not None:
-        yield _refusal_notice(record, considered, at, progress)
+        yield _refusal_notice(record, considered, decision, at, progress)
 
 
 def _unasked_notice(record: DecisionRecord, at: float) -> Notice:
     """Return the notice about a replan that a limit has overridden before a model was asked."""
-
-    def build(limit: int) -> Paragraphs:
-        return (
-            f"**Phase**: {record.phase}",
-            f"**Overridden by**: {record.override_reason}",
-            markdown_field("Rule", record.reason, limit),
-        )
-
-    text = f"{record.phase}: {record.reason}"
-    return Notice(NoticeKind.OVERRIDDEN, record.replan_id, at, text, build)
+    fields = (
+        Field("Phase", record.phase),
+        Field("Overridden by", str(record.override_reason)),
+        Field("Rule", record.reason),
+    )
+    return Notice(NoticeKind.OVERRIDDEN, record.replan_id, at, "{Phase}: {Rule}", fields)
 
 
 def _beginning_notices(
     note: ReplanNote, considered: Consideration, decision: ReplanDecision, at: float
 ) -> Iterator[Notice]:
     """Yield the notice about a replan that is decided, or that begins."""
-    text = f" after {considered.phase}, {_confidence(decision)}: {decision.reasoning}"
+    summary = "{Kind of replan} after {Phase}, {Confidence}: {Reasoning}"
     ruling = considered.ruling
+    replan = considered.replan_id
     if note.stage == "applying":
-        started = (
-            f"**Phase**: {considered.phase}",
-            _replan_field(decision),
-            f"**Replans so far**: {note.counts.total}",
-        )
-        summary = f"{decision.replan_type}{text}"
-        yield Notice(NoticeKind.STARTED, considered.replan_id, at, summary, lambda _: started)
+        # The comment about the decision has its reasons.
+        fields = [
+            Field("Phase", considered.phase),
+            Field("Confidence", _confidence(decision), line_only=True),
+            Field("Reasoning", decision.reasoning, line_only=True),
+            _replan_field(considered),
+            Field("Replans so far", str(note.counts.total)),
+        ]
+        yield Notice(NoticeKind.STARTED, replan, at, summary, fields)
     elif note.stage in ("generating", "awaiting_user"):
-        fields: dict[str, str] = {}
+        fields = _decision_fields(considered, decision)
         if ruling.kind == "execute_with_warning":
-            fields["Warning"] = ruling.reason
+            fields.append(Field("Warning", ruling.reason))
         elif ruling.kind == "ask":
-            fields["Waiting"] = f"a person must agree: {ruling.reason}"
-        yield _decision_notice(NoticeKind.DECIDED, considered, at, text, fields)
+            fields.append(Field("Waiting", f"a person must agree: {ruling.reason}"))
+        yield Notice(NoticeKind.DECIDED, replan, at, summary, fields)
 
 
 def _refusal_notice(
-    record: DecisionRecord, considered: Consideration, at: float, progress: PlanningProgress
+    record: DecisionRecord,
+    considered: Consideration,
+    decision: ReplanDecision,
+    at: float,
+    progress: PlanningProgress,
 ) -> Notice:
     """Return the notice about a replan that a person has declined, or a limit has overridden."""
+    replan = considered.replan_id
+    fields = _decision_fields(considered, decision)
     why = record.reason
     if considered.ruling.kind == "ask":
         by = ""
         for held in progress.state.held.values():
             asked = held.considered
-            if asked is not None and asked.replan_id == considered.replan_id:
+            if asked is not None and asked.replan_id == replan:
                 by = held.by if held.verdict == "reject" else by
         if by not in ("", "timeout"):
-            fields = {"Declined by": by, "Asked because": why}
-            kind = NoticeKind.DECLINED
-            return _decision_notice(kind, considered, at, f": by {by}", fields)
+            fields += [Field("Declined by", by), Field("Asked because", why)]
+            summary = "{Kind of replan}: by {Declined by}"
+            return Notice(NoticeKind.DECLINED, replan, at, summary, fields)
         why += "; nobody has agreed to it"
-    fields = {"Overridden by": str(record.override_reason), "Rule": why}
-    return _decision_notice(NoticeKind.OVERRIDDEN, considered, at, f": {why}", fields)
+    fields += [Field("Overridden by", str(record.override_reason)), Field("Rule", why)]
+    return Notice(NoticeKind.OVERRIDDEN, replan, at, "{Kind of replan}: {Rule}", fields)
 
 
-def _decision_notice(
-    kind: NoticeKind,
-    considered: Consideration,
-    at: float,
-    text: str,
-    fields: Mapping[str, str],
-) -> Notice:
-    """Return a notice with the reasons of the model, and with further fields."""
-    decision = considered.decision
-    assert decision is not None, "the model has decided"
-
-    def build(limit: int) -> Paragraphs:
-        paragraphs = [
-            f"**Phase**: {considered.phase}",
-            f"**Confidence**: {_confidence(decision)}",
-            markdown_field("Reasoning", decision.reasoning, limit),
-            markdown_list("Issues Found", decision.issues_found, limit),
-            markdown_list("Recommended Actions", decision.recommended_actions, limit),
-            _replan_field(decision),
-        ]
-        for name, value in fields.items():
-            paragraphs.append(markdown_field(name, value, limit))
-        return paragraphs
-
-    return Notice(kind, considered.replan_id, at, f"{decision.replan_type}{text}", build)
+def _decision_fields(considered: Consideration, decision: ReplanDecision) -> list[Field]:
+    """Return the fields of a decision with its reasons."""
+    return [
+        Field("Phase", considered.phase),
+        Field("Confidence", _confidence(decision)),
+        Field("Reasoning", decision.reasoning),
+        Field("Issues Found", items=decision.issues_found),
+        Field("Recommended Actions", items=decision.recommended_actions),
+        _replan_field(considered),
+    ]
 
 
 def _confidence(decision: ReplanDecision) -> str:
     return f"{100 * decision.confidence:.0f} %"
 
 
-def _replan_field(decision: ReplanDecision) -> str:
-    level = LEVEL_DESCRIPTIONS.get(decision.replan_level or 0, "")
-    text = f"**Kind of replan**: {decision.replan_type}"
-    if level:
-        text += f" ({level})"
-    if decision.target_phase:
-        text += f"; continues with {decision.target_phase}"
-    return text
+def _replan_field(considered: Consideration) -> Field:
+    """Return the type of a replan, with its level and the phase that it continues with."""
+    detail = ""
+    decision = considered.decision
+    if decision is not None:
+        level = LEVEL_DESCRIPTIONS.get(decision.replan_level or 0, "")
+        if level:
+            detail += f" ({level})"
+        if decision.target_phase:
+            detail += f"; continues with {decision.target_phase}"
+    return Field("Kind of replan", considered.replan_type, detail=detail)
 
 
 def _outcome_notice(
-    record: DecisionRecord,
-    decision: ReplanDecision | None,
-    at: float,
-    progress: PlanningProgress,
+    record: DecisionRecord, considered: Consideration, at: float, progress: PlanningProgress
 ) -> Notice:
     """Return the notice that a replan is done, or has failed, with the progress of the plan."""
-    failed = record.result == "failure"
-    plans = progress.plans[-1:]
-
-    def paragraphs(limit: int) -> Paragraphs:
-        lines = [f"**Phase**: {record.phase}"]
-        if decision is not None:
-            lines.append(_replan_field(decision))
-        if failed:
-            lines.append(markdown_field("Error", record.error, limit))
-        for plan in plans:
-            lines.append(f"**Tasks**: {len(plan.steps)}, {plan.done} done")
-        lines.append(f"**Duration**: {format_duration(record.duration)}")
-        return lines
-
-    kind = NoticeKind.FAILED if failed else NoticeKind.DONE
-    text = f"{record.replan_type} {record.error}".strip()
-    return Notice(kind, record.replan_id, at, text, paragraphs)
+    kind = NoticeKind.DONE
+    summary = "{Kind of replan}"
+    fields = [Field("Phase", record.phase), _replan_field(considered)]
+    if record.result == "failure":
+        kind = NoticeKind.FAILED
+        summary += " {Error}"
+        fields.append(Field("Error", record.error))
+    for plan in progress.plans[-1:]:
+        fields.append(Field("Tasks", f"{len(plan.steps)}, {plan.done} done"))
+    fields.append(Field("Duration", detail=format_duration(record.duration)))
+    return Notice(kind, record.replan_id, at, summary, fields)
 
 
 def _question_notice(body: QuestionAsked, at: float, progress: PlanningProgress) -> Notice:
     held = progress.state.held.get(progress.state.questions.get(body.question, ""))
     if held is not None and held.why == "clarification":
         return _clarification_notice(body, held, at, progress)
-    completion = None if held is None else progress.state.completion
-    criteria = _criteria(progress)
-
-    def build(limit: int) -> Paragraphs:
-        choices = [candidate.alternative.reason for candidate in body.candidates]
-        paragraphs = [
-            markdown_field("Question", body.text, limit),
-            markdown_list("If you agree", choices, limit),
-        ]
-        if body.effects:
-            paragraphs.append(markdown_field("Effects", body.effects, limit))
-        paragraphs += _stop_paragraphs(completion, limit)
+    choices = [candidate.alternative.reason for candidate in body.candidates]
+    fields = [Field("Question", body.text), Field("If you agree", items=choices)]
+    if body.effects:
+        fields.append(Field("Effects", body.effects))
+    if held is not None:
+        completion = progress.state.completion
+        fields += _completion_fields(completion)
+        criteria = _criteria(progress)
         if completion and criteria:
-            paragraphs.append(markdown_list("Success Criteria", criteria, limit))
-        number = body.question.rpartition(".q")[2]
-        paragraphs.append(markdown_field("Question number", number, limit))
-        return paragraphs
-
-    return Notice(NoticeKind.QUESTION, body.question, at, body.text, build)
+            fields.append(Field("Success Criteria", items=criteria))
+    fields.append(Field("Question number", body.question.rpartition(".q")[2]))
+    return Notice(NoticeKind.QUESTION, body.question, at, "{Question}", fields)
 
 
 def _clarification_notice(
@@ -471,43 +461,36 @@ def _clarification_notice(
     """Return the notice that asks people what is meant."""
     decision = None if held.considered is None else held.considered.decision
     context = held.text if decision is None else decision.reasoning
+    fields = [
+        Field("Questions", items=held.questions, numbered=True),
+        Field("Context", context),
+    ]
+    if held.risk:
+        fields.append(Field("Caution", f"{held.risk}: a reply alone does not agree to that"))
+    if decision is not None and decision.issues_found:
+        fields.append(Field("Issues Found", items=decision.issues_found))
+    name = "If no response"
     by = "" if held.due is None else f" by {_format_time(held.due)}"
-
-    def build(limit: int) -> Paragraphs:
-        paragraphs = [
-            _CLARIFICATION_INTRODUCTION,
-            markdown_list("Questions", held.questions, limit, numbered=True),
-            markdown_field("Context", context, limit),
-        ]
-        if held.risk:
-            caution = f"{held.risk}: a reply alone does not agree to that"
-            paragraphs.append(markdown_field("Caution", caution, limit))
-        if decision is not None and decision.issues_found:
-            paragraphs.append(markdown_list("Issues Found", decision.issues_found, limit))
-        name = "If no response"
-        if progress.assumes_on_timeout:
-            assumed = held.effective_assumptions
-            after = f"{by}, the work goes on with these assumptions"
-            paragraphs.append(markdown_list(name, assumed, limit, after=after))
-        else:
-            paragraphs.append(f"**{name}**{by}: the work waits; nothing is assumed")
-        paragraphs.append("**How to answer**: in your own words, question by question.")
-        return paragraphs
-
-    summary = " ".join(held.questions)
-    return Notice(NoticeKind.CLARIFICATION, body.question, at, summary, build)
+    if progress.assumes_on_timeout:
+        after = f"{by}, the work goes on with these assumptions"
+        fields.append(Field(name, items=held.effective_assumptions, after=after))
+    else:
+        fields.append(Field(name, detail="the work waits; nothing is assumed", after=by))
+    advice = "in your own words, question by question."
+    fields.append(Field("How to answer", detail=advice))
+    return Notice(NoticeKind.CLARIFICATION, body.question, at, "{Questions}", fields)
 
 
-def _stop_paragraphs(completion: JsonObject | None, limit: int) -> Iterator[str]:
+def _completion_fields(completion: JsonObject | None) -> Iterator[Field]:
     """Yield the state and the recommendations of a run that needs a person."""
     summary = as_object((completion or {}).get("summary"))
     state = summary.get("current_state")
     if not isinstance(state, str):
         return
-    yield markdown_field("Where things stand", state, limit)
+    yield Field("Where things stand", state)
     recommended = summary.get("recommendations")
     if recommended and isinstance(recommended, list):
-        yield markdown_list("Recommended Actions", map(str, recommended), limit)
+        yield Field("Recommended Actions", items=list(map(str, recommended)))
 
 
 # Checklist
@@ -543,7 +526,7 @@ def render_checklist(plans: Sequence[PlanProgress], run: str, room: int = MAX_CO
     if len(plans) > 1:
         parts = (
             f"{head} (Revised #{revisions})",
-            markdown_field("Revision Reason", plan.reason, _MAX_REASON_CHARS),
+            Field("Revision Reason", plan.reason).markdown(_MAX_REASON_CHARS),
             f"**Previous Progress**: {plans[-2].done}/{len(plans[-2].steps)}",
             "### New Plan:",
         )
@@ -636,7 +619,7 @@ def _plan_section(plan: PlanProgress) -> str:
     tasks = "\n".join(_task_item(step, longest) for step in plan.steps)
     parts = [
         f"### Plan {plan.number} (started at {_format_time(plan.at)})",
-        markdown_field("Reason", plan.reason or "the initial plan", _MAX_REASON_CHARS),
+        Field("Reason", plan.reason or "the initial plan").markdown(_MAX_REASON_CHARS),
         tasks,
         f"*{_progress(plan)}*",
     ]

@@ -60,6 +60,12 @@ def the(records: Sequence[Record], kind: NoticeKind, number: int = 0) -> str:
     return [notice.body(RUN) for notice in notices(records) if notice.kind is kind][number]
 
 
+def the_line(records: Sequence[Record], kind: NoticeKind) -> str:
+    """The notice of a kind, as the console shows it, without its heading."""
+    (line,) = [notice.line() for notice in notices(records) if notice.kind is kind]
+    return line.removeprefix(f"{HEADINGS[kind]}: ")
+
+
 async def test_decided():
     """A decision is posted with phase, confidence, reasoning, issues, recommended actions and the time."""
     assert the(await carried_out(EVENTFUL, failing=2), NoticeKind.DECIDED).splitlines() == [
@@ -135,24 +141,35 @@ async def test_a_closed_phase():
     """A phase that a limit closes, so that no model is asked, is told with the limit."""
     limits = {"task_decomposition": {"max_redecomposition_attempts": 0}}
     settings = Settings.model_validate({"planning": {"replanning": limits}})
-    body = the(await carried_out({}, settings=settings), NoticeKind.OVERRIDDEN)
+    records = await carried_out({}, settings=settings)
+    body = the(records, NoticeKind.OVERRIDDEN)
     assert "**Phase**: task_decomposition" in body
     assert "**Overridden by**: limit" in body
     assert "the limit of 0 redecompositions is reached" in body
+    line = the_line(records, NoticeKind.OVERRIDDEN)
+    assert (
+        line == "task_decomposition: no model was asked: the limit of 0 redecompositions is reached"
+    )
 
 
 @pytest.mark.parametrize(
-    ("gate", "kind", "told"),
+    ("gate", "kind", "told", "line"),
     [
-        ("reject", NoticeKind.DECLINED, "**Declined by**: eve"),
+        (
+            "reject",
+            NoticeKind.DECLINED,
+            "**Declined by**: eve",
+            "task_redecomposition: by eve",
+        ),
         (
             None,
             NoticeKind.OVERRIDDEN,
             "**Rule**: its confidence is 0.4, below 0.5; nobody has agreed to it",
+            "task_redecomposition: its confidence is 0.4, below 0.5; nobody has agreed to it",
         ),
     ],
 )
-async def test_a_refusal(gate, kind, told):
+async def test_a_refusal(gate, kind, told, line):
     """A replan that a person refuses is called declined, with who refused it; a question that runs out is not."""
     unsure = {
         "decision:task_decomposition": (replan("task_redecomposition", confidence=0.4), go_on())
@@ -164,7 +181,9 @@ async def test_a_refusal(gate, kind, told):
             again = planner(unsure, clock, store=store)
             again.engine.answer(f"{RUN}.q1", "reject", by="timeout")
             await again.execute_with_planning(RUN)
-    body = the(list(store.read(RUN)), kind)
+    records = list(store.read(RUN))
+    body = the(records, kind)
+    assert the_line(records, kind) == line
     assert HEADINGS[kind] in body
     assert told in body
     assert "**Kind of replan**: task_redecomposition" in body
@@ -300,6 +319,8 @@ async def test_criteria_that_are_not_met(decision, judged, gate, met):
 async def test_what_ends_badly_is_told():
     """A run that is given up is told of, with the reason, how things stand, and what to do."""
     records = await carried_out({"decision:execution": go_on(confidence=0.7)}, failing=9)
+    line = the_line(records, NoticeKind.ENDED)
+    assert line.startswith("aborted: write failed, and no decision helps")
     body = the(records, NoticeKind.ENDED)
     assert (
         "## ⛔ Execution Ended without Success\n\n**Outcome**: aborted\n\n**Reason**: write failed, and no decision helps"
@@ -319,7 +340,9 @@ async def test_a_person_is_asked_when_revisions_are_used_up():
         },
         "decision:reflection": go_on(recommended_actions=["call them"]),
     }
-    body = the(await carried_out(replies), NoticeKind.QUESTION)
+    records = await carried_out(replies)
+    assert "accept the current result?" in the_line(records, NoticeKind.QUESTION)
+    body = the(records, NoticeKind.QUESTION)
     assert "accept the current result?" in body
     assert "**Where things stand**: actions done: 2, failed: 0" in body
     assert "**Question number**: 1" in body
@@ -356,14 +379,21 @@ def replanned(decision: JsonObject, **record: object) -> Record:
 
 def test_failed():
     """A replan that failed is told with what went wrong."""
-    body = the(
-        [replanned(replan("partial_replan"), result="failure", error="no such task: x")],
-        NoticeKind.FAILED,
-    )
+    records = [replanned(replan("partial_replan"), result="failure", error="no such task: x")]
+    assert the_line(records, NoticeKind.FAILED) == "partial_replan no such task: x"
+    body = the(records, NoticeKind.FAILED)
     assert body.startswith(
         "## ❌ Plan Revision Failed\n\n**Phase**: execution\n\n**Kind of replan**: partial_replan"
     )
     assert "**Error**: no such task: x\n\n**Duration**: 1.2 s" in body
+
+
+def test_no_text_names_a_field():
+    """A text with the name of a field in braces is shown as it is, on the line as in the comment."""
+    error = "no {Phase}: {"
+    records = [replanned(replan("partial_replan"), result="failure", error=error)]
+    assert the_line(records, NoticeKind.FAILED) == f"partial_replan {error}"
+    assert f"**Error**: {error}\n" in the(records, NoticeKind.FAILED)
 
 
 @given(TEXTS, st.lists(TEXTS, max_size=3))
