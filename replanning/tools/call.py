@@ -1,4 +1,4 @@
-"""Call of a tool by a task: its arguments, templates, secrets, environment and artifacts."""
+"""Calls of tools by tasks: arguments, templates, secrets, environment and artifacts."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ _MAX_JSON_DEPTH: Final = 100
 class Secrets:
     """Environment variables that a tool call refers to, hidden in the messages of its errors.
 
-    Each is looked up only when the tool runs. The output keeps the true values; the run, which
-    receives each value by `report`, masks them in whatever leaves it.
+    Each is looked up only when the tool runs. The output keeps the true values; the run receives
+    each value through `report` and masks it in whatever leaves the run.
 
     Values of fewer than four characters are not hidden: they are flags rather than secrets, and
     hiding every `1` would spoil the output.
@@ -75,15 +75,15 @@ class Secrets:
         """Return a text with every `{env:NAME}` replaced by the escaped value of that variable.
 
         Raises:
-            KeyError: the variable is not set; compare with `unset_variables` first.
+            KeyError: a variable is not set; check with `unset_variables` first.
         """
 
         def value(match: re.Match[str]) -> str:
-            found = self.environ[match[1]]
-            shown = escape(found)
-            self.add(found)
-            self.add(shown)
-            return shown
+            secret = self.environ[match[1]]
+            escaped = escape(secret)
+            self.add(secret)
+            self.add(escaped)
+            return escaped
 
         return ENV_REFERENCE.sub(value, text)
 
@@ -101,7 +101,7 @@ class Secrets:
             report(value)
 
     def redact(self, text: str) -> str:
-        """Return a text with a mark in place of every known secret, also of an escaped one."""
+        """Return a text with every known secret masked, in its escaped form, too."""
         if not self._values:
             return text
         known = known_texts(self._values)
@@ -136,7 +136,7 @@ def unset_variables(described: ToolSpec | McpServer, environ: Mapping[str, str])
 
 
 def missing_arguments(templates: Iterable[str], arguments: Mapping[str, JsonValue]) -> list[str]:
-    """Return the placeholders of templates for which there is no argument, each once."""
+    """Return the placeholders in templates that no argument fills, each once."""
     missing: dict[str, None] = {}
     for template in templates:
         for name in placeholders(template):
@@ -173,7 +173,7 @@ def workspace_problems(
 ) -> list[str]:
     """Return why a tool call would leave its workspace.
 
-    Checked are the working directory and the arguments of type `path`; symbolic links are followed.
+    The working directory and the arguments of type `path` are checked; symbolic links are followed.
 
     Args:
         tool: the tool.
@@ -181,40 +181,40 @@ def workspace_problems(
         cwd: the directory that its paths are relative to.
         workspace: the resolved workspace.
     """
-    given: list[tuple[str, object]] = []
+    paths: list[tuple[str, object]] = []
     if tool.cwd is not None:
-        given.append(("cwd", cwd))
+        paths.append(("cwd", cwd))
     for name, kind in tool.parameters.items():
         if kind != "path" or name not in arguments:
             continue
         value = arguments[name]
         if isinstance(value, list):
-            given += [(name, item) for item in value]
+            paths += [(name, item) for item in value]
         else:
-            given.append((name, value))
+            paths.append((name, value))
 
     problems: list[str] = []
-    for name, path in given:
+    for name, path in paths:
         text = str(path)
         is_inside = False
-        # A loop of links, no path at all, or an unknown home.
+        # Links may form a loop, the text may be no path, and `~user` may be unknown.
         with suppress(OSError, ValueError, RuntimeError):
             resolved = (cwd / Path(text).expanduser()).resolve()
             is_inside = resolved.is_relative_to(workspace)
         if not is_inside:
-            where = f"outside of its workspace {str(workspace)!r}"
+            where = f"outside its workspace {str(workspace)!r}"
             problems.append(f"{name!r} is {text!r}, which is {where}")
     return problems
 
 
 _MAX_DIRECTORY_ENTRIES: Final = 10_000
-"""Number of entries beyond which a directory is not searched."""
+"""Maximum number of entries in a directory that is searched."""
 
 FileStamp = tuple[int, int, int]
-"""Modification time, size and inode of a file, one of which changes when it is written."""
+"""Modification time, size and inode of a file; writing it changes at least one."""
 
 FileSnapshot = Mapping[str, FileStamp]
-"""Files by their paths, as arguments name them."""
+"""Stamps of files by path, as the arguments name them."""
 
 
 def take_snapshot(arguments: Mapping[str, JsonValue], cwd: Path) -> FileSnapshot:
@@ -225,7 +225,7 @@ def take_snapshot(arguments: Mapping[str, JsonValue], cwd: Path) -> FileSnapshot
         for text in items:
             if not isinstance(text, str) or not text:
                 continue
-            # The text may name no file, or be no possible name of one.
+            # The text may not name a file, or may not be a valid path.
             with suppress(OSError, ValueError):
                 place = cwd / text
                 if place.is_dir():
@@ -265,8 +265,8 @@ def find_artifacts(
     """Return the artifacts that a tool produced, by name, as far as they can be determined.
 
     The value of an artifact is the first of these that exists: the key of its name in the JSON
-    output; the argument of its name; the file that changed and has its name, else the only one that
-    ends in it, else the only one. A file is right only if no other tool writes to the directory
+    output; the argument of its name; the file that changed and has its name, else the only one with
+    that ending, else the only one. The file is right only if no other tool writes to the directory
     meanwhile.
 
     Args:
@@ -280,11 +280,11 @@ def find_artifacts(
     fields: JsonObject = {}
     if isinstance(json_output, dict):
         fields = json_output
-    made: list[str] = []
+    written: list[str] = []
     for file, stamp in after.items():
         if before.get(file) != stamp:
-            made.append(file)
-    made.sort()
+            written.append(file)
+    written.sort()
     found: JsonObject = {}
     for pattern in tool.produces:
         if missing_arguments([pattern], known):
@@ -295,14 +295,14 @@ def find_artifacts(
         elif isinstance(arguments.get(name), str):
             found[name] = arguments[name]
         else:
-            candidates = _files_called(name, made)
+            candidates = _files_called(name, written)
             if len(candidates) == 1:
                 found[name] = candidates[0]
     return found
 
 
 def _files_called(name: str, files: Sequence[str]) -> Sequence[str]:
-    """Return the files of a name, else those that end in it, else all."""
+    """Return the files with a name, else those with that ending, else all."""
     called = [file for file in files if PurePath(file).name == name]
     if called:
         return called
@@ -313,7 +313,7 @@ def _files_called(name: str, files: Sequence[str]) -> Sequence[str]:
 
 
 class WorkContext(Protocol):
-    """Attempt that a tool is called for, as far as the executor needs it."""
+    """Part of an attempt that the executor needs."""
 
     @property
     def idempotency_key(self) -> str:
@@ -344,13 +344,13 @@ class ToolCall:
     """The variables that every command inherits, such as `PATH`; `secrets.environ` has all."""
     cwd: Path
     output_limit: int
-    """Number of bytes of output that may be kept; more is an error."""
+    """Maximum number of bytes of output; more is an error."""
     grace: float
     """Seconds from asking a process to end until it is killed."""
     workspace: Path | None = None
-    """Directory to which the tool is confined."""
+    """Directory that the tool is confined to."""
     writable: tuple[Path, ...] = ()
-    """Further directories to which its command may write."""
+    """Further directories that its command may write to."""
 
 
 ToolRunner = Callable[[ToolCall], Awaitable[JsonValue]]

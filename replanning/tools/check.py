@@ -1,4 +1,4 @@
-"""Checks of the tools of a plan before it runs."""
+"""Checks of a plan's tools before it runs."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ _ERRORS_BY_KIND: Final[Mapping[str, tuple[type[Exception], ...]]] = {
     "shell": (CommandFailed, TransientCommandFailed),
     "http": (TransientHttpStatusFailed, HttpUnreachable, HttpConnectionLost),
 }
-"""Errors of the kinds of tools whose errors are all known, besides those of every tool."""
+"""Errors of each kind of tool whose errors are all known, besides those of every tool."""
 
 _ERRORS_OF_EVERY_TOOL: Final = (ToolTimedOut, ToolUnavailable, ToolOutputTooLarge)
 
@@ -115,13 +115,13 @@ _NUMBERS_BY_KIND: Final[Mapping[str, tuple[range, str]]] = {
     "http": (ERROR_STATUSES, "a server refuses with an HTTP status from 400 to 599"),
     "mcp": (range(0), "a tool of an MCP server fails without a number"),
 }
-"""Numbers of the failures of a kind of tool, with an explanation for other numbers."""
+"""Numbers that failures of each kind of tool can have, with the reason why others cannot occur."""
 
 _MAX_LOOKUPS: Final = 2_000
 """Maximum number of programs that are searched for on the PATH."""
 
 _MAX_JUDGED_CHARS: Final = 1_000_000
-"""Maximum number of characters of judged commands, each counted as often as it is used."""
+"""Maximum number of characters of judged commands; each use counts."""
 
 _TEMPLATE_KINDS: Final = ("shell", "http")
 """Kinds of tools that use only the arguments in their templates."""
@@ -145,7 +145,7 @@ class _Commands(NamedTuple):
 
 
 def check_tools(plan: Plan, *, kinds: frozenset[str] = frozenset()) -> list[Problem]:
-    """Return the problems of the tools of a plan that are bound to make it fail.
+    """Return the problems of a plan's tools that are bound to make it fail.
 
     Args:
         plan: the plan.
@@ -164,8 +164,8 @@ def _included_problems(
 ) -> Iterator[Problem]:
     """Yield the problems of the tasks of included plans.
 
-    The check is that of a whole plan, so it covers the plans that an included plan includes. A plan
-    that several tasks include is checked once.
+    The check covers a whole plan, and so the plans that an included plan includes. A plan that
+    several tasks include is checked once.
 
     Args:
         plan: the plan.
@@ -184,7 +184,7 @@ def _included_problems(
         fields = {"tasks": included.tasks, "parameters": declared_parameters(included)}
         place = format_path(("tasks", index, "include"))
         for problem in check(plan.model_copy(update=fields)):
-            # The tools are those of the whole plan, which is checked by itself.
+            # The tools belong to the whole plan, whose own check covers them.
             if problem.place.startswith("tasks"):
                 message = problem.message
                 if name_file:
@@ -193,7 +193,7 @@ def _included_problems(
 
 
 def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
-    """Yield the problems of the tools of a plan, and those of their uses by tasks."""
+    """Yield the problems of a plan's tools, and those of their uses by tasks."""
     used = used_tools(plan.tasks)
     for index, tool in enumerate(plan.tools):
         if tool.kind is not None and tool.kind in known:
@@ -203,8 +203,8 @@ def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
             if tool.kind:
                 path = (*path, "kind")
             yield Problem(format_path(path), _unknown_kind(tool, known))
-    # Many tasks may use one long tool, and many fallbacks inherit the same checks: each of these is
-    # read once.
+    # Many tasks may use one long tool, and many fallbacks may inherit the same commands: each is
+    # parsed once.
     tools: dict[str, ToolSpec] = {}
     needed_by_body: dict[str, list[str]] = {}
     holes: dict[str, list[LeadingHoles]] = {}
@@ -232,7 +232,7 @@ def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
             if id(checks) not in commands:
                 commands[id(checks)] = _read_commands(checks)
             for command, problem in _command_problems(commands[id(checks)], body.arguments):
-                # Checks that a fallback inherits have no place in it.
+                # Commands that a fallback inherits have no place in it.
                 place = format_path(path)
                 if body.commands:
                     place = format_path((*path, "expect", "commands", command.number))
@@ -241,7 +241,7 @@ def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
 
 
 def _definition_problems(tool: ToolSpec, kind: str, index: int) -> Iterator[Problem]:
-    """Yield the problems of the description of a tool of a known kind."""
+    """Yield the problems of the definition of a tool of a known kind."""
     name = f"tool {tool.name!r}"
     if kind in _DEFINITION_CHECKS:
         for path, problem in _DEFINITION_CHECKS[kind](tool):
@@ -256,9 +256,9 @@ def _definition_problems(tool: ToolSpec, kind: str, index: int) -> Iterator[Prob
 
 def _unknown_kind(tool: ToolSpec, known: Sequence[str]) -> str:
     if not tool.kind:
-        return join_parts(f"tool {tool.name!r} states no `kind`", f"known are {known}")
-    message = f"nothing executes kind {tool.kind!r} of tool {tool.name!r}"
-    return join_parts(message, f"known are {known}", did_you_mean(tool.kind, known))
+        return f"tool {tool.name!r} states no `kind`; known kinds are {known}"
+    message = f"tool {tool.name!r} has the unknown kind {tool.kind!r}"
+    return join_parts(message, f"known kinds are {known}", did_you_mean(tool.kind, known))
 
 
 def _argument_problems(
@@ -275,7 +275,7 @@ def _argument_problems(
     lacking = [name for name in needed if name not in body.arguments]
     if lacking:
         message = f"the body of tool {tool.name!r} needs the arguments {brief_repr(lacking)}"
-        yield f"{message}, given are {brief_repr(list(body.arguments))}"
+        yield f"{message}, the task gives {brief_repr(list(body.arguments))}"
     for problem in leading_problems(leading, body.arguments, tool.parameters):
         yield f"tool {tool.name!r}: {problem}"
 
@@ -292,12 +292,12 @@ def _command_problems(
             yield command, problem
         missing = [name for name in command.needed if name not in arguments]
         if missing:
-            given = f"given are {brief_repr(list(arguments))}"
+            given = f"the task gives {brief_repr(list(arguments))}"
             yield command, f"it needs the arguments {brief_repr(missing)}, {given}"
 
 
 def _condition_problems(plan: Plan) -> Iterator[Problem]:
-    """Yield the names and comparisons in conditions that can never be meant."""
+    """Yield the names and comparisons in conditions that are certainly mistakes."""
     own, known = _knowledge_by_tool(plan)
     results = _result_schemas(plan, known)
     for index, tool in enumerate(plan.tools):
@@ -326,7 +326,7 @@ def _condition_problems(plan: Plan) -> Iterator[Problem]:
 
 
 def _knowledge_by_tool(plan: Plan) -> tuple[dict[str, ToolKnowledge], dict[str, ToolKnowledge]]:
-    """Return what is known of the calls of tools: of themselves, and whichever tool is called.
+    """Return the knowledge of each tool by itself, and of its calls, which another tool may replace.
 
     If a tool of another kind may replace one, the fields of the output are unknown.
     """
@@ -334,7 +334,7 @@ def _knowledge_by_tool(plan: Plan) -> tuple[dict[str, ToolKnowledge], dict[str, 
     for tool in plan.tools:
         if tool.capability is not None:
             kinds.setdefault(tool.capability, set()).add(tool.kind)
-    # A file of tools without tasks may be that of an MCP proxy.
+    # A file of tools without tasks may belong to an MCP proxy.
     is_plan = bool(plan.tasks)
     # Once for each tool, since many tasks may use one with many parameters.
     own: dict[str, ToolKnowledge] = {}
@@ -358,7 +358,7 @@ def _result_schemas(
         if tool is None or task.fallbacks:
             continue
         results[task.id] = [*tool.output, *expected_schemas(task.expect)]
-        # The result is the list of those of its elements, of which any may be missing.
+        # The result lists the results of the elements, any of which may be missing.
         if task.for_each is not None:
             results[task.id] = [{"type": "array"}]
     return results
@@ -389,10 +389,10 @@ def _stated_problems(
 
     Args:
         part: the tool or the task.
-        tool: the name of the tool whose calls they are about, if any is named.
+        tool: the name of the tool whose calls are checked, if any is named.
         given: the arguments of the task; None for a tool.
-        known: what is known of the calls of tools, whichever tool replaces them.
-        own: what is known of the calls of the tools themselves.
+        known: the knowledge of the calls of tools, which other tools may replace.
+        own: the knowledge of the tools themselves.
         results: schemas of the outputs of tasks.
     """
     called = known.get(tool or "", ToolKnowledge())
@@ -412,7 +412,7 @@ def _stated_problems(
 def _retry_problems(
     retry: Retry, tool: ToolSpec, path: JsonPath, subject: str
 ) -> Iterator[Problem]:
-    """Yield the entries of `on` that no failure of the tool can fit.
+    """Yield the entries of `on` that no failure of the tool can match.
 
     A retry that never happens would otherwise be noticed only when the task fails.
     """
@@ -435,7 +435,7 @@ def _retry_problems(
 
 @cache
 def _error_names(kind: str) -> frozenset[str]:
-    """Return the names that a failure of a kind of tool may have in `on`; none if it may be any.
+    """Return the names in `on` that match failures of a kind of tool; empty if any name may.
 
     They include the errors of Python and of the HTTP client, from which errors of tools are derived
     or raised.
@@ -472,7 +472,7 @@ def _read_commands(checks: Sequence[str]) -> _Commands:
 def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[Problem]:
     """Return the programs, modules and variables that tools need and this machine lacks.
 
-    None of this keeps a plan from running: replanning handles a tool that fails for it.
+    None of this keeps a plan from running: a tool that fails for such a reason is replanned.
 
     Args:
         plan: the plan.
@@ -513,7 +513,7 @@ def _lacking_programs(
     Args:
         programs: the programs.
         path: the path.
-        lookups: whether each program that was searched for before is lacking.
+        lookups: the results of earlier searches: whether the program is lacking.
     """
     needs: list[str] = []
     for program in programs:
@@ -569,14 +569,14 @@ def check_danger(plan: Plan) -> list[Problem]:
 
 
 def _unasked_uses(plan: Plan) -> Iterator[Problem]:
-    """Yield the tasks that name a dangerous tool: many expect that a person is asked before."""
+    """Yield the tasks that name a dangerous tool: many people expect to be asked before it runs."""
     for index, task in enumerate(plan.tasks):
         tool = plan.tool(task.tool)
         if tool is None:
             continue
         if tool.dangerous:
             message = f"task {task.id!r}: nobody is asked before its tool {tool.name!r} runs"
-            why = "`dangerous` is about what replans and models add, not about what the plan says"
+            why = "`dangerous` is about what replans and models add, not what the plan says"
             yield Problem(f"tasks[{index}]", f"{message}; {why}")
 
 
@@ -587,11 +587,11 @@ def _dangerous_uses(plan: Plan) -> Iterator[Problem]:
             tool = plan.tool(body.tool)
             if tool is None:
                 continue
-            if tool.dangerous:  # stated, so that nothing is left to judge
+            if tool.dangerous:  # stated, so no command needs judging
                 continue
             judged += len(tool.command or "")
             if judged > _MAX_JUDGED_CHARS:
-                end = "from here on, no use is judged: the commands are too long in all"
+                end = "from here on, no use is judged: the commands are too long in total"
                 yield Problem(format_path(path), end)
                 return
             harm = command_risk(tool, body.arguments)
@@ -604,10 +604,10 @@ def _dangerous_uses(plan: Plan) -> Iterator[Problem]:
 def check_missing_outputs(plan: Plan) -> list[Problem]:
     """Return the arguments that may be null although the tool needs a value.
 
-    It needs one where the parameter has a type, and where its command or its address contains it.
+    A tool needs a value where the parameter has a type, and where its command or URL contains it.
 
-    They refer to a task that a condition may leave out although the task that reads it runs, or
-    that may fail before a task with `run_if: always`.
+    Such an argument refers to a task that a condition may leave out while the task that reads it
+    runs, or that may fail before a task with `run_if: always`.
     """
     branches = _Branches(plan)
     found: list[Problem] = []
@@ -745,7 +745,7 @@ class _Branches:
         return skipped
 
     def _left_out(self, skipped: Iterable[TaskId]) -> set[TaskId]:
-        """Return the tasks that are left out where these are skipped by their conditions."""
+        """Return the tasks that are left out if the conditions of these skip them."""
         left_out = set(skipped)
         if self._sequential:
             return left_out
@@ -761,9 +761,9 @@ class _Branches:
 
 
 def check_unused_arguments(plan: Plan) -> list[Problem]:
-    """Return the arguments that no command and no request uses, so that they have no effect.
+    """Return the arguments that no command or request uses, so they have no effect.
 
-    They are no errors, since another tool may use them.
+    They are not errors, since another tool may use them.
 
     Args:
         plan: the plan.
@@ -805,14 +805,14 @@ def _unused_arguments(plan: Plan) -> Iterator[Problem]:
                 if name in in_checks[id(checks)]:
                     continue
                 where = format_path((*path, "arguments", name))
-                message = f"tool {body.tool!r} makes no use of {name!r}"
+                message = f"tool {body.tool!r} does not use {name!r}"
                 yield Problem(where, f"task {task.id!r}: {message}")
 
 
 def check_env_arguments(plan: Plan) -> list[Problem]:
-    """Return the arguments with `{env:NAME}`, which is filled in only for tools.
+    """Return the arguments with `{env:NAME}`, which is filled in only in the fields of tools.
 
-    They are no errors, since a tool may want this text.
+    They are not errors, since a tool may want this text.
 
     Args:
         plan: the plan.

@@ -1,6 +1,6 @@
 """Checks of conditions and paths against the arguments and outputs of tools.
 
-They report only certain mistakes: names that nothing can have, and comparisons of values whose
+They report only what is certainly wrong: names that cannot exist, and comparisons of values whose
 types never match.
 """
 
@@ -71,7 +71,7 @@ class Checked(NamedTuple):
     """Schemas of the values that a condition or a reference may read.
 
     Attributes:
-        output: schemas of the output, all of which it fits; none for `when`.
+        output: schemas that the output fits; none for `when`.
         arguments: the names and schemas of the arguments that a tool takes; None if it takes any.
         given: the arguments of the task; None for a condition or reference of a tool.
         results: schemas of the outputs of tasks.
@@ -87,7 +87,7 @@ class ToolKnowledge(NamedTuple):
     """Schemas of the arguments and outputs of a tool.
 
     Attributes:
-        output: JSON Schemas of the output, all of which it fits.
+        output: JSON Schemas that the output fits.
         arguments: the arguments that the tool takes, each with a JSON Schema; None if it takes any.
     """
 
@@ -119,11 +119,11 @@ def expectation_problems(
     given: Mapping[str, JsonValue] | None,
     results: Mapping[TaskId, Sequence[JsonObject]],
 ) -> Iterator[tuple[JsonPath, str]]:
-    """Yield the problems of the conditions of an expectation, each with its place in that.
+    """Yield the problems of the conditions of an expectation, each with its path there.
 
     Args:
         expect: the expectation.
-        tool: what is known of the tool whose output the expectation is about.
+        tool: the knowledge of the tool whose output is checked.
         given: the arguments of the task that states it; None for an expectation of the tool.
         results: schemas of the outputs of tasks.
     """
@@ -143,9 +143,9 @@ def agreement_problems(
     """Yield the paths of `agrees_with` that one of the two outputs never has.
 
     Args:
-        expect: the expectation; each problem has its place in that.
-        tool: the tool whose output the expectation is about, if any is named.
-        known: what is known of the calls of tools, by their names.
+        expect: the expectation; each problem has its path there.
+        tool: the tool whose output is checked, if any is named.
+        known: the knowledge of tools, by name.
     """
     agreement = expect.agrees_with
     if agreement is None:
@@ -174,9 +174,9 @@ def confirmation_problems(
     """Yield the problems of the condition and the references of a confirmation.
 
     Args:
-        confirm: the confirmation; each problem has its place in that.
-        tool: what is known of the tool whose call is in doubt.
-        asked: what is known of the tool that the confirmation calls, whose output is checked.
+        confirm: the confirmation; each problem has its path there.
+        tool: the knowledge of the tool whose call is in doubt.
+        asked: the knowledge of the tool that the confirmation calls, whose output is checked.
         given: the arguments of the task that states it; None for a confirmation of the tool.
         results: schemas of the outputs of tasks.
     """
@@ -200,7 +200,7 @@ def undo_problems(undo: Undo, tool: ToolKnowledge) -> Iterator[tuple[JsonPath, s
 
     Args:
         undo: the compensation that a tool states.
-        tool: what is known of that tool.
+        tool: the knowledge of that tool.
     """
     checked = Checked(tool.output, tool.arguments, None, {})
     for name, value in undo.arguments.items():
@@ -235,7 +235,7 @@ def _output_schemas(tool: ToolSpec, *, is_plan: bool) -> list[JsonObject]:
     fields = OUTPUTS_BY_KIND.get(tool.kind or "")
     if fields is not None and (is_plan or tool.kind != "mcp"):
         schema: JsonObject = {"type": "object", "properties": fields}
-        # The output has the artifacts as well, by names that arguments may complete.
+        # The output also has the artifacts, whose names arguments may complete.
         if not any(placeholders(name) for name in tool.produces):
             produced: JsonObject = {name: {} for name in tool.produces}
             schema["properties"] = {**fields, **produced}
@@ -290,7 +290,7 @@ def _operands(node: ast.AST) -> Iterable[ast.AST]:
 
 
 def _operation_problem(node: ast.AST, checked: Checked) -> str:
-    """Return why an operation is never meant for its operands; empty if it may be."""
+    """Return why an operation never fits its operands; empty if it may."""
     problem = ""
     match node:
         case ast.Compare():
@@ -299,11 +299,11 @@ def _operation_problem(node: ast.AST, checked: Checked) -> str:
             for operand in (left, right):
                 types = _types_of(operand, checked)
                 if types is not None and types.isdisjoint({"string", "null"}):
-                    problem = f"`matches` compares texts, and {_told(operand, types)}"
+                    problem = f"`matches` compares texts, and {_typed(operand, types)}"
         case ast.Call(args=[argument]):
             types = _types_of(argument, checked)
             if types is not None and types <= {"number", "boolean"}:
-                problem = f"len is of a text, an array or an object, and {_told(argument, types)}"
+                problem = f"len takes a text, an array or an object, and {_typed(argument, types)}"
     return problem
 
 
@@ -314,7 +314,7 @@ def _reference_problems(
 
     Args:
         references: the references, each with a path that begins with the name of its root.
-        checked: what is known of the roots.
+        checked: the schemas of the roots.
         is_needed: whether an argument that the task does not give is a problem.
     """
     for reference in dict.fromkeys(references):
@@ -348,7 +348,7 @@ def _lookup_problem(root: str, steps: list[str | int], checked: Checked, *, is_n
     Args:
         root: the name that it begins with.
         steps: the names and numbers that follow.
-        checked: what is known of the roots.
+        checked: the schemas of the roots.
         is_needed: whether an argument that the task does not give is a problem.
     """
     if root == "arguments" and steps:
@@ -362,7 +362,7 @@ def _path_problem(
     """Return why a path never leads to a value; empty if it may.
 
     Args:
-        schemas: the schemas of the value that contains the path.
+        schemas: the schemas of the value that the path starts at.
         steps: the path.
         lookup: the lookup of that value; empty for the output whose fields are compared.
     """
@@ -392,7 +392,7 @@ def _argument_problem(name: str, checked: Checked, *, is_needed: bool) -> str:
 
 def _listed(names: Mapping[str, object]) -> str:
     if not names:
-        return "there is none"
+        return "there are none"
     return f"there is {join_names([repr(name) for name in names], _MAX_NAMES)}"
 
 
@@ -563,12 +563,12 @@ def _pair_problem(operation: ast.cmpop, left: ast.expr, right: ast.expr, checked
     second = _types_of(right, checked)
     if first is None or second is None:
         return ""
-    told = f"{_told(left, first)}, and {_told(right, second)}"
+    both = f"{_typed(left, first)}, and {_typed(right, second)}"
     if isinstance(operation, ast.In | ast.NotIn):
         if second <= {"number", "boolean"}:
-            return f"{_told(right, second)}, in which nothing can be"
+            return f"{_typed(right, second)}, which cannot contain anything"
         if second == {"string"} and not first & {"string"}:
-            return f"{told}: only a text is in a text"
+            return f"{both}: a text contains only text"
         return ""
     # Any value may be compared with null.
     if {"null"} in (first, second):
@@ -576,18 +576,18 @@ def _pair_problem(operation: ast.cmpop, left: ast.expr, right: ast.expr, checked
     if _comparable(first) & _comparable(second):
         return ""
     if isinstance(operation, _ORDERINGS):
-        return f"{told}: neither is less than the other"
-    return f"{told}: they are never equal"
+        return f"{both}: they have no order"
+    return f"{both}: they are never equal"
 
 
 def _comparable(types: frozenset[str]) -> frozenset[str]:
-    """Return types with one name for those whose values may be equal: true equals 1."""
+    """Return types with `boolean` as `number`, because true equals 1."""
     if "boolean" in types:
         return types - {"boolean"} | {"number"}
     return types
 
 
-def _told(node: ast.expr, types: frozenset[str]) -> str:
+def _typed(node: ast.expr, types: frozenset[str]) -> str:
     return f"{shown(node)} is {_with_article(' or '.join(sorted(types)))}"
 
 

@@ -1,17 +1,17 @@
 """Errors of tools.
 
     ToolError
-    ├── UnknownTool                    the task names a tool that nobody described
-    ├── InvalidTool                    the description of the tool cannot be run
+    ├── UnknownTool                    the plan does not describe the tool of the task
+    ├── InvalidTool                    the definition of the tool cannot be run
     ├── InvalidArguments               the arguments do not fit the tool
-    ├── ToolUnavailable                a program, module or variable it needs is not here
-    ├── CommandFailed                  a command ended with an exit code that is a failure
-    │   └── TransientCommandFailed     ... with one that the tool declares as transient
+    ├── ToolUnavailable                a program, module or variable is missing
+    ├── CommandFailed                  a command ended with a failing exit code
+    │   └── TransientCommandFailed     ... with one listed under `transient`
     ├── HttpStatusFailed               a server answered with an error status
     │   └── TransientHttpStatusFailed  ... that may pass
     ├── McpToolFailed                  an MCP server or one of its tools reports an error
-    ├── McpServerLost                  an MCP server went away during a call; in doubt
-    ├── McpNotInstalled                there are MCP servers, but the SDK is not installed
+    ├── McpServerLost                  an MCP server was lost during a call; in doubt
+    ├── McpNotInstalled                the plan has MCP servers, but the SDK is missing
     ├── HttpUnreachable                a server could not be reached; may pass
     ├── HttpConnectionLost             the connection was lost before the answer; in doubt
     ├── ToolTimedOut                   a tool took longer than the executor allows; in doubt
@@ -31,14 +31,14 @@ from replanning.errors import OutputError, ToolError, TransientError
 from replanning.plan.messages import cut, did_you_mean, format_duration, join_parts
 
 MAX_EXCERPT_CHARS = 2_000
-"""Number of characters of a server's answer that an error message quotes."""
+"""Maximum number of characters of a server's answer that an error message quotes."""
 
 MAX_STREAM_CHARS = 1_200
-"""Number of characters of each output stream that an error message quotes: both fit a prompt."""
+"""Maximum number of characters of each output stream in an error message: both fit a prompt."""
 
 
 def head(text: str) -> str:
-    """Return the start of a text, with a mark if its end was left out."""
+    """Return the start of a text, with a note if its end was cut off."""
     text = text.strip()
     left = len(text) - MAX_EXCERPT_CHARS
     if left <= 0:
@@ -47,7 +47,7 @@ def head(text: str) -> str:
 
 
 def tail(text: str) -> str:
-    """Return the end of a text, with a mark if its start was left out."""
+    """Return the end of a text, with a note if its start was cut off."""
     text = text.strip()
     left = len(text) - MAX_STREAM_CHARS
     if left <= 0:
@@ -64,15 +64,15 @@ class UnknownTool(ToolError):
         self.known_tools = tuple(known)
         hint = ""
         if tool is None:
-            what = f"task {task!r} names no tool"
+            problem = f"task {task!r} names no tool"
         else:
             hint = did_you_mean(tool, self.known_tools)
-            what = f"task {task!r} names the tool {tool!r}, which the plan does not describe"
-        super().__init__(join_parts(what, f"described are {list(self.known_tools)}", hint))
+            problem = f"task {task!r} names the tool {tool!r}, which the plan does not describe"
+        super().__init__(join_parts(problem, f"its tools are {list(self.known_tools)}", hint))
 
 
 class InvalidTool(ToolError):
-    """The description of a tool cannot be run; `problems` lists everything wrong with it."""
+    """The definition of a tool cannot be run; `problems` lists everything wrong with it."""
 
     def __init__(self, tool: str, problems: Sequence[str]) -> None:
         self.tool = tool
@@ -99,10 +99,10 @@ class ToolUnavailable(ToolError):
 
 
 class CommandFailed(ToolError):
-    """A command ended with an exit code that is a failure.
+    """A command ended with a failing exit code.
 
     Attributes:
-        exit_code: that of the command, or 128 and the number of the signal that ended it.
+        exit_code: the exit code; 128 plus the number of the signal if one ended the command.
         stderr: the end of its error output.
         stdout: the end of its output; many checkers and test runners write their findings there.
     """
@@ -116,7 +116,7 @@ class CommandFailed(ToolError):
         self.stderr = tail(stderr)
         self.stdout = tail(stdout)
         ended = f"exit code {exit_code}"
-        # Other exit codes are no number of a signal.
+        # Other exit codes do not stand for a signal.
         with suppress(ValueError):
             ended += f" ({signal.Signals(exit_code - 128).name})"
             self.in_doubt = True
@@ -169,14 +169,14 @@ class HttpStatusFailed(ToolError):
         if request_id:
             message += f"; request id {request_id}"
         if retry_after is not None:
-            message += f"; to be tried again after {format_duration(retry_after)}"
+            message += f"; it asks to wait {format_duration(retry_after)}"
         if self.response_text:
             message += f": {self.response_text}"
         super().__init__(message)
 
 
 class TransientHttpStatusFailed(HttpStatusFailed, TransientError):
-    """A server answered with a status that may pass: 408, 425, 429, 503 or a `transient` one."""
+    """A server answered with a transient status: 408, 425, 429, 503 or one under `transient`."""
 
 
 class HttpUnreachable(ToolError, TransientError):
@@ -210,7 +210,7 @@ class McpToolFailed(ToolError):
 
 
 class McpServerLost(ToolError):
-    """An MCP server went away during a call, which it may have carried out."""
+    """An MCP server was lost during a call, which it may have carried out."""
 
     in_doubt = True
 
@@ -218,7 +218,7 @@ class McpServerLost(ToolError):
         self.tool = tool
         self.server = server
         self.reason = reason
-        lost = f"the MCP server {server!r} went away while it was at work"
+        lost = f"the MCP server {server!r} was lost during the call"
         super().__init__(f"tool {tool!r}: {lost}: {head(reason)}")
 
 
@@ -240,8 +240,8 @@ class ToolTimedOut(ToolError):
         self.tool = tool
         self.timeout = limit
         super().__init__(
-            f"tool {tool!r} was stopped after {format_duration(limit)}, the limit where nothing else"
-            " is stated; give the task or the tool a `timeout` if it needs longer"
+            f"tool {tool!r} was stopped after {format_duration(limit)}, the default limit; give the"
+            " task or the tool a `timeout` if it needs longer"
         )
 
 
@@ -255,5 +255,5 @@ class ToolOutputTooLarge(ToolError, OutputError):
         self.limit = limit
         super().__init__(
             f"tool {tool!r} was stopped because {source} exceeded {limit} bytes; let it write to a"
-            " file and name the file, or raise the output limit (`max_output` in the settings)"
+            " file and return its name, or raise the output limit (`max_output` in the settings)"
         )

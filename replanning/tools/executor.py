@@ -1,4 +1,4 @@
-"""Execution of tasks by the tools of their plan."""
+"""Executor of tasks with the tools of their plan."""
 
 from __future__ import annotations
 
@@ -57,27 +57,27 @@ _JSON_TYPE_NAMES: Final[Mapping[type, str]] = {
 
 
 class ToolExecutor:
-    """Executor of tasks by the tools that their plan describes: the work of an orchestrator.
+    """Executor of tasks with the tools that their plan describes, for an orchestrator.
 
     ```python
     async with ToolExecutor(plan) as work:
         result = await engine.attach(SwarmOrchestrator(work)).run(plan)
     ```
 
-    It knows the kinds `shell`, `http`, `python` and `mcp`. Variables `{env:NAME}` in the
-    description of a tool are looked up when it runs. Their values are hidden in errors, and the run
-    masks them in whatever leaves it.
+    It knows the kinds `shell`, `http`, `python` and `mcp`. Variables `{env:NAME}` in the definition
+    of a tool are looked up when it runs. Their values are hidden in errors, and the run masks them
+    in whatever leaves it.
 
     Args:
         tools: the plan, or the tools themselves. A tool of the live plan takes precedence over one
             of the same name.
-        default_timeout: seconds or timedelta for a call for which neither task nor tool states a
-            timeout; None for no limit.
+        default_timeout: time limit, in seconds or as timedelta, of a call whose task and tool state
+            no timeout; None for no limit.
         output_limit: number of bytes that one task may print or receive; more is an error, output
             is never truncated.
-        cwd: the working directory of commands, to which `cwd` of a tool is relative; it is relative
-            to the folder of the run. MCP servers are started before a run is open, so for them it
-            is relative to the folder of this process.
+        cwd: the working directory of commands, relative to the folder of the run; `cwd` of a tool
+            is relative to it. MCP servers start before a run is open, so for them it is relative to
+            the folder of this process.
         environ: the environment of commands and of `{env:NAME}`; by default that of the process.
         grace: seconds or timedelta from asking a process to end until it is killed.
         kinds: runners of further kinds by name, or replacements of the built-in ones.
@@ -232,8 +232,8 @@ class ToolExecutor:
         if runner is None:
             problem = "it states no `kind`"
             if tool.kind is not None:
-                problem = f"nothing executes its kind {tool.kind!r}"
-            raise InvalidTool(tool.name, [f"{problem}; known are {sorted(self._runners)}"])
+                problem = f"its kind {tool.kind!r} is unknown"
+            raise InvalidTool(tool.name, [f"{problem}; known kinds are {sorted(self._runners)}"])
         # A model may have written the task, and must not have its commands run.
         for command in task.commands:
             if command not in self._commands:
@@ -262,7 +262,7 @@ class ToolExecutor:
 
         Raises:
             UnexpectedOutput: a command failed, so the task is not done.
-            UnverifiedOutput: a command cannot be run, or not to its end.
+            UnverifiedOutput: a command cannot be started, or does not finish.
         """
         fields: dict[str, object] = {"name": "expect", "kind": "shell"}
         fields |= {"cwd": own.cwd, "workspace": own.workspace, "env": own.env}
@@ -274,7 +274,7 @@ class ToolExecutor:
                 expected = f"expected {command!r} to succeed"
                 if isinstance(error, CommandFailed) and not error.in_doubt:
                     raise UnexpectedOutput(f"{expected}: {error}", output, missed=True) from None
-                unknown = f"{expected}, and it gave no verdict: {error}"
+                unknown = f"{expected}, but it gave no verdict: {error}"
                 raise UnverifiedOutput(unknown, output) from None
         context.record_checked()
 
@@ -286,7 +286,7 @@ class ToolExecutor:
         context: WorkContext,
         limit: float | None,
     ) -> JsonValue:
-        """Run a tool, in at most `limit` seconds, if the arguments and this machine fit it."""
+        """Run a tool for at most `limit` seconds, after a check of its arguments and variables."""
         arguments = task.arguments
         missing = missing_arguments(tool.filled_texts, arguments)
         if IDEMPOTENCY_KEY in missing:
@@ -294,9 +294,10 @@ class ToolExecutor:
             missing.remove(IDEMPOTENCY_KEY)
         problems: list[str] = []
         if missing:
-            problems.append(f"it needs the arguments {missing}, given are {list(task.arguments)}")
+            given = list(task.arguments)
+            problems.append(f"it needs the arguments {missing}, the task gives {given}")
         problems += _type_problems(tool, task)
-        # Only the contexts of a run are sure to have a directory.
+        # Only contexts of a run are certain to have a directory.
         directory = Path(getattr(context, "directory", ""), self._cwd)
         cwd = directory
         workspace = None
@@ -326,7 +327,7 @@ class ToolExecutor:
             workspace=workspace,
         )
         key = context.idempotency_key
-        # A process that is stopped may take a while to end.
+        # The process of an earlier attempt may take a while to end.
         while key in self._running:
             await self._running[key].wait()
         over = anyio.Event()
@@ -342,7 +343,7 @@ class ToolExecutor:
 
 
 def _type_problems(tool: ToolSpec, task: Task) -> list[str]:
-    """Return the arguments of a task that are not of the types that its tool states."""
+    """Return the arguments of a task whose types differ from those that its tool states."""
     problems: list[str] = []
     for name, expected in tool.parameters.items():
         if name not in task.arguments or expected not in _JSON_TYPE_NAMES.values():
@@ -350,5 +351,5 @@ def _type_problems(tool: ToolSpec, task: Task) -> list[str]:
         actual = _JSON_TYPE_NAMES[type(task.arguments[name])]
         # An integer is a number as well.
         if actual != expected and (expected, actual) != ("number", "integer"):
-            problems.append(f"{name!r} must be of type {expected}, it is {actual}")
+            problems.append(f"{name!r} must be of type {expected}, not {actual}")
     return problems

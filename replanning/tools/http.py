@@ -56,7 +56,7 @@ _SECRET_HEADERS: Final = frozenset(
 )
 _SAFE_METHODS: Final = frozenset(READING_METHODS)
 _DEFAULT_KEY_HEADER: Final = "Idempotency-Key"
-"""Header for the idempotency key of requests other than reading ones."""
+"""Header for the idempotency key of requests that may change something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ def build_request(
             raise ValueError(f"the header {name!r} would hold {held}")
         if name.lower() in _SECRET_HEADERS:
             secrets.add(text)
-            # Behind the scheme, such as `Bearer`.
+            # The part after the scheme, such as `Bearer`.
             secrets.add(text.partition(" ")[2])
         headers[name] = text
     names = {name.lower() for name in headers}
@@ -215,7 +215,7 @@ def _build_url(template: str, secrets: Secrets, scalar: Callable[[str], str]) ->
     url += render(path, secrets, segment, escape=quoted) + mark_of_query
     url += render(query, secrets, lambda name: quoted(scalar(name)), escape=quoted)
     if not _is_http_url(url):
-        why = "which is no address of http:// or https://"
+        why = "which is not an http:// or https:// address"
         raise ValueError(f"they make the url {secrets.redact(url)!r}, {why}")
     address = re.split(r"[?#]", url, maxsplit=1)[0]
     if not {".", ".."}.isdisjoint(address.split("/")):
@@ -236,7 +236,7 @@ def _is_http_url(url: str) -> bool:
 def _scalar_text(name: str, value: JsonValue) -> str:
     if isinstance(value, list | dict):
         kind = "a list" if isinstance(value, list) else "an object"
-        raise ValueError(f"{name!r} is {kind}, which has no place there")
+        raise ValueError(f"{name!r} is {kind}, which cannot be filled in there")
     return argument_text(name, value)
 
 
@@ -276,7 +276,7 @@ class HttpToolRunner:
             artifacts, by name; `undecodable`, if bytes of the text were replaced.
 
         Raises:
-            InvalidTool: the description makes no request.
+            InvalidTool: the definition makes no request.
             InvalidArguments: an argument does not fit its place.
             HttpStatusFailed: the server answered with an error status.
             HttpUnreachable: the server could not be reached.
@@ -324,7 +324,7 @@ class HttpToolRunner:
             await client.aclose()
 
     async def _fetch(self, call: ToolCall, request: Request) -> tuple[httpx.Response, bytes]:
-        """Return the answer after all redirects to the same host, with its body."""
+        """Return the final response, after redirects to the same host, and its body."""
         if self._client is None:
             self._client = httpx.AsyncClient(
                 headers={"Accept-Encoding": "gzip, deflate"},
@@ -398,7 +398,7 @@ def _status_error(
     advice = ""
     if response.has_redirect_location:
         target = call.secrets.redact(response.headers["location"])
-        advice = f"it redirects to {target!r}; if that is right, write it as the `url` of the tool"
+        advice = f"it redirects to {target!r}; if that is right, make it the `url` of the tool"
     return error(
         call.tool.name,
         request.redacted,
@@ -420,7 +420,7 @@ _NEVER_SENT: Final = (
 
 
 def _transport_error(call: ToolCall, request: Request, error: httpx.TransportError) -> ToolError:
-    """Return the error of a tool for a failure of its connection."""
+    """Return the error for a failed connection."""
     name = call.tool.name
     reason = call.secrets.redact(str(error)) or type(error).__name__
     cause: BaseException | None = error

@@ -1,4 +1,4 @@
-"""Tools of MCP servers: their specs, discovery, calls and outputs, checked and bounded."""
+"""Tools of MCP servers: specs, discovery, calls and outputs, checked and bounded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 MAX_SCHEMA_CHARS: Final = 16_000
-"""Number of characters up to which a schema is kept; of a larger one, only parameter types are."""
+"""Maximum number of characters of a schema; of a larger one, only the parameter types are kept."""
 
 _MAX_PARAMETERS: Final = 200
 _CONTROL_CHARS: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
@@ -118,7 +118,7 @@ CLOSE_TIMEOUT: Final = 10.0
 
 
 class AvailabilityListener(Protocol):
-    """Receiver of changes in availability, such as `run.change_resource`."""
+    """Receiver of changes in the availability of tools, such as `run.change_resource`."""
 
     def __call__(self, name: str, /, *, available: bool, reason: str) -> object:
         """Receive the new availability of the tool `name`, with the reason."""
@@ -159,7 +159,7 @@ class McpToolRunner:
         return reasons
 
     async def open(self) -> None:
-        """Let servers be started; `aclose` must be called by the same task."""
+        """Allow servers to start; the same task must call `aclose`."""
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
 
@@ -236,15 +236,15 @@ class McpToolRunner:
 
         Raises:
             InvalidArguments: they do not fit the schema of the tool.
-            ToolUnavailable: the server is not there.
-            McpServerLost: the server went away during the call.
+            ToolUnavailable: the server is unavailable.
+            McpServerLost: the server was lost during the call.
             McpToolFailed: the tool, or the server, reports an error.
-            ToolOutputTooLarge: it answers more than may be kept.
+            ToolOutputTooLarge: its answer exceeds the limit.
             McpNotInstalled: the SDK is not installed.
         """
         tool = call.tool
         name = tool.server or ""
-        # Only the contexts of a run are sure to receive reports.
+        # Only contexts of a run are certain to receive reports.
         report: AvailabilityListener | None = getattr(call.context, "change_resource", None)
         if report is not None and self._listener is None:
             self.watch(report)
@@ -276,7 +276,7 @@ class McpToolRunner:
             raise McpToolFailed(tool.name, name, reason)
         whole = json.dumps([text, result.structured_content, others], ensure_ascii=False)
         if len(whole.encode(errors="replace")) > call.output_limit:
-            raise ToolOutputTooLarge(tool.name, call.output_limit, "what the server answered")
+            raise ToolOutputTooLarge(tool.name, call.output_limit, "the server's answer")
         value: JsonValue = None
         if result.structured_content is not None:
             value = parse_json(json.dumps(result.structured_content))
@@ -297,7 +297,7 @@ class McpToolRunner:
         if name not in self.servers:
             raise ToolUnavailable(tool, needed, "which the plan does not describe under `mcp`")
         if self._group is None:
-            where = "which is only there within `async with ToolExecutor(…)`"
+            where = "which runs only within `async with ToolExecutor(…)`"
             raise ToolUnavailable(tool, needed, where)
         if find_spec("mcp") is None:
             raise McpNotInstalled(self.servers)
@@ -324,7 +324,7 @@ class McpToolRunner:
                 continue
             reason = session.unavailable_reason
             if not reason and _name_on_server(tool) not in session.tools:
-                reason = "the server does not have it any more"
+                reason = "the server no longer has it"
             available = not reason
             if self._reported.get(tool.name) is available:
                 continue
@@ -342,7 +342,7 @@ def _name_on_server(tool: ToolSpec) -> str:
 
 
 def _tools_with_found(plan: Plan, sessions: Mapping[str, McpSession]) -> list[ToolSpec]:
-    """Return the tools of a plan, completed by their servers, and further tools of the servers."""
+    """Return the tools of a plan, completed by their servers, and the other tools of the servers."""
     tools: list[ToolSpec] = []
     known: set[tuple[str, str]] = set()
     for tool in plan.tools:
@@ -367,7 +367,7 @@ def _tools_with_found(plan: Plan, sessions: Mapping[str, McpSession]) -> list[To
 
 
 def _unavailable_spec(name: str, sessions: Mapping[str, McpSession]) -> ToolSpec | None:
-    """Return the spec of a tool whose server does not answer; None if it is of no such server."""
+    """Return the spec of a tool whose server does not answer; None if its server does."""
     for server, session in sessions.items():
         if name.startswith(f"{server}.") and not session.available:
             fields: dict[str, object] = {"name": name, "kind": "mcp", "server": server}
@@ -383,7 +383,7 @@ def _merged_spec(tool: ToolSpec, session: McpSession) -> ToolSpec:
     name = _name_on_server(tool)
     found = session.tools.get(name)
     if found is None:
-        # Without a description the worst is assumed.
+        # Without a description, the tool is assumed to be dangerous.
         is_stated = "dangerous" in tool.model_fields_set or name in session.server.safe
         is_dangerous = tool.dangerous or not is_stated
         return tool.model_copy(update={"available": False, "dangerous": is_dangerous})

@@ -76,7 +76,7 @@ class _Connection:
     Attributes:
         stderr_tail: the last output on stderr.
         client: the client; None until the server answers.
-        calls: the scopes of calls that wait for an answer, or were lost.
+        calls: the scopes of calls that wait for an answer, or lost the server.
         reason: why the server is gone; set before `closed`.
         ended: set as soon as the process or connection has ended.
         tools_changed: set when the server reports changed tools.
@@ -100,15 +100,15 @@ class _Connection:
     _abandoned: bool = False
 
     async def handle_message(self, message: object) -> None:
-        """Handle a notification; reading pauses meanwhile."""
+        """Handle a notification; no further message is read until this returns."""
         if isinstance(message, ToolListChangedNotification):
             self.tools_changed.set()
 
     async def read_stderr(self, end: int) -> None:
         """Read stderr, for the log and for the error when the program ends."""
         os.set_blocking(end, False)
-        # Lines that follow one another without a pause are logged together, because a part of a
-        # secret is not recognised.
+        # Lines without a pause between them are logged together, because a part of a secret is not
+        # recognised.
         unlogged = bytearray()
         try:
             while True:
@@ -129,7 +129,7 @@ class _Connection:
                 else:
                     self._find_process_group()
                 if len(self.stderr_tail) > _MAX_STDERR_BYTES:
-                    # A word that is cut is left out: half a secret is not recognised.
+                    # A word that was cut is dropped: half a secret is not recognised.
                     tail = self.stderr_tail[-_MAX_STDERR_BYTES:]
                     self.stderr_tail = _PARTIAL_WORD.sub(b"", tail, count=1)
         finally:
@@ -138,7 +138,7 @@ class _Connection:
             self._stderr_closed.set()
 
     def _find_process_group(self) -> None:
-        """Take the line of the launcher out of what was read, if it is there by now."""
+        """Remove the line of the launcher from the output, once it was read."""
         found = _GROUP_LINE.search(self.stderr_tail)
         if found is None:
             return
@@ -162,7 +162,7 @@ class _Connection:
         try:
             end = os.pidfd_open(self._process_group)
         except (AttributeError, OSError):
-            # The system cannot, or the program is gone already, which closes its output.
+            # The system has no such call, or the program is gone already, which closes its output.
             return
         try:
             await anyio.wait_readable(end)
@@ -173,13 +173,13 @@ class _Connection:
     async def terminate(self, processes: ProcessTree) -> None:
         """Kill the program and everything that it started, and read the rest of stderr."""
         with anyio.CancelScope(shield=True):
-            # Before the program is gone, because its children are also recognised by their parent.
+            # Before the program is gone: its children are also recognised by their parent.
             await anyio.to_thread.run_sync(processes.find)
             self._kill()
             left = await anyio.to_thread.run_sync(processes.end)
         if left:
             names = self._without_secrets(", ".join(left))
-            _log.warning("%s: still running, and cannot be ended: %s", self.name, names)
+            _log.warning("%s: cannot be ended, and still running: %s", self.name, names)
         with anyio.move_on_after(_STDERR_DRAIN_TIMEOUT):
             await self._stderr_closed.wait()
 
@@ -307,7 +307,7 @@ def _require_program(program: str, cwd: Path, path: str) -> None:
 _log = logging.getLogger("replanning.mcp")
 _REDACTOR = Redactor()
 MAX_RESTARTS: Final = 5
-"""Number of restarts in a row without an answered call, after which a server is given up."""
+"""Maximum number of restarts in a row without an answered call; then a server is given up."""
 
 _MAX_TOOLS: Final = 1_000
 _MAX_PAGES: Final = 100
@@ -332,8 +332,7 @@ class McpSession:
     Attributes:
         tools: the tools of the server by name, as it last listed them.
         unavailable_reason: why the server is unavailable; "" if it is available.
-        starts_again: whether the server has answered before and is being restarted, for which calls
-            wait.
+        starts_again: whether the server has answered before and is being restarted; calls wait.
         secrets: the secrets that the server was given.
     """
 
@@ -350,7 +349,7 @@ class McpSession:
         self.name = name
         self.server = server
         self.tools: dict[str, Tool] = {}
-        self.unavailable_reason = "it was not started yet"
+        self.unavailable_reason = "it has not been started yet"
         self.starts_again = False
         self.secrets = Secrets(environ)
         self._cwd = cwd
@@ -392,7 +391,7 @@ class McpSession:
             self._connection.settled.set()
 
     def close(self) -> None:
-        """Stop the server; a connected one may end by itself."""
+        """Stop the server; a connected one may first end by itself."""
         self._closing = True
         if self._connection.client is not None:
             self._connection.ended.set()
@@ -425,13 +424,13 @@ class McpSession:
         Args:
             tool: the name that the server gives the tool.
             arguments: the arguments of the call.
-            named: the name that the plan or the client gives the tool, for errors.
+            named: the name that errors use: that of the plan or of the client.
             on_progress: called with the progress that the server reports.
             meta: metadata of the request.
 
         Raises:
-            ToolUnavailable: the server is not there.
-            McpServerLost: the server went away during the call, which it may have begun.
+            ToolUnavailable: the server is unavailable.
+            McpServerLost: the server was lost during the call, which it may have begun.
             Exception: any error of the SDK; `MCPError` if the server refuses.
         """
         if self._connection.client is None:
@@ -439,7 +438,7 @@ class McpSession:
         connection = self._connection
         if connection.client is None:
             raise self._absent(named, self.unavailable_reason)
-        # It stays None if the server goes away.
+        # It stays None if the server is lost.
         outcome: CallToolResult | Exception | None = None
         expired = False
         lost = False
@@ -468,8 +467,8 @@ class McpSession:
             raise outcome
         connection.ended.set()
         await connection.closed.wait()
-        # The task keeps running until the server is back, or cannot be started: a run in which no
-        # task is under way or available would end.
+        # The task keeps running until the server is back, or cannot be started: a run with no task
+        # running or available would end.
         await self._connection.settled.wait()
         if expired:
             raise self._absent(named, connection.reason)
@@ -477,7 +476,7 @@ class McpSession:
 
     def _absent(self, tool: str, reason: str) -> ToolUnavailable:
         where = f"the MCP server {self.name!r}"
-        return ToolUnavailable(tool, where, f"which is not there: {reason}")
+        return ToolUnavailable(tool, where, f"which is unavailable: {reason}")
 
     async def _run_connection(self, connection: _Connection) -> None:
         self._starting = True
@@ -505,7 +504,7 @@ class McpSession:
                         group.cancel_scope.cancel()
             if scope.cancelled_caught:
                 raise ServerStartError(
-                    f"it did not say within {format_duration(timeout)} what it can do"
+                    f"it did not list its tools within {format_duration(timeout)}"
                 )
             reason = "the connection to it has ended"
             if self.server.command is not None:
@@ -522,7 +521,7 @@ class McpSession:
         if self._start_count <= MAX_RESTARTS and not self._closing:
             self._connection = _Connection(self.name, self.secrets)
             self.starts_again = connection.client is not None
-        # The end of a connected server that nobody was using matters only if a restart fails.
+        # The end of an unused server matters only if the restart fails.
         is_idle = connection.client is not None and not connection.calls
         connection.client = None
         connection.closed.set()
@@ -541,14 +540,14 @@ class McpSession:
                     self.tools = await _list_tools(client)
             except Exception as error:  # noqa: BLE001 - `run` notices that the server is gone
                 reason = _error_text(error)
-                _log.debug("%s: its tools have changed, and are not known: %s", self.name, reason)
+                _log.debug("%s: its changed tools cannot be listed: %s", self.name, reason)
             else:
                 self._on_change(self)
             await self._clock.sleep(_REFRESH_INTERVAL)
 
 
 def _keep_rejected_text(session: ClientSession) -> None:
-    """Quote the text of a result in the error that its output schema rejects it.
+    """Quote the text of a result in the error of an output schema that rejects it.
 
     The SDK drops the result, and with it the server's own description of the failure.
     """

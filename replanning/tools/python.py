@@ -29,7 +29,7 @@ class PythonToolRunner:
     at once. Work that must be stopped belongs in an asynchronous function or a command.
     """
 
-    # A limit of its own, so that functions that never end do not starve the rest of the program.
+    # Its own limit, so that functions that never end do not starve the rest of the program.
     _threads: anyio.CapacityLimiter | None = None
 
     async def __call__(self, call: ToolCall) -> JsonValue:
@@ -41,7 +41,7 @@ class PythonToolRunner:
             What the function returns.
 
         Raises:
-            InvalidTool: the description names no function.
+            InvalidTool: the definition names no function.
             InvalidArguments: the function does not take these arguments.
             ToolUnavailable: the module or the function in it cannot be imported.
             Exception: whatever the function raises.
@@ -53,7 +53,7 @@ class PythonToolRunner:
         in_thread = partial(run_in_thread, limiter=self._threads)
         function = await in_thread(partial(load_callable, call.tool.name, call.tool.callable or ""))
         work = partial(function, **_bound_arguments(call, function))
-        # An object may be asynchronous by its method `__call__`.
+        # An object may have an asynchronous method `__call__`.
         is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
         result = work() if is_async else await in_thread(work)
         if inspect.isawaitable(result):
@@ -86,17 +86,17 @@ def _bound_arguments(call: ToolCall, function: Function) -> dict[str, object]:
         signature.bind(**arguments)
     except TypeError as error:
         declared = f"{call.tool.callable}{signature}"
-        problem = f"{error}; it is {declared}, given are {list(call.arguments)}"
+        problem = f"{error}; it is {declared}, the task gives {list(call.arguments)}"
         raise InvalidArguments(call.tool.name, [problem]) from None
     return arguments
 
 
 def callable_problems(name: str | None) -> list[str]:
-    """Return the problems of the name of a function."""
+    """Return the problems of a `callable`."""
     if name is None:
         return ["its kind is 'python', so it needs a `callable`"]
     module, _, function = name.partition(":")
-    # An empty part is no identifier, so the colon must be there.
+    # An empty part is not an identifier, so this also requires the colon.
     parts = [*module.split("."), *function.split(".")]
     if not all(map(str.isidentifier, parts)):
         return [f"its callable {name!r} is not of the form 'package.module:function'"]
@@ -118,7 +118,7 @@ def load_callable(tool: str, name: str) -> Function:
         raise ToolUnavailable(tool, missing, advice) from error
     except Exception as error:
         # Code of the user runs here, and may fail in any way.
-        advice = f"which fails when it is imported: {type(error).__name__}: {error}"
+        advice = f"which fails on import: {type(error).__name__}: {error}"
         raise ToolUnavailable(tool, f"the module {module_name!r}", advice) from error
     needed = f"the function {path!r} of the module {module_name!r}"
     for attribute in path.split("."):

@@ -61,7 +61,7 @@ async def run_shell(call: ToolCall) -> JsonValue:
         other than UTF-8, which are replaced.
 
     Raises:
-        InvalidTool: the command cannot be run.
+        InvalidTool: the definition of the command is wrong.
         InvalidArguments: an argument cannot be a word of the command.
         ToolUnavailable: the program or the working directory does not exist.
         CommandFailed: the exit code is neither 0 nor one that the tool accepts.
@@ -88,7 +88,7 @@ async def run_shell(call: ToolCall) -> JsonValue:
     try:
         exit_code, *streams = await _run_process(call, script)
     except OSError as error:
-        # Descriptors or processes have run out, which other tasks will give back.
+        # File descriptors or processes have run out; other tasks will release some.
         if error.errno in TRANSIENT_ERRNOS:
             raise
         missing = f"{_SHELL} with its command and arguments"
@@ -129,7 +129,7 @@ def _command_error(
     if exit_code in tool.transient:
         return TransientCommandFailed(tool.name, command, exit_code, stderr, stdout)
     if exit_code == _EXIT_NOT_FOUND:
-        # The shell says that a program is missing; the command may have this exit code as well.
+        # The shell reports a missing program; the command itself may also end with this exit code.
         not_found = rf"^{re.escape(tool.name)}: (?:line )?\d+: (.+?): (?:command )?not found$"
         missing = re.findall(not_found, stderr, re.MULTILINE)
         if missing:
@@ -238,7 +238,7 @@ async def _run_process(call: ToolCall, script: Script) -> tuple[int, bytes, byte
     own: dict[str, str] = {}
     for name, value in call.tool.env.items():
         own[name] = call.secrets.resolve(value)
-    # Only the contexts of a run are sure to have feedback.
+    # Only contexts of a run are certain to have feedback.
     feedback = str(getattr(call.context, "feedback", ""))
     if feedback:
         own[FEEDBACK_VARIABLE] = feedback.replace(HOLE_DELIMITER, " ")
@@ -285,8 +285,8 @@ async def _run_process(call: ToolCall, script: Script) -> tuple[int, bytes, byte
                 group.start_soon(collect, process.stdout, stdout)
                 group.start_soon(collect, process.stderr, stderr)
                 await process.wait()
-                # What it printed is in the pipes already. Only a process that left the group can
-                # still hold them open, and nobody waits for that one.
+                # Its output is in the pipes already. Only a process that left the group can still
+                # hold them open, and nobody waits for that one.
                 _signal_group(process.pid, signal.SIGKILL)
                 group.cancel_scope.deadline = anyio.current_time() + call.grace
             is_over = not is_too_much
@@ -296,7 +296,7 @@ async def _run_process(call: ToolCall, script: Script) -> tuple[int, bytes, byte
                     await _cut_off(process, mark, call)
                 await process.aclose()
     if is_too_much:
-        raise ToolOutputTooLarge(call.tool.name, call.output_limit, "what it printed")
+        raise ToolOutputTooLarge(call.tool.name, call.output_limit, "its output")
     assert process.returncode is not None
     exit_code = process.returncode
     if exit_code < 0:
@@ -327,7 +327,7 @@ async def _cut_off(process: Process, mark: str, call: ToolCall) -> None:
     left = await anyio.to_thread.run_sync(tree.end, deadline - anyio.current_time())
     if left:
         names = _REDACTOR.text(call.secrets.redact(", ".join(left)))
-        _log.warning("%s: still running, and cannot be ended: %s", call.tool.name, names)
+        _log.warning("%s: cannot be ended, and still running: %s", call.tool.name, names)
 
 
 async def _drain(stream: ByteReceiveStream | None) -> None:

@@ -44,7 +44,11 @@ def test_wrong_check_is_refused(tmp_path):
     tasks = 'id: build, tool: only, expect: {commands: ["grep \'{out}\' it", "test -e {else}"]}'
     write_plan(tmp_path, {"only": "echo once >> log.txt"}, tasks)
     told = cli(tmp_path, "run", "plan.yaml", code=2).stderr
-    for text in ("commands[0]", "commands[1]", "it needs the arguments ['else'], given are []"):
+    for text in (
+        "commands[0]",
+        "commands[1]",
+        "it needs the arguments ['else'], the task gives []",
+    ):
         assert text in told
     assert not lines(tmp_path / "log.txt")
 

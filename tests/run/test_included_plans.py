@@ -385,7 +385,7 @@ tasks:
     (danger,) = check_danger(loaded)
     assert danger.message.startswith("sub/one.yaml: task 'a': tool 'sh' may do harm")
     (unused,) = check_unused_arguments(loaded)
-    assert unused.message == "sub/one.yaml: task 'b': tool 'post' makes no use of 'c'"
+    assert unused.message == "sub/one.yaml: task 'b': tool 'post' does not use 'c'"
 
 
 def test_what_is_no_included_plan(tmp_path):

@@ -170,7 +170,7 @@ IN_DOUBT = [
     CommandFailed("t", "sleep 9", 137, ""),
     McpServerLost("t", "s", "it ended"),
     ToolTimedOut("t", 60),
-    ToolOutputTooLarge("t", 1_000, "what it printed"),
+    ToolOutputTooLarge("t", 1_000, "its output"),
     HttpConnectionLost("t", "POST http://x", "reset"),
     HttpStatusFailed("t", "POST http://x", 500, ""),
     TimeoutError(),

@@ -56,7 +56,7 @@ def test_a_fallback_that_cannot_be_checked_as_its_task_is():
         "expect": {"commands": ["ls {x}"]},
     }
     problems = check_tools(plan(tool, tasks=[{**task, "fallbacks": fallbacks}]))
-    why = "task 't': the command 'ls {x}': it needs the arguments ['x'], given are ['y']"
+    why = "task 't': the command 'ls {x}': it needs the arguments ['x'], the task gives ['y']"
     assert problems == [Problem("tasks[0].fallbacks[0]", why)]
 
 
@@ -136,8 +136,8 @@ def test_arguments_without_effect():
         {"id": "f", "tool": "p", "fallbacks": [{"tool": "b", "arguments": {"z": 1, "y": 1}}]},
     ]
     assert check_unused_arguments(plan(*tools, tasks=tasks)) == [
-        Problem("tasks[0].arguments.modes", "task 't': tool 'a' makes no use of 'modes'"),
-        Problem("tasks[3].fallbacks[0].arguments.z", "task 'f': tool 'b' makes no use of 'z'"),
+        Problem("tasks[0].arguments.modes", "task 't': tool 'a' does not use 'modes'"),
+        Problem("tasks[3].fallbacks[0].arguments.z", "task 'f': tool 'b' does not use 'z'"),
     ]
 
 
@@ -302,7 +302,7 @@ def test_everything_is_wrong():
         {"name": "f"},
         {"name": "unused"},
     ]
-    known = "known are ['http', 'mcp', 'python', 'shell']"
+    known = "known kinds are ['http', 'mcp', 'python', 'shell']"
     tasks: list[JsonObject] = [
         {"id": tool["name"], "tool": tool["name"], "arguments": {"x": 1}} for tool in tools[:-1]
     ]
@@ -326,7 +326,7 @@ def test_everything_is_wrong():
         ),
         Problem(
             "tools[4].kind",
-            f"nothing executes kind 'shel' of tool 'e'; {known}; did you mean 'shell'?",
+            f"tool 'e' has the unknown kind 'shel'; {known}; did you mean 'shell'?",
         ),
         Problem("tools[5]", f"tool 'f' states no `kind`; {known}"),
     ]
@@ -401,9 +401,9 @@ def test_missing_arguments():
         "undo": {"tool": "a", "arguments": {"x": 1, "y": 2}, "fallbacks": [{"tool": "a"}]},
     }
     assert [str(problem) for problem in check_tools(plan(tool, tasks=[task]))] == [
-        "tasks[0].arguments: task 'one': the body of tool 'a' needs the arguments ['y'], given are ['x']",
-        "tasks[0].fallbacks[1].arguments: task 'one': the body of tool 'a' needs the arguments ['x'], given are ['y']",
-        "tasks[0].undo.fallbacks[0].arguments: task 'one': the body of tool 'a' needs the arguments ['x', 'y'], given are []",
+        "tasks[0].arguments: task 'one': the body of tool 'a' needs the arguments ['y'], the task gives ['x']",
+        "tasks[0].fallbacks[1].arguments: task 'one': the body of tool 'a' needs the arguments ['x'], the task gives ['y']",
+        "tasks[0].undo.fallbacks[0].arguments: task 'one': the body of tool 'a' needs the arguments ['x', 'y'], the task gives []",
     ]
 
 

@@ -74,10 +74,10 @@ def found(condition: str, **fields: object) -> list[str]:
             "output.count != arguments.order_id",
             "output.count is a number, and arguments.order_id is a text: they are never equal",
         ),
-        ("output.id < 3", "output.id is a text, and 3 is a number: neither is less than the other"),
+        ("output.id < 3", "output.id is a text, and 3 is a number: they have no order"),
         (
             "1 < output.count < text",
-            "output.count is a number, and text is a text: neither is less than the other",
+            "output.count is a number, and text is a text: they have no order",
         ),
         (
             "not output.lines[-1].n == [1]",
@@ -85,22 +85,22 @@ def found(condition: str, **fields: object) -> list[str]:
         ),
         (
             "output.id >= -1",
-            "output.id is a text, and -1 is a number: neither is less than the other",
+            "output.id is a text, and -1 is a number: they have no order",
         ),
         (
             "run.started == output.count",
             "run.started is a text, and output.count is a number: they are never equal",
         ),
-        ("output.id in output.count", "output.count is a number, in which nothing can be"),
+        ("output.id in output.count", "output.count is a number, which cannot contain anything"),
         (
             "output.count in output.id",
-            "output.count is a number, and output.id is a text: only a text is in a text",
+            "output.count is a number, and output.id is a text: a text contains only text",
         ),
         ("output.count matches 'W*'", "`matches` compares texts, and output.count is a number"),
         ("output.id matches true", "`matches` compares texts, and true is a boolean"),
         (
             "len(output.count) > 1",
-            "len is of a text, an array or an object, and output.count is a number",
+            "len takes a text, an array or an object, and output.count is a number",
         ),
         ("len(output) == 'a'", "len(output) is a number, and 'a' is a text: they are never equal"),
         ("output == 'a'", "output is an object, and 'a' is a text: they are never equal"),
@@ -333,8 +333,7 @@ def confirmed(**stated: str) -> list[str]:
             "when: output.state > 0",
             "when",
             (
-                "condition 'output.state > 0': output.state is a text, and 0 is a number: neither is less than "
-                "the other"
+                "condition 'output.state > 0': output.state is a text, and 0 is a number: they have no order"
             ),
         ),
         (
@@ -558,7 +557,7 @@ def test_without_arguments():
     """A task without arguments has none to compare."""
     text = "goal: {objective: x}\ntools: [{name: t, kind: shell, command: 'true'}]\ntasks: [{id: a, tool: t, expect: {where: [arguments.id]}}]"
     [problem] = problems(text)
-    assert problem.endswith("the task gives no argument 'id'; there is none")
+    assert problem.endswith("the task gives no argument 'id'; there are none")
 
 
 RESULTS = """

@@ -47,7 +47,7 @@ async def test_tools_of_a_plan(live, said):
     assert output["stdout"] == f"from {said}"
 
 
-KNOWN = "known are ['http', 'mcp', 'python', 'shell']"
+KNOWN = "known kinds are ['http', 'mcp', 'python', 'shell']"
 
 
 @pytest.mark.parametrize(
@@ -57,15 +57,15 @@ KNOWN = "known are ['http', 'mcp', 'python', 'shell']"
             shell("true"),
             "tt",
             UnknownTool,
-            "task 'a' names the tool 'tt', which the plan does not describe; described are ['t']; did you mean 't'?",
+            "task 'a' names the tool 'tt', which the plan does not describe; its tools are ['t']; did you mean 't'?",
         ),
-        (shell("true"), None, UnknownTool, "task 'a' names no tool; described are ['t']"),
+        (shell("true"), None, UnknownTool, "task 'a' names no tool; its tools are ['t']"),
         (spec(), "t", InvalidTool, f"tool 't' cannot be run: it states no `kind`; {KNOWN}"),
         (
             spec(kind="agent"),
             "t",
             InvalidTool,
-            f"tool 't' cannot be run: nothing executes its kind 'agent'; {KNOWN}",
+            f"tool 't' cannot be run: its kind 'agent' is unknown; {KNOWN}",
         ),
     ],
 )
@@ -120,8 +120,8 @@ async def test_wrong_types():
     with pytest.raises(InvalidArguments) as caught:
         await call(tool, {"a": True, "b": 1, "c": 1, "d": None, "e": "Rome"})
     assert caught.value.problems == (
-        "'a' must be of type integer, it is boolean",
-        "'b' must be of type string, it is integer",
+        "'a' must be of type integer, not boolean",
+        "'b' must be of type string, not integer",
     )
 
 
@@ -267,7 +267,7 @@ async def test_command_works_as_its_tool(tmp_path):
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("test -e {it}", r"it needs the arguments \['it'\], given are"),
+        ("test -e {it}", r"it needs the arguments \['it'\], the task gives"),
         ("while :; do :; done", "50 ms"),
         ("kill -9 $$", "SIGKILL"),
     ],

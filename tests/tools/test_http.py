@@ -197,16 +197,16 @@ async def test_descriptions_that_are_refused(fields, message):
         ("http://x/{v}", "", "'v' is empty, which would make another path"),
         ("http://x/a/{v}", "..", "leads out of its path"),
         ("http://x/a/.{v}/", ".", "leads out of its path"),
-        ("http://x/{v}", ["a"], "'v' is a list, which has no place there"),
-        ("http://x/{v}", {"a": 1}, "'v' is an object, which has no place there"),
+        ("http://x/{v}", ["a"], "'v' is a list, which cannot be filled in there"),
+        ("http://x/{v}", {"a": 1}, "'v' is an object, which cannot be filled in there"),
         ("http://x/?q={v}", None, "'v' is null"),
-        ("{v}", "file:///etc/passwd", "no address of http:// or https://"),
-        ("{v}", "http://x/ y", "no address of http:// or https://"),
-        ("http://{v}/", "x/y", "no address of http:// or https://"),
-        ("http://127.0.0.1:{v}/", 99999, "no address of http:// or https://"),
-        ("http://127.0.0.1:{v}/", "abc", "no address of http:// or https://"),
+        ("{v}", "file:///etc/passwd", "not an http:// or https:// address"),
+        ("{v}", "http://x/ y", "not an http:// or https:// address"),
+        ("http://{v}/", "x/y", "not an http:// or https:// address"),
+        ("http://127.0.0.1:{v}/", 99999, "not an http:// or https:// address"),
+        ("http://127.0.0.1:{v}/", "abc", "not an http:// or https:// address"),
         ("http://\u2603.x/{v}", "a", "Invalid IDNA hostname"),
-        ("http://{v}.x/", "a@evil", "no address of http:// or https://"),
+        ("http://{v}.x/", "a@evil", "not an http:// or https:// address"),
     ],
 )
 async def test_values_that_do_not_fit_the_address(url, value, message):
@@ -265,7 +265,7 @@ async def test_failure_says_what_the_server_said(server):
     assert (error.request_id, error.retry_after) == ("r-1", 2.0)
     assert error.response_text == '"bad key [redacted], header was [redacted]"'
     assert str(error) == (
-        f"tool 't': GET {server.url}/?k=[redacted] answered 503; request id r-1; to be tried again after 2 s: "
+        f"tool 't': GET {server.url}/?k=[redacted] answered 503; request id r-1; it asks to wait 2 s: "
         + error.response_text
     )
 
@@ -316,7 +316,7 @@ async def test_redirects_that_are_not_followed(server, method, location):
     """Any other redirect is an error that says where it leads."""
     server.answer = lambda request: (302, {"location": location}, b"")
     with pytest.raises(
-        HttpStatusFailed, match=r"it redirects to '.*'; if that is right, write it as the `url`"
+        HttpStatusFailed, match=r"it redirects to '.*'; if that is right, make it the `url`"
     ):
         await use(http(server.url + "/a", method=method, headers={"Authorization": "Bearer abc"}))
     assert len(server.requests) <= 6

@@ -261,7 +261,7 @@ async def test_arguments_and_answers_are_checked():
     """Arguments that do not fit the schema are named before the call; an answer that is too large is an error."""
     async with open_executor(plan(), output_limit=100) as (executor, _):
         for limit, problem in (
-            (1.5, "'limit' must be of type integer, it is number"),
+            (1.5, "'limit' must be of type integer, not number"),
             (1, "'query' is a required property"),
         ):
             with pytest.raises(InvalidArguments) as caught:
@@ -305,7 +305,7 @@ async def test_a_server_that_is_killed_is_started_again(pulse):
         await reports.until("web.say", available=True)
         assert await executor(use("web.say", text="back"), Attempt("2")) == {"text": "back"}
     assert str(caught[0]).startswith(
-        "tool 'web.hang': the MCP server 'web' went away while it was at work: its process"
+        "tool 'web.hang': the MCP server 'web' was lost during the call: its process"
     )
     assert caught[0].in_doubt
 
@@ -348,7 +348,7 @@ async def test_tools_that_change_are_noticed(server):
         executor.watch(reports)
         await executor(use("web.exchange"), Attempt())
         reason = await reports.until("web.search", available=False)
-        assert reason == "MCP server 'web': the server does not have it any more"
+        assert reason == "MCP server 'web': the server no longer has it"
         later = {tool.name for tool in (await executor.discover(wanted)).tools}
         assert ("web.find" in later, "web.search" in later) == (True, False)
     assert reports.seen.count(("web.search", False, reason)) == 1
@@ -375,7 +375,7 @@ async def test_a_server_that_does_not_come_back_is_given_up(tmp_path):
             await executor(use("web.search", query="x"), Attempt())
     assert clock.slept == [1.0, 2.0, 4.0, 8.0]
     assert str(caught.value) == (
-        f"tool 'web.search' needs the MCP server 'web'; which is not there: {said}; it was given up after 5 more tries"
+        f"tool 'web.search' needs the MCP server 'web'; which is unavailable: {said}; it was given up after 5 more tries"
     )
 
 
@@ -419,7 +419,7 @@ async def test_the_package_is_missing(monkeypatch):
             {"command": ["sh", "-c", "echo first >&2; echo last >&2"]},
             "it ended before it answered: last",
         ),
-        ({"command": "sleep 1000", "timeout": 0.2}, "it did not say within 0.2 s what it can do"),
+        ({"command": "sleep 1000", "timeout": 0.2}, "it did not list its tools within 0.2 s"),
         (
             {"url": "http://127.0.0.1:9/mcp"},
             "http://127.0.0.1:9/mcp cannot be reached: ConnectError",
@@ -601,7 +601,7 @@ async def test_a_tool_of_equal_capability_takes_over(tmp_path, pulse):
         "MCP server 'web': its process has ended",
     )
     [failed] = [body for body in journal if isinstance(body, AttemptFailed)]
-    assert "the MCP server 'web' went away while it was at work" in failed.failure.message
+    assert "the MCP server 'web' was lost during the call" in failed.failure.message
     assert not run.live.tools["look"].available
 
 

@@ -98,7 +98,7 @@ async def test_failures_of_a_function(transient, error):
     [
         (
             {},
-            f"missing a required argument: 'x'; it is {HERE}:double(x: 'int') -> 'int', given are []",
+            f"missing a required argument: 'x'; it is {HERE}:double(x: 'int') -> 'int', the task gives []",
         ),
         ({"x": 1, "y": 2}, "got an unexpected keyword argument 'y'; it is"),
     ],
@@ -147,12 +147,12 @@ async def test_functions_that_are_missing(module, name, message):
 
 
 async def test_module_that_fails(tmp_path, monkeypatch):
-    """A module that fails when it is imported is named with its error."""
+    """A module that fails on import is named with its error."""
     (tmp_path / "failing_module.py").write_text("1 / 0")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(
         ToolUnavailable,
-        match="'failing_module'; which fails when it is imported: ZeroDivisionError",
+        match="'failing_module'; which fails on import: ZeroDivisionError",
     ):
         await call(python("f", "failing_module"))
 

@@ -125,7 +125,7 @@ async def test_commands_that_are_refused(command, message):
 @pytest.mark.parametrize(
     ("command", "arguments", "message"),
     [
-        ("echo {x} {y}", {"z": 1}, "it needs the arguments ['x', 'y'], given are ['z']"),
+        ("echo {x} {y}", {"z": 1}, "it needs the arguments ['x', 'y'], the task gives ['z']"),
         ("echo {x}", {"x": None}, "'x' is null"),
         ("echo {x}", {"x": ["a", None]}, "'x[1]' is null"),
         ("echo {x}", {"x": "a\0b"}, "'x' holds the character NUL"),
@@ -420,8 +420,8 @@ async def test_output_is_never_cut():
         with pytest.raises(ToolOutputTooLarge) as caught:
             await use(shell(endless), output_limit=1_000)
         assert str(caught.value) == (
-            "tool 't' was stopped because what it printed exceeded 1000 bytes; "
-            "let it write to a file and name the file, or raise the output limit (`max_output` in the settings)"
+            "tool 't' was stopped because its output exceeded 1000 bytes; "
+            "let it write to a file and return its name, or raise the output limit (`max_output` in the settings)"
         )
         assert isinstance(caught.value, OutputError)
 
@@ -585,9 +585,7 @@ async def test_paths_stay_in_the_workspace(tmp_path, kind, given, refused):
     if not refused:
         await call(tool, arguments, cwd=tmp_path)
         return
-    with pytest.raises(
-        InvalidArguments, match=f"which is outside of its workspace '{tmp_path}/ws'"
-    ):
+    with pytest.raises(InvalidArguments, match=f"which is outside its workspace '{tmp_path}/ws'"):
         await call(tool, arguments, cwd=tmp_path)
 
 
@@ -603,7 +601,7 @@ async def test_commands_and_checks_work_in_the_workspace(tmp_path):
     assert checked.checked
     with pytest.raises(
         InvalidArguments,
-        match="'cwd' is '.', which is outside of its workspace".replace("'.'", ".*"),
+        match="'cwd' is '.', which is outside its workspace".replace("'.'", ".*"),
     ):
         await use(shell("pwd", workspace="ws", cwd="."), cwd=tmp_path)
 
