@@ -434,17 +434,8 @@ def _carry_out(
             interrupted = anyio.run(run_until_stopped, work, engine, lambda: run, options)
         assert run is not None
         elapsed = environment.clock.now() - started
-        summary = RunSummary(
-            run.result,
-            run.live,
-            store,
-            elapsed,
-            place=options.store,
-            resume_options=options.resume_options(),
-            tracer=exporters[0] if options.trace else None,
-            exporters=exporters,
-            redact=run.redact_value,
-            interrupted=interrupted,
+        summary = RunSummary.of_run(
+            run, store, elapsed, options, exporters, interrupted=interrupted
         )
         summary.notes = notes
         code = summary.report(json=options.json)

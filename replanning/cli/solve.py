@@ -743,18 +743,7 @@ def _run_planning(
     assert run is not None
     elapsed = environment.clock.now() - started
     exporters = planning.engine.exporters
-    summary = RunSummary(
-        run.result,
-        run.live,
-        store,
-        elapsed,
-        place=options.store,
-        resume_options=options.resume_options(),
-        tracer=exporters[0] if options.trace else None,
-        exporters=exporters,
-        redact=run.redact_value,
-        interrupted=interrupted,
-    )
+    summary = RunSummary.of_run(run, store, elapsed, options, exporters, interrupted=interrupted)
     if not store.durable and run.result.status not in FINISHED_STATUSES:
         # The run is over, as its store does not keep it.
         _save_completion(run, history, environment)

@@ -8,10 +8,11 @@ from typing import Final
 
 from rich.console import Console
 
-from replanning import RunResult
+from replanning import PlanRun, RunResult
 from replanning.changes import dump_change
 from replanning.cli.app import (
     ExitCode,
+    RunOptions,
     console,
     escape_control,
     is_phase_task,
@@ -188,6 +189,43 @@ class RunSummary:
                     self._has_missing_notices = True
         self._resume_options = [*resume_options, *secret_words(live.plan)]
         self._resume = self._command("resume", self.result.run, *self._resume_options)
+
+    @classmethod
+    def of_run(
+        cls,
+        run: PlanRun,
+        store: RunStore,
+        elapsed: float,
+        options: RunOptions,
+        exporters: Sequence[Exporter],
+        *,
+        interrupted: bool,
+    ) -> RunSummary:
+        """Return the summary of a run that this process carried out.
+
+        Args:
+            run: the run, which is closed.
+            store: its store.
+            elapsed: the seconds that it took in this process.
+            options: of the command line.
+            exporters: its exporters; with `--trace`, the first one is that of its spans.
+            interrupted: whether it was stopped at once.
+        """
+        tracer = None
+        if options.trace:
+            tracer = exporters[0]
+        return cls(
+            run.result,
+            run.live,
+            store,
+            elapsed,
+            place=options.store,
+            resume_options=options.resume_options(),
+            tracer=tracer,
+            exporters=exporters,
+            redact=run.redact_value,
+            interrupted=interrupted,
+        )
 
     def report(self, *, json: bool) -> int:
         """Print the summary on standard output, as far as somebody reads it; return the exit code."""
