@@ -11,6 +11,7 @@ from typing import Annotated, Final, NamedTuple
 
 import anyio
 import typer
+from rich.text import Text
 
 from replanning import AlternativeGenerator, Environment, Settings
 from replanning.cli.app import (
@@ -30,6 +31,7 @@ from replanning.cli.app import (
     refuse,
 )
 from replanning.cli.lookup import existing_store, find_run
+from replanning.cli.terminal import plain_table, print_table
 from replanning.config import load_settings
 from replanning.engine import ComparedDecision, ComparedRun, MadeDecision
 from replanning.engine.again import (
@@ -323,28 +325,24 @@ def _check_cost(estimate: Usage, max_cost: float) -> None:
 
 def _print_table(found: Sequence[ComparedRun]) -> None:
     """Print a line for each run, and one for all of them."""
-    rows = [("run", "decisions", "different", "asks a person", "gives up", "left out", "cost")]
+    table = plain_table()
+    table.add_column("run", no_wrap=True)
+    for heading in ("decisions", "different", "asks a person", "gives up", "left out", "cost"):
+        table.add_column(heading, justify="right")
     without = 0
     for each in found:
         if each.decisions or each.left_out:
-            rows.append(_table_row(each.run, [each]))
+            table.add_row(*_table_row(each.run, [each]))
         else:
             without += 1
-    rows.append(_table_row("all", found))
-    widths: list[int] = []
-    for column in zip(*rows, strict=True):
-        widths.append(max(map(len, column)))
+    table.add_row(*_table_row("all", found))
     out = console()
-    for row in rows:
-        cells = [row[0].ljust(widths[0])]
-        for text, width in zip(row[1:], widths[1:], strict=True):
-            cells.append(text.rjust(width))
-        out.print("  ".join(cells), markup=False)
+    print_table(out, table)
     if without:
         out.print(f"{pluralise(without, 'run')} without decisions", markup=False)
 
 
-def _table_row(name: str, runs: Sequence[ComparedRun]) -> tuple[str, str, str, str, str, str, str]:
+def _table_row(name: str, runs: Sequence[ComparedRun]) -> tuple[Text | str, ...]:
     asked = [0, 0]
     gave_up = [0, 0]
     for run in runs:
@@ -353,7 +351,7 @@ def _table_row(name: str, runs: Sequence[ComparedRun]) -> tuple[str, str, str, s
         gave_up[0] += run.gave_up(recorded=True)
         gave_up[1] += run.gave_up(recorded=False)
     return (
-        printable_line(name),
+        Text(printable_line(name)),
         str(sum(len(each.decisions) for each in runs)),
         str(sum(len(each.changed) for each in runs)),
         f"{asked[0]} → {asked[1]}",

@@ -34,7 +34,8 @@ from replanning.cli.lookup import (
     existing_store,
     find_run,
 )
-from replanning.cli.status import POLL_INTERVAL, print_table, status_json, status_title
+from replanning.cli.status import POLL_INTERVAL, status_json, status_title
+from replanning.cli.terminal import print_table
 from replanning.environment import SystemClock
 from replanning.history.graph import draw_graph
 from replanning.history.overview import (
@@ -199,8 +200,6 @@ def _print_overview(overview: RunOverview, place: str, *, everything: bool) -> N
     out = console()
     report = overview.status
     everything = everything or not out.is_terminal
-    if not out.is_terminal:
-        out.width = 10_000  # nothing is cut or wrapped
     out.print(status_title(report), style="bold")
     out.print(f"  goal      {printable_line(report.objective)}")
     if report.parameters:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -35,6 +34,7 @@ from replanning.cli.app import (
     refuse,
 )
 from replanning.cli.gate import print_question
+from replanning.cli.terminal import plain_table, print_table
 from replanning.decision import Question
 from replanning.environment import SystemClock
 from replanning.errors import (
@@ -208,8 +208,6 @@ def status(
     if not runs:
         refuse(lookup.NO_RUNS)
     out = console()
-    if not out.is_terminal:
-        out.width = 10_000  # nothing is wrapped
     print_table(out, _runs_table(reports, now))
     if len(runs) > limit:
         out.print(f"… and {len(runs) - limit} older; --limit shows more")
@@ -230,7 +228,7 @@ def _runs_table(
     reports: Sequence[tuple[journal.RunInfo, RunStatusReport | str]], now: float
 ) -> Table:
     """Return a table with a row for each run, in which the progress takes the room that is left."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    table = plain_table()
     for heading in ("RUN", "STATUS", "PROGRESS", "REV", "UPDATED"):
         table.add_column(heading, no_wrap=heading != "PROGRESS")
     for info, report in reports:
@@ -247,13 +245,6 @@ def _runs_table(
         run = Text(printable_line(report.run))
         table.add_row(run, state, progress, str(report.revision), updated)
     return table
-
-
-def print_table(out: Console, table: Table) -> None:
-    """Print a table without the spaces that fill its last column."""
-    with out.capture() as captured:
-        out.print(table)
-    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
 def _age(now: float, then: float) -> str:

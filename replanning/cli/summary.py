@@ -28,8 +28,8 @@ from replanning.cli.lookup import (
     shown_place,
 )
 from replanning.cli.show import print_repairs
-from replanning.cli.status import print_table, problems_json
-from replanning.cli.terminal import discard_stdout
+from replanning.cli.status import problems_json
+from replanning.cli.terminal import discard_stdout, print_table
 from replanning.errors import StoreError, UnknownRun
 from replanning.history import ReplanEvent, ReplanHistory
 from replanning.history.elements import ElementsReport, elements_reports
@@ -241,8 +241,6 @@ class RunSummary:
     def _print(self) -> None:
         out = console()
         result = self.result
-        if not out.is_terminal:
-            out.width = 10_000  # nothing is cut or wrapped
         mark, style = _STATUS_LOOKS.get(result.status, ("✗", "bold red"))
         count = len(self._journal.repairs)
         out.print()

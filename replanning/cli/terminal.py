@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
+from rich.table import Table
 
 from replanning.history.wording import wrap_line
 
@@ -18,6 +19,10 @@ _PROGRAM: Final = "replanning"
 
 NON_TTY_WIDTH: Final = 120
 """Characters on one line of a table in a file or pipe."""
+
+
+_UNLIMITED_WIDTH: Final = 10_000
+"""Width at which no table is cut or wrapped."""
 
 
 class TerminalConsole(Console):
@@ -54,6 +59,23 @@ class TerminalConsole(Console):
     def on_broken_pipe(self) -> None:
         """Raise `BrokenPipeError`; Rich would end the process with a code of its own."""
         raise BrokenPipeError(errno.EPIPE, "nobody reads the output any more")
+
+
+def plain_table() -> Table:
+    """Return an empty table whose columns are apart by two spaces, without lines."""
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+
+
+def print_table(out: Console, table: Table) -> None:
+    """Print a table: as wide as the terminal, or uncut to a file or pipe.
+
+    The spaces that fill its last column are left out.
+    """
+    if not out.is_terminal:
+        out.width = _UNLIMITED_WIDTH
+    with out.capture() as captured:
+        out.print(table)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
 def discard_stdout() -> None:
