@@ -199,7 +199,11 @@ def why_report(history: ReplanHistory, entry: ReplanEvent | PlanEdit) -> str:
     if history.stale:
         sections.append(("Stale", [stale_line(history.stale)]))
 
-    lines = [f"run {printable_line(history.run)}: {_entry_title(entry)}"]
+    subject = f"run {printable_line(history.run)}"
+    # Replans that kept the plan count as well, so the number of one may be another than this.
+    if entry.after is not None:
+        subject += f", revision {entry.after}"
+    lines = [f"{subject}: {_entry_title(entry)}"]
     for title, content in sections:
         if content:
             lines += ["", title]

@@ -117,7 +117,7 @@ def test_run_named_like_a_revision():
     """A run whose id is a number is found by it, although numbers name revisions."""
     make_run("7", "b")
     make_run("new", "b")
-    assert "run 7: replan 1" in call("why", "7")
+    assert "run 7, revision 1: replan 1" in call("why", "7")
     assert "run new: revision 0 → 1" in call("diff", "1")
 
 
@@ -299,7 +299,7 @@ def test_why_after_a_list():
     """
     write_plan(Path(), {"good": "true", "bad": "exit 3"}, tasks)
     call("run", "plan.yaml", "--run-id", "one")
-    assert "run one: replan 1" in call("why", "one")
+    assert "run one, revision 1: replan 1" in call("why", "one")
     write_plan(Path(), {"good": "true"}, "id: each, tool: good, for_each: [1, 2]")
     call("run", "plan.yaml", "--run-id", "two")
     assert "each: 2 elements" in call("why", "two")
@@ -308,9 +308,9 @@ def test_why_after_a_list():
 def test_why():
     """The last replan is explained, or the revision or replan that is named; what is not there is said."""
     make_run("one", "a", "b")
-    assert "run one: replan 2" in call("why")
-    assert "run one: replan 1" in call("why", "1")
-    assert "run one: replan 1" in call("why", "one", "r1")
+    assert "run one, revision 2: replan 2" in call("why")
+    assert "run one, revision 1: replan 1" in call("why", "1")
+    assert "run one, revision 1: replan 1" in call("why", "one", "r1")
     text = call("why", "one", "2")
     assert re.findall(r"^\S.*", text, re.MULTILINE)[1:] == [
         "Cause",

@@ -72,7 +72,7 @@ async def test_why_on_one_screen():
     history = await history_of(chain("a", "b", "c"), "b", propose=several)
     text = re.sub(r"\nTraceback\n(  .*\n)+", "", why_report(history, history.events[0]))
     assert text.splitlines() == [
-        "run run-1: replan 1 · 2023-11-14 22:13:20Z · task-failed → execute · revision 0 → 1 · success",
+        "run run-1, revision 1: replan 1 · 2023-11-14 22:13:20Z · task-failed → execute · revision 0 → 1 · success",
         "",
         "Cause",
         "  task-failed: task 'b' failed: ValueError: b is broken",
