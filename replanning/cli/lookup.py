@@ -31,6 +31,7 @@ from replanning.config import load_settings
 from replanning.decision.answers import closed_error
 from replanning.errors import (
     ChangeRejected,
+    JournalCorrupt,
     NotRunning,
     PlanError,
     PluginError,
@@ -53,14 +54,14 @@ from replanning.plan.inclusion import used_tools
 from replanning.plan.messages import did_you_mean, join_names, spoken_id
 from replanning.plan.parameters import secret_values
 from replanning.plan.reading import format_of, read_document, read_text_file
-from replanning.plan.types import JsonObject, QuestionId, RunId
+from replanning.plan.types import JsonObject, JsonValue, QuestionId, RunId
 from replanning.plugins import installed_plugins, load_plugin, plugin_hint
 
 if TYPE_CHECKING:
     from replanning import ReplanningEngine
     from replanning.decision import HumanGate, Question
     from replanning.integrations.temporal_store import TemporalStore
-    from replanning.journal import RunInfo, RunStore
+    from replanning.journal import InboxMessage, RunInfo, RunStore
     from replanning.llm import LLMProvider
     from replanning.telemetry import Exporter
     from replanning.tools import ToolExecutor
@@ -341,6 +342,24 @@ def open_questions_by_run(store: RunStore, run: str | None) -> Iterator[list[Que
             print_message(f"run {info.run} cannot be read: {error}")
         else:
             yield questions
+
+
+def read_inbox(store: RunStore, run: RunId) -> Sequence[InboxMessage]:
+    """Return the messages that a run has not taken yet; if they cannot be read, say so."""
+    try:
+        return store.inbox(run)
+    except JournalCorrupt as error:  # the rest of the run can be shown without them
+        print_message(f"the messages to run {run} cannot be read: {error}")
+        return ()
+
+
+def posted_answers(messages: Iterable[InboxMessage]) -> Mapping[JsonValue, InboxMessage]:
+    """Return the answers among messages, each by its question; of several, the run takes the first."""
+    answers: dict[JsonValue, InboxMessage] = {}
+    for message in messages:
+        if message.kind == "answer":
+            answers.setdefault(message.payload.get("question"), message)
+    return answers
 
 
 def ask_workers(store: RunStore, runs: Iterable[RunInfo]) -> None:

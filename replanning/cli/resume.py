@@ -168,7 +168,7 @@ def resume(
             f"run {info.run!r} has succeeded; there is nothing to resume, but `replanning rerun`"
             " runs tasks of it again"
         )
-        if not records or _is_of_program(records[0]):
+        if not _can_show_result(records):
             raise typer.Exit(ExitCode.OK)
     if remote:
         _refuse_options(plan_file, "it is on Temporal, whose worker has its plan", retry=retry)
@@ -179,9 +179,9 @@ def resume(
     if retry:
         opened = _read_opening(records, info.run)
         try_again = partial(_try_again, info, opened, options, missed, effected)
-        if lookup.belongs_to_program(opened):
+        if lookup.belongs_to_program(opened) and plan_file is None:
             raise typer.Exit(try_again())
-    opened = _check_opening(records, info.run)
+    opened = _check_opening(records, info.run, plan_file)
     if _is_of_planning_mode(opened):
         why = "it is one of planning mode, which has no plan file"
         _refuse_options(plan_file, why, retry=retry)
@@ -429,23 +429,31 @@ def _require_all_secrets(opened: RunOpened, options: RunOptions) -> None:
     lookup.require_secrets(opened.run, lost)
 
 
-def _check_opening(records: Sequence[Record], run: RunId) -> RunOpened:
-    """Return the opening of a run that this program can go on with."""
+def _check_opening(
+    records: Sequence[Record], run: RunId, plan_file: Path | None = None
+) -> RunOpened:
+    """Return the opening of a run; raise if only the program that started it can resume it."""
     opened = _read_opening(records, run)
     if lookup.belongs_to_program(opened):
         what = "executes functions of a program"
         if opened.open_ended:
             what = "is the session of a program"
         how = lookup.how_a_program_resumes(opened)
+        if plan_file is not None and not opened.open_ended:
+            how += f"; `engine.adopt({run!r}, plan)` gives it a corrected plan"
         raise NotRunning(f"run {run!r} {what}; only that program can resume it{how}")
     return opened
 
 
-def _is_of_program(first: Record) -> bool:
-    """Return whether only the program that opened a run can go on with it."""
-    if not isinstance(first.body, RunOpened):
+def _can_show_result(records: Sequence[Record]) -> bool:
+    """Return whether resuming a run that has succeeded shows its result again.
+
+    Neither a run of a program can be resumed here, nor one on Temporal, whose records were not read.
+    """
+    if not records:
         return False
-    return lookup.belongs_to_program(first.body)
+    opened = records[0].body
+    return not isinstance(opened, RunOpened) or not lookup.belongs_to_program(opened)
 
 
 # Corrected plans
@@ -534,26 +542,12 @@ def _send_correction(
         what = f"the corrected plan makes no difference to run {info.run}"
         print_message(f"{what}, which another process carries out")
         return
-    from replanning.cli.status import MessageOptions, report_outcome  # other runs need no messages
-
     if options.directory is not None:
         fail("--directory: another process carries out this run; pause it, and resume it then")
     by = lookup.user_name(None)
-
-    def outcome(bodies: list[RecordBody]) -> str:
-        for body in bodies:
-            if isinstance(body, PlanRevised):
-                if body.adopted is not None and body.by == by:
-                    return f"revision {body.number}"
-            elif isinstance(body, ErrorContained):
-                if body.where == adoption_place(by):
-                    refuse(f"run {info.run} did not take it: {body.error}")
-        return ""
-
     with closing(lookup.open_store(options.store)) as store:
         ReplanningEngine([], store=store).adopt(info.run, given, rerun=rerun, by=by)
-        messages = MessageOptions(store=options.store, json=options.json)
-        report_outcome(store, info, outcome, messages, {"asked": "adopt"})
+        _report_edit(store, info, options, "adopt", by)
 
 
 def _print_correction(correction: Correction) -> None:
@@ -665,10 +659,7 @@ def _failures_in_question(store: RunStore, info: RunInfo, options: RunOptions) -
     """Return lines about failed tasks that a question decides about, each with its command."""
     report = run_status(store, info, SystemClock().now())
     failed = {*report.tasks.failures, *(held.id for held in report.tasks.held)}
-    answered: set[JsonValue] = set()
-    for message in store.inbox(info.run):
-        if message.kind == "answer":
-            answered.add(message.payload.get("question"))
+    answered = lookup.posted_answers(lookup.read_inbox(store, info.run))
     lines: list[str] = []
     for question in report.questions:
         tasks: dict[str, None] = {}
@@ -779,7 +770,7 @@ def _decide_effects(plan: UndoPlan, left: list[str], done: list[str], options: R
 
 
 def _report_edit(store: RunStore, info: RunInfo, options: RunOptions, kind: str, by: str) -> None:
-    """Say what became of an edit that another process carries out.
+    """Report what became of an edit that another process carries out.
 
     Args:
         store: holds the run.
@@ -790,13 +781,18 @@ def _report_edit(store: RunStore, info: RunInfo, options: RunOptions, kind: str,
     """
     from replanning.cli.status import MessageOptions, report_outcome  # other runs need no messages
 
+    place = edit_place(kind, by)
+    if kind == "adopt":
+        place = adoption_place(by)
+
     def outcome(bodies: list[RecordBody]) -> str:
         for body in bodies:
             if isinstance(body, PlanRevised):
-                if body.by == by:
+                is_adoption = body.adopted is not None
+                if body.by == by and is_adoption == (kind == "adopt"):
                     return f"revision {body.number}"
             elif isinstance(body, ErrorContained):
-                if body.where == edit_place(kind, by):
+                if body.where == place:
                     refuse(f"run {info.run} did not take it: {body.error}")
         return ""
 

@@ -33,6 +33,7 @@ from replanning.cli.lookup import (
     create_display,
     existing_store,
     find_run,
+    read_inbox,
 )
 from replanning.cli.status import POLL_INTERVAL, status_json, status_title
 from replanning.cli.terminal import print_table
@@ -55,7 +56,7 @@ from replanning.history.wording import (
     printable_line,
     problem_lines,
 )
-from replanning.journal import RunStore
+from replanning.journal import InboxMessage, RunStore
 from replanning.plan.messages import format_duration, spoken_id
 from replanning.plan.types import JsonObject, RunId
 from replanning.telemetry import Exporter, ExporterContext
@@ -127,8 +128,9 @@ def show(
             except KeyboardInterrupt:  # of the follower alone
                 stopped = True
         overview = read_overview(opened, find_run(opened, info.run), clock.now())
+        messages = read_inbox(opened, info.run)
     if as_json:
-        print_json(_overview_json(overview, clock.now()))
+        print_json(_overview_json(overview, clock.now(), messages))
     else:
         _print_overview(overview, store, everything=everything)
     if stopped:
@@ -254,7 +256,9 @@ def _steps_table(repair: Repair, started: float) -> Table:
     return table
 
 
-def _overview_json(overview: RunOverview, now: float) -> JsonObject:
+def _overview_json(
+    overview: RunOverview, now: float, messages: Sequence[InboxMessage]
+) -> JsonObject:
     report = overview.status
 
     def step_json(step: RepairStep) -> JsonObject:
@@ -267,7 +271,7 @@ def _overview_json(overview: RunOverview, now: float) -> JsonObject:
         }
 
     return {
-        **status_json(report, now),
+        **status_json(report, now, messages),
         "tasks": [
             {**asdict(row), "seconds": row.seconds and round(row.seconds, 3)}
             for row in overview.tasks

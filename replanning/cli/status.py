@@ -39,7 +39,6 @@ from replanning.decision import Question
 from replanning.environment import SystemClock
 from replanning.errors import (
     ChangeRejected,
-    JournalCorrupt,
     NotRunning,
     PlanError,
     ReplanningError,
@@ -52,6 +51,7 @@ from replanning.history.elements import ElementsReport
 from replanning.history.export import candidate_json
 from replanning.history.status import is_owner_alive, open_questions
 from replanning.history.wording import (
+    edit_author,
     evaluation_line,
     format_iso_time,
     format_time,
@@ -73,7 +73,7 @@ from replanning.plan.json_values import as_object
 from replanning.plan.messages import did_you_mean, format_duration, join_names, spoken_id
 from replanning.plan.reading import MAX_PLAN_SIZE, format_of, read_document
 from replanning.plan.tasks import Goal
-from replanning.plan.types import JsonObject, JsonValue, TaskId
+from replanning.plan.types import JsonObject, JsonValue, RunId, TaskId
 
 commands = Program()
 
@@ -85,6 +85,18 @@ _MAX_FAILURES: Final = 8
 
 _MAX_RUNNING: Final = 16
 """Running tasks of which it has a line each."""
+
+_MESSAGES: Final = {
+    "request": "request",
+    "pause": "pause",
+    "adopt": "resume --plan",
+    "retry": "resume --retry",
+    "undo": "undo",
+}
+"""The commands that send messages to a run, by the kind of the message; answers are with questions."""
+
+_EDITS: Final = ("adopt", "retry", "undo")
+"""Kinds of messages that a failed run takes when it is resumed."""
 
 PendingQuestion = tuple[Question, journal.InboxMessage | None]
 """An open question, with the answer that was posted for it, if the run has not read that yet."""
@@ -175,24 +187,28 @@ def status(
     if run is not None:
         with lookup.existing_store(store) as opened:
             report = run_status(opened, lookup.find_run(opened, run), now)
-            waiting = _pending_questions(opened, report.questions)
-            if report.status == "failed":
+            messages = lookup.read_inbox(opened, report.run)
+            edits = [message for message in messages if message.kind in _EDITS]
+            # A failed run takes an edit that waits as soon as it is resumed.
+            if report.status == "failed" and not edits:
                 advice = lookup.how_to_retry(opened, store, report.run)
             else:
                 _, advice = lookup.how_to_resume(opened, store, report.run)
         if as_json:
-            print_json(status_json(report, now))
+            print_json(status_json(report, now, messages))
             return
-        for line in _status_lines(report, waiting, store, now, advice):
+        for line in _status_lines(report, messages, store, now, advice):
             console().print(line)
         return
     reports: list[tuple[journal.RunInfo, RunStatusReport | str]] = []
+    inboxes: dict[RunId, Sequence[journal.InboxMessage]] = {}
     with lookup.existing_store(store) as opened:
         runs = opened.runs()
         lookup.ask_workers(opened, runs[:limit])
         for info in runs[:limit]:
             try:
                 reports.append((info, run_status(opened, info, now)))
+                inboxes[info.run] = lookup.read_inbox(opened, info.run)
             except ReplanningError as error:  # one damaged journal must not hide the others
                 print_message(f"run {info.run} cannot be read: {error}")
                 reports.append((info, str(error)))
@@ -202,7 +218,7 @@ def status(
             if isinstance(found, str):
                 rows.append(_unreadable_json(info, found))
             else:
-                rows.append(status_json(found, now))
+                rows.append(status_json(found, now, inboxes[info.run]))
         print_json(rows)
         return
     if not runs:
@@ -251,8 +267,10 @@ def _age(now: float, then: float) -> str:
     return format_duration(max(0.0, now - then))
 
 
-def status_json(report: RunStatusReport, now: float) -> JsonObject:
-    """Return the status of a run as JSON."""
+def status_json(
+    report: RunStatusReport, now: float, messages: Sequence[journal.InboxMessage]
+) -> JsonObject:
+    """Return the status of a run as JSON, with the messages that it has not taken yet."""
     tasks = report.tasks
     usage = report.usage
     left_out: JsonObject = {}
@@ -261,6 +279,10 @@ def status_json(report: RunStatusReport, now: float) -> JsonObject:
     failed: list[JsonValue] = []
     for task_id, failure in tasks.failures.items():
         failed.append({"task": task_id, **asdict(failure)})
+    posted: list[JsonValue] = []
+    for message in messages:
+        at = format_iso_time(message.at)
+        posted.append({"kind": message.kind, "by": message.by, "at": at})
     owner_name = None
     owner_alive = None
     if report.owner is not None:
@@ -286,6 +308,7 @@ def status_json(report: RunStatusReport, now: float) -> JsonObject:
         "problems": problems_json(report.problems),
         "unstored": dict(tasks.unstored),
         "questions": [question.id for question in report.questions],
+        "messages": posted,
         "spent": {**asdict(usage.spent), "wall_clock": round(usage.elapsed, 3)},
         "budget": usage.budget.model_dump(mode="json"),
         "started": format_iso_time(report.started),
@@ -328,11 +351,12 @@ def problems_json(problems: Sequence[journal.RunProblem]) -> list[JsonValue]:
 
 def _status_lines(
     report: RunStatusReport,
-    waiting: Sequence[PendingQuestion],
+    messages: Sequence[journal.InboxMessage],
     place: str,
     now: float,
     advice: str,
 ) -> Iterator[str]:
+    waiting = _with_answers(report.questions, messages)
     owner = "none"
     if report.owner is not None:
         owner = printable_line(report.owner.name.partition(" (")[0])
@@ -364,6 +388,10 @@ def _status_lines(
     for task_id, why in list(report.tasks.unstored.items())[:_MAX_FAILURES]:
         yield f"  unstored  the output of {printable_line(task_id)}: {printable_line(why)}"
     yield from _question_lines(report, waiting, place)
+    for message in messages:
+        if message.kind in _MESSAGES:
+            label = f"{_MESSAGES[message.kind]} by {printable_line(edit_author(message.by))}"
+            yield f"  waiting   {label}, sent {_age(now, message.at)} ago"
     has_advice = report.is_abandoned or report.status in ("paused", "needs_human")
     if report.status == "failed":
         has_advice = any(report.tasks.counts.get(state) for state in STUCK)
@@ -512,7 +540,9 @@ def pending(
             only = lookup.find_run(opened, run).run
         waiting: list[PendingQuestion] = []
         for questions in lookup.open_questions_by_run(opened, only):
-            waiting += _pending_questions(opened, questions)
+            if questions:
+                messages = lookup.read_inbox(opened, questions[0].run)
+                waiting += _with_answers(questions, messages)
         nothing = "no question is open"
         if only is not None and not waiting:
             nothing = lookup.no_question(opened, only)
@@ -575,20 +605,10 @@ def _question_json(
     }
 
 
-def _pending_questions(
-    store: journal.RunStore, questions: Sequence[Question]
+def _with_answers(
+    questions: Sequence[Question], messages: Sequence[journal.InboxMessage]
 ) -> list[PendingQuestion]:
-    messages: Sequence[journal.InboxMessage] = ()
-    if questions:
-        try:
-            messages = store.inbox(questions[0].run)
-        except JournalCorrupt as error:  # without the messages, only what was answered is unknown
-            print_message(f"the answers to run {questions[0].run} cannot be read: {error}")
-    answers: dict[JsonValue, journal.InboxMessage] = {}
-    for message in messages:
-        if message.kind == "answer":
-            # The first answer to a question is the one that the run takes.
-            answers.setdefault(message.payload.get("question"), message)
+    answers = lookup.posted_answers(messages)
     return [(question, answers.get(question.id)) for question in questions]
 
 

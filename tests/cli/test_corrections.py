@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 
@@ -406,8 +407,18 @@ def test_retry_of_a_program(tmp_path: Path) -> None:
     assert execute() == "failed"
     told = cli(tmp_path, "resume", "r", "--retry", "--store", "runs.db", code=3).stderr
     assert "tried again once that program goes on with it, with run_id='r'" in told
+    shown = cli(tmp_path, "status", "r", "--store", "runs.db").stdout
+    assert re.search(r"\n  waiting   resume --retry by \S+, sent .+ ago\n", shown)
+    assert "Only the program that started it can resume it, with run_id='r'" in shown
+    (message,) = answer(tmp_path, "status", "r", "--store", "runs.db")["messages"]
+    assert message["kind"] == "retry"
+    write_plan(tmp_path, TOOLS, "id: a, tool: send")
+    for words in (("--plan", "plan.yaml"), ("--plan", "plan.yaml", "--retry")):
+        refused = cli(tmp_path, "resume", "r", *words, "--store", "runs.db", code=2).stderr
+        assert "`engine.adopt('r', plan)` gives it a corrected plan" in refused
     (tmp_path / "go").touch()
     assert execute() == "succeeded"
+    assert answer(tmp_path, "status", "r", "--store", "runs.db")["messages"] == []
 
 
 @pytest.mark.parametrize(
