@@ -1,8 +1,7 @@
-"""Work of the phases of planning mode: they make a plan, put it into the run, and judge it."""
+"""Execution of the phases of planning mode: make a plan, install it, and judge the result."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -82,8 +81,6 @@ from replanning.planning.tasks import (
     revise_decomposition,
 )
 
-_log: Final = logging.getLogger("replanning.planning")
-
 _COARSER_INSTRUCTION: Final = (
     "it cannot be divided as it is: divide more coarsely, and only what is possible"
 )
@@ -93,13 +90,10 @@ _OTHER_APPROACH_INSTRUCTION: Final = (
 )
 
 _BATCH_SIZE: Final = 15
-"""Subtasks whose actions are planned in one reply."""
-
-_MAX_REFLECTIONS: Final = 10
-"""Limit of reflections on a plan after a number of actions, where settings state no interval."""
+"""Maximum number of subtasks whose actions are planned in one reply."""
 
 _MAX_DANGEROUS_USES: Final = 20
-"""Uses of dangerous tools that a person is shown at once."""
+"""Maximum number of dangerous tool uses that a person is shown at once."""
 
 
 # Decomposition
@@ -108,9 +102,9 @@ _MAX_DANGEROUS_USES: Final = 20
 async def _decompose(session: PlanningSession, task: Task) -> JsonObject:
     """Return the subtasks of the goal.
 
-    If the goal cannot be decomposed, the model is asked for fewer, coarser subtasks, and then, as
-    settings say, for another approach; TaskHeld or PlanningFailed is raised if that is not to be.
-    Limitations of a partial decomposition are journaled as assumptions.
+    If the goal cannot be decomposed, the model is asked for fewer, coarser subtasks. If that fails,
+    the settings decide: TaskHeld or PlanningFailed is raised, or the model is asked for another
+    approach. Limitations of a partial decomposition are journaled as assumptions.
     """
     offered = _offered_decomposition(session, task)
     if offered is not None:
@@ -149,9 +143,9 @@ async def _decompose(session: PlanningSession, task: Task) -> JsonObject:
         return decomposition.model_dump(mode="json")
     if decomposition is None:
         raise PlanningFailed(_infeasible(cannot))
-    limitations = [f"it is done without: {text}" for text in cannot.not_possible]
+    limitations = [f"left out: {text}" for text in cannot.not_possible]
     if not limitations:
-        limitations = [f"it is done in part: {cannot.message}"]
+        limitations = [f"done only in part: {cannot.message}"]
     session.record_assumptions(limitations)
     return {**decomposition.model_dump(mode="json"), "cannot": cannot.model_dump(mode="json")}
 
@@ -171,7 +165,7 @@ def _infeasible(cannot: CannotDecompose) -> str:
 
 
 def _escalate_infeasible(session: PlanningSession, task: Task, cannot: CannotDecompose) -> None:
-    """Escalate a goal that cannot be decomposed; return if another approach is to be taken."""
+    """Escalate a goal that cannot be decomposed; return if another approach is to be tried."""
     reason = _infeasible(cannot)
     recommendations: tuple[str, ...] = ()
     if cannot.other_approach:
@@ -187,7 +181,7 @@ def _escalate_infeasible(session: PlanningSession, task: Task, cannot: CannotDec
 
 
 def _check_decomposition(session: PlanningSession, decomposition: TaskDecomposition) -> None:
-    """Reject subtasks that cannot be carried out, or have secrets as ids: LLMResponseInvalid."""
+    """Raise LLMResponseInvalid for invalid subtasks, or secrets in their ids."""
     limit = session.settings.max_subtasks
     problems = check_subtasks(decomposition, session.tools, max_subtasks=limit)
     if problems:
@@ -196,7 +190,7 @@ def _check_decomposition(session: PlanningSession, decomposition: TaskDecomposit
 
 
 def _offered_decomposition(session: PlanningSession, task: Task) -> TaskDecomposition | None:
-    """Return the subtasks that the reply on the goal already contains; None without usable ones."""
+    """Return usable subtasks that the reply on the goal already contains; None without them."""
     part = session.part_ahead(task, Phase.TASK_DECOMPOSITION)
     if not part:
         return None
@@ -212,7 +206,7 @@ def _offered_decomposition(session: PlanningSession, task: Task) -> TaskDecompos
 
 
 def merge_action_plans(plans: Sequence[ActionPlan]) -> ActionPlan:
-    """Return one action plan made of the plans of batches."""
+    """Merge the action plans of several batches into one."""
     order: list[str] = []
     actions: list[Action] = []
     renamed: dict[str, str] = {}
@@ -231,7 +225,7 @@ async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObje
     finished = {name: name for name in _finished_subtasks(session, task)}
     if plan is not None and keeps_finished(target):
         decomposition = plan.decomposition
-    else:  # it was made anew
+    else:  # the goal was decomposed again
         stated = session.state.phase_output(Phase.TASK_DECOMPOSITION)
         decomposition = validate_output(TaskDecomposition, stated)
     offered = _offered_actions(session, task, decomposition, finished)
@@ -311,7 +305,7 @@ async def _request_batches(
     finished: Mapping[str, str],
     batches: Sequence[Sequence[str]],
 ) -> JsonObject:
-    """Return the actions of all batches, each of which the model plans in one reply."""
+    """Return the actions of all batches; the model plans each batch in one reply."""
     plans: list[ActionPlan] = []
     earlier: list[Task] = []
 
@@ -341,8 +335,8 @@ async def _request_batches(
         parse_batch = partial(parse, batch=batch)
         planned, tasks = await session.ask(Phase.ACTION_SEQUENCE, data, PlanningReply, parse_batch)
         plans.append(planned)
-        for one in tasks:
-            earlier.append(Task(id=one.id, depends_on=one.depends_on))
+        for added in tasks:
+            earlier.append(Task(id=added.id, depends_on=added.depends_on))
     return _action_output(merge_action_plans(plans), decomposition)
 
 
@@ -360,8 +354,7 @@ def _unfinished_part(planned: ActionPlan, finished: Container[str]) -> ActionPla
     left = planned.without(finished)
     if not left.actions:
         raise LLMResponseInvalid(
-            "every task of this plan is done already;"
-            " plan what is to be done instead of what failed"
+            "every task of this plan is already done; plan actions that replace what failed"
         )
     return left
 
@@ -369,9 +362,9 @@ def _unfinished_part(planned: ActionPlan, finished: Container[str]) -> ActionPla
 def _check_actions(
     session: PlanningSession, planned: ActionPlan, problems: Sequence[Problem]
 ) -> None:
-    """Reject, with LLMResponseInvalid, a plan with problems or secrets.
+    """Raise LLMResponseInvalid for a plan with problems or secrets.
 
-    Where nothing is executed, a plan without all arguments is rejected as well.
+    If nothing is executed, the plan must also state all arguments.
     """
     texts = list(map(str, problems))
     if session.plan_only and not texts:
@@ -394,7 +387,7 @@ def _offered_actions(
     decomposition: TaskDecomposition,
     finished: Mapping[str, str],
 ) -> ActionPlan | None:
-    """Return the actions that an earlier reply already contains; None without usable ones."""
+    """Return usable actions that an earlier reply already contains; None without them."""
     part = session.part_ahead(task, Phase.ACTION_SEQUENCE)
     if not part:
         return None
@@ -410,7 +403,9 @@ def _offered_actions(
     return planned
 
 
-def _has_gone_on(session: PlanningSession, task: Task, phase: Phase, output: JsonObject) -> bool:
+def _answers_next_phase(
+    session: PlanningSession, task: Task, phase: Phase, output: JsonObject
+) -> bool:
     """Return whether the reply also answers the next phase, so that the plan is judged whole."""
     if phase is Phase.GOAL_UNDERSTANDING:
         return _offered_decomposition(session, task) is not None
@@ -421,7 +416,7 @@ def _has_gone_on(session: PlanningSession, task: Task, phase: Phase, output: Jso
 
 
 def _earlier_tasks(session: PlanningSession, task: Task) -> dict[str, str]:
-    """Return the live tasks of the plans before that of a phase, by the names of their subtasks."""
+    """Return the live tasks of the plans that other phases made, by subtask."""
     tasks: dict[str, str] = {}
     for plan in session.state.plans:
         if plan.task != task.id:
@@ -430,9 +425,9 @@ def _earlier_tasks(session: PlanningSession, task: Task) -> dict[str, str]:
 
 
 def _finished_subtasks(session: PlanningSession, task: Task) -> dict[str, str]:
-    """Return the live tasks of subtasks, by name, that are done or running.
+    """Return the live tasks of finished and running subtasks, by subtask.
 
-    There are none if the replan starts clean.
+    A replan that starts clean keeps none.
     """
     live = session.run.live
     target = PlanningTask.of(task).target or Phase.GOAL_UNDERSTANDING
@@ -447,14 +442,14 @@ def _finished_subtasks(session: PlanningSession, task: Task) -> dict[str, str]:
 
 
 def _needs_no_plan(live: LivePlan, entry: TaskEntry) -> bool:
-    """Return whether an action is done, or under way."""
+    """Return whether an action is done or running."""
     if entry.state is TaskState.RUNNING:
         return True
     return is_list_running(live, entry) or is_action_done(live, entry)
 
 
 def _is_superseded(session: PlanningSession, task: Task) -> bool:
-    """Return whether a newer plan does without the failed action that the phase was to replace."""
+    """Return whether a newer plan dropped the failed action that the phase was to replace."""
     notes = PlanningTask.of(task)
     live = session.run.live
     plans = session.state.plans
@@ -474,10 +469,11 @@ def _is_superseded(session: PlanningSession, task: Task) -> bool:
 
 
 def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> None:
-    """Put the plan that a phase made into the live plan, unless that was done before a restart.
+    """Install a phase's plan in the live plan, unless it was installed before a restart.
 
-    Raises TaskHeld if a person must approve it first, and PlanError if it does not fit the live
-    plan.
+    Raises:
+        TaskHeld: a person must approve the plan first.
+        PlanError: the plan does not fit the live plan.
     """
     state = session.state
     live = session.run.live
@@ -487,18 +483,17 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
     subtasks = TaskDecomposition.model_validate(output["subtasks"], strict=False)
     action_plan = ActionPlan.model_validate(output["action_plan"], strict=False)
 
-    # Another plan may have begun some of the subtasks since this one was made, and keeps them.
+    # Another plan may have begun some of the subtasks since this one was made; it keeps them.
     finished = _finished_subtasks(session, task)
     earlier = _earlier_tasks(session, task)
     served = {action.task_id for action in action_plan.actions}
     action_plan = action_plan.without(finished)
-    # A subtask that was running then and has failed since stays: recovery handles that failure by
-    # itself.
+    # A subtask that was running then and has failed since stays; recovery handles its failure.
     for subtask in subtasks.subtasks:
         if subtask.id not in served and subtask.id in earlier:
             finished[subtask.id] = earlier[subtask.id]
     if state.plan is not None and not action_plan.actions:
-        return  # a newer plan does all of it
+        return  # a newer plan covers all subtasks
 
     number = 1 + sum(plan.task != task.id for plan in state.plans)
     prefix = _unused_prefix(live, number)
@@ -513,7 +508,7 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
         )
     if found:
         if notes.accept and state.plan is not None:
-            return  # a newer plan came while a person was asked, and counts
+            return  # a newer plan was installed while a person was asked, and takes precedence
         raise PlanError(found)
 
     _require_plan_approval(session, task, compiled)
@@ -531,7 +526,7 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
         kept=tuple(finished),
         lineage=notes.lineage,
     )
-    if version not in state.plans:  # it is there if the run was interrupted right after this note
+    if version not in state.plans:  # noted already if the run was interrupted right after the note
         session.note(version)
     planned = [_with_notes(session, task, action) for action in compiled]
     changes = _plan_changes(live, task, planned, frozenset(finished.values()))
@@ -544,7 +539,7 @@ def _is_installed(live: LivePlan, task: Task) -> bool:
 
 
 def _unused_prefix(live: LivePlan, number: int) -> str:
-    """Return a prefix of ids for a version of the plan; the first version needs none."""
+    """Return an unused id prefix for a version of the plan; the first version needs none."""
     if number == 1:
         return ""
     prefix = f"v{number}."
@@ -554,7 +549,7 @@ def _unused_prefix(live: LivePlan, number: int) -> str:
 
 
 def _with_notes(session: PlanningSession, task: Task, action: Task) -> Task:
-    """Return an action with notes about the phase that planned it, and with its timeout."""
+    """Return an action with its timeout and notes about the phase that planned it."""
     notes = PlanningTask.of(action)
     timeout = action.timeout
     if action.tool is None:  # the model will be asked for its arguments
@@ -568,7 +563,7 @@ def _with_notes(session: PlanningSession, task: Task, action: Task) -> Task:
 
 
 def _require_plan_approval(session: PlanningSession, task: Task, actions: Sequence[Task]) -> None:
-    """Have a person approve a plan, if settings demand that or the plan uses dangerous tools."""
+    """Have a person approve a plan if the settings require it or it uses dangerous tools."""
     if session.plan_only:
         return
     if session.state.is_danger_approved(PlanningTask.of(task).accept):
@@ -584,7 +579,7 @@ def _require_plan_approval(session: PlanningSession, task: Task, actions: Sequen
         text = f"the plan uses tools that may do harm: {shown}; carry it out?"
         session.hold(task.id, "dangerous", text)
     if session.settings.approve_plan:
-        session.hold(task.id, "dangerous", "the plan is made; carry it out?")
+        session.hold(task.id, "dangerous", "the plan is ready; carry it out?")
 
 
 def _dangerous_uses(session: PlanningSession, action: Task) -> list[str]:
@@ -602,7 +597,7 @@ def _dangerous_uses(session: PlanningSession, action: Task) -> list[str]:
 def _plan_changes(
     live: LivePlan, task: Task, planned: Sequence[Task], kept: Container[str]
 ) -> list[PlanChange]:
-    """Return the changes that put actions into the live plan, in place of all but the kept ones."""
+    """Return the changes that add actions to the live plan and skip all but the kept ones."""
     changes: list[PlanChange] = []
     ids = dict.fromkeys(action.id for action in planned)
     for action in planned:
@@ -612,11 +607,11 @@ def _plan_changes(
         changes.append(AddTask(task=action.model_copy(update={"depends_on": waits})))
     reflection = pending_reflection(live)
     if reflection is not None:
-        # In one change, as each change is checked with all others.
+        # One change for all actions, because the changes are checked together.
         awaited: list[JsonValue] = [*live.entry(reflection).task.depends_on, *ids]
         changes.append(ModifyTask(task_id=reflection, fields={"depends_on": awaited}))
-    reason = f"the plan of {task.id} has replaced it"
-    for entry in live:  # no other action is left
+    reason = f"replaced by the plan of {task.id}"
+    for entry in live:
         if not is_action(entry.task):
             continue
         if action_of(entry).id in kept:
@@ -628,16 +623,20 @@ def _plan_changes(
     return changes
 
 
-# Replans that cannot be done
+# Replans that failed or are forbidden
 
 
 async def _escalate_replan(
     session: PlanningSession, task: Task, phase: Phase, failed: Consideration, reason: str
 ) -> bool:
-    """Have the model decide once on another way than the failed or forbidden replan of a phase.
+    """Ask the model once for an alternative to the failed or forbidden replan of a phase.
 
-    Returns True if the new decision was applied, and False if the existing output is used. Raises
-    TaskHeld if a person decides, and PlanningFailed if the run ends.
+    Returns:
+        True if the new decision was applied; False if the existing output is used.
+
+    Raises:
+        TaskHeld: a person decides.
+        PlanningFailed: the run ends.
     """
     other = await _other_decision(session, task, failed, reason)
     if other is not None:
@@ -653,7 +652,7 @@ async def _escalate_replan(
                 return True
         else:
             session.manager.record_skipped(other)
-            # The model can do without the replan; but a failed action is never skipped in this way.
+            # The model may give up the replan, but that must never skip a failed action.
             is_about_failure = failed.cause.action and failed.cause.error
             if other.ruling.kind == "continue" and not is_about_failure:
                 return False
@@ -664,13 +663,13 @@ async def _escalate_replan(
 async def _other_decision(
     session: PlanningSession, task: Task, failed: Consideration, reason: str
 ) -> Consideration | None:
-    """Return the model's decision in place of a replan; None if it gives none."""
+    """Return the model's decision that replaces a failed replan; None if it makes none."""
     subject = f"{task.id}~otherwise"
     earlier = session.state.judged.get(subject)
     if earlier is not None:  # the run was interrupted after that decision
         return earlier
     data: JsonObject = {**session.prompt_data(task), "errors": reason}
-    # The action that failed is not in the plan any more, and cannot be retried.
+    # The failed action is no longer in the plan and cannot be retried.
     refused = failed.model_copy(update={"cause": replace(failed.cause, action=None)})
     other = await session.manager.escalate(refused, data, reason)
     if other is not None:
@@ -699,13 +698,13 @@ def _replace_remaining_phases(
             if dependent not in rest:
                 before[dependent] = None
     changes = add_phases(tasks, before)
-    for one in rest:
-        changes.append(SkipTask(task_id=one, reason="another replan has taken its place"))
+    for skipped in rest:
+        changes.append(SkipTask(task_id=skipped, reason="replaced by another replan"))
     session.revise(changes, reason)
 
 
 def _remaining_phases(session: PlanningSession, task: Task) -> tuple[TaskId, ...]:
-    """Return the planning phases of the same replan that are still to come."""
+    """Return the planning phases of the task's replan that have not begun."""
     replan = PlanningTask.of(task).replan
     remaining: list[TaskId] = []
     for entry in session.run.live:
@@ -724,8 +723,14 @@ def _remaining_phases(session: PlanningSession, task: Task) -> tuple[TaskId, ...
 async def run_phase(session: PlanningSession, task: Task) -> JsonObject:
     """Execute a phase, and apply the decision after it.
 
-    Parts done before an interruption are not repeated. Raises TaskHeld if a person must decide,
-    PlanningFailed if the phase failed, and the errors of the model.
+    Parts done before an interruption are not repeated.
+
+    Raises:
+        TaskHeld: a person must decide.
+        PlanningFailed: the phase failed.
+        PlanError: the plan does not fit the live plan.
+        LLMError: the model cannot be asked.
+        BudgetExceeded: a call does not fit the remaining budget.
     """
     notes = PlanningTask.of(task)
     phase = notes.phase
@@ -739,7 +744,7 @@ async def run_phase(session: PlanningSession, task: Task) -> JsonObject:
         session.escalate(task.id, considered.ruling.reason)
         return {}
 
-    # An output is accepted, and no decision is needed, if the plan goes on with an existing one.
+    # An existing output that the plan continues with is accepted without a decision.
     accepted = bool(notes.accept)
     output = state.outputs.get(notes.accept or task.id)
     if output is None:
@@ -757,8 +762,8 @@ async def run_phase(session: PlanningSession, task: Task) -> JsonObject:
         await _conclude(session, task, output, accepted=accepted)
         return output
     if not accepted:
-        is_used_up = await _judge_phase(session, task, phase, output)
-        if is_used_up:
+        is_settled = await _judge_phase(session, task, phase, output)
+        if is_settled:
             return output
     if phase is Phase.ACTION_SEQUENCE:
         _install_plan(session, task, output)
@@ -766,10 +771,10 @@ async def run_phase(session: PlanningSession, task: Task) -> JsonObject:
 
 
 async def _new_output(session: PlanningSession, task: Task, phase: Phase) -> JsonObject | None:
-    """Return the output of a phase that is executed now.
+    """Execute a phase and return its output.
 
-    It is empty if another replan has taken the place of the phase, and None if the plan goes on
-    with the existing output.
+    It is empty if another replan has replaced the phase, and None if the plan continues with the
+    existing output.
     """
     replan = PlanningTask.of(task).replan
     forbidden: tuple[Consideration, str] | None = None
@@ -788,7 +793,7 @@ async def _new_output(session: PlanningSession, task: Task, phase: Phase) -> Jso
         failed = session.state.begun.get(replan)
         if failed is None:
             raise
-        # The run may have been interrupted after that was recorded.
+        # The failure is already recorded if the run was interrupted right after that.
         recorded = [(record.replan_id, record.error) for record in session.state.records]
         if (failed.replan_id, problem) not in recorded:
             session.manager.record_failure(failed, problem)
@@ -816,11 +821,11 @@ def _forbidden_replan(session: PlanningSession, replan: str) -> tuple[Considerat
 
 
 def _existing_output(session: PlanningSession, task: Task, phase: Phase) -> JsonObject:
-    """Return the output that a phase has already; with a plan, none is needed."""
+    """Return the existing output of a phase; with a plan, skip the rest of the replan instead."""
     if session.state.plan is None:
         return session.state.phase_output(phase)
     rest = _remaining_phases(session, task)
-    if rest:  # the plan goes on without the replan
+    if rest:
         reason = "the plan stays as it is"
         session.revise([SkipTask(task_id=one, reason=reason) for one in rest], reason)
     return {}
@@ -829,13 +834,13 @@ def _existing_output(session: PlanningSession, task: Task, phase: Phase) -> Json
 async def _judge_phase(
     session: PlanningSession, task: Task, phase: Phase, output: JsonObject
 ) -> bool:
-    """Apply the decision after a phase; return whether the output is not used any further."""
+    """Apply the decision after a phase; return True if its output needs no further work."""
     questions: tuple[str, ...] = ()
     unclear = output.get("unclear")
     if unclear:
         stated = UnclearGoal.model_validate(unclear, strict=False).clarification_needed
         questions = tuple(filter(str.strip, stated))
-    if not questions and _has_gone_on(session, task, phase, output):
+    if not questions and _answers_next_phase(session, task, phase, output):
         return True
     data = _prompt_data(session, task, output)
     considered = await session.consider_replan(task.id, phase, data, questions=questions)
@@ -845,12 +850,12 @@ async def _judge_phase(
 
 
 def _assumptions(decision: ReplanDecision | None) -> tuple[str, ...]:
-    """Return the assumptions of a decision, with a default where the model states none."""
+    """Return the assumptions of a decision, with a default if the model states none."""
     return getattr(decision, "assumptions_to_make", ()) or DEFAULT_ASSUMPTIONS
 
 
 async def _understand_goal(session: PlanningSession, task: Task) -> JsonObject:
-    """Return the goal as the model understands it; if unclear, with its questions."""
+    """Return the goal as the model understands it, with its questions if the goal is unclear."""
     phase = Phase.GOAL_UNDERSTANDING
 
     def parse(text: str) -> PlanningReply:
@@ -867,7 +872,7 @@ async def _understand_goal(session: PlanningSession, task: Task) -> JsonObject:
 
 
 async def _summarise(session: PlanningSession, task: Task) -> JsonObject:
-    """Return the model's summary of the run; if it gives none, the reason."""
+    """Return the model's summary of the run, or the reason why it gave none."""
     try:
         reply = await session.ask(
             "completion",
@@ -913,7 +918,7 @@ async def _apply_ruling(
         await session.ask_about_decision(task.id, considered, "replan", otherwise=phase)
     if ruling.needs_escalation:
         if considered.replan_type is ReplanType.CLARIFICATION_REQUEST:
-            # The limit of questions is reached: the rest is assumed.
+            # The limit of questions is reached: assumptions replace the answers.
             session.record_assumptions(_assumptions(decision))
         else:
             session.escalate(task.id, ruling.reason)
@@ -938,7 +943,7 @@ async def _apply_ruling(
 def _repeat_phase(
     session: PlanningSession, task: Task, phase: Phase, decision: ReplanDecision, replan: str
 ) -> None:
-    """Put the phases from the target of a decision up to this one into the live plan again."""
+    """Repeat the phases from a decision's target up to this one in the live plan."""
     live = session.run.live
     target = decision.target_phase
     assert target is not None
@@ -986,7 +991,7 @@ async def _conclude(
 
 
 def _result_problem(output: JsonObject, summary: Summary | None, considered: Consideration) -> str:
-    """Return why a person must judge the result of a run; empty if it is good enough."""
+    """Return why a person must judge the result of a run; empty if nobody needs to."""
     ruling = considered.ruling
     decision = considered.decision
     if ruling.needs_escalation:

@@ -77,21 +77,21 @@ class PlanningTask(BaseModel):
         phase: the phase that the task carries out; None for an action.
         request: the request of the run, on its first phase.
         reason: why the phase is repeated.
-        target: the phase that a replan returned to; None where the phase is no part of a replan.
+        target: the phase that a replan returned to; None if the phase is not part of a replan.
         replan: id of the replan that the phase belongs to.
         after: the task whose failure or question led to the phase.
-        lineage: the lineage of the failed action that is planned anew.
-        assumed: assumptions under which the task is repeated because no answer came in time.
-        accept: the task whose output this phase takes over as it is.
-        asks: id of the replan that a person decides about at this task.
+        lineage: the lineage of the failed action that the phase replans.
+        assumed: assumptions made for this repetition because no answer came in time.
+        accept: the task whose output this phase reuses unchanged.
+        asks: id of the replan that a person decides on in this task.
         by: the phase task that planned the action.
         arguments: the arguments known so far, while the task itself names no tool.
         missing: the arguments that the model is asked for when the action begins.
         name: the name of the action in the model's plan.
         subtask: the subtask that the action serves.
         fallback_of: the task that the action replaced as its declared fallback.
-        may_fail: whether a failure of its tool is a result to go on with.
-        unapproved: whether the action was only planned, so that no person approved its dangerous
+        may_fail: whether a failure of its tool is a result to continue with.
+        unapproved: whether the action was only planned, so that nobody approved its dangerous
             tools.
     """
 
@@ -122,7 +122,7 @@ class PlanningTask(BaseModel):
 
     @classmethod
     def of(cls, task: TaskBody) -> Self:
-        """Return the notes on a task; empty where the task is not one of planning mode."""
+        """Return the notes on a task; empty for a task outside planning mode."""
         if PLANNING_KEY not in task.metadata:
             return cls()
         try:
@@ -135,15 +135,15 @@ class PlanningTask(BaseModel):
         return {PLANNING_KEY: self.model_dump(mode="json", exclude_defaults=True)}
 
     def in_round(self) -> PlanningTask:
-        """Return the notes that a repeated phase shares: its lineage, and where its round began."""
-        begins_anew = self.target is not None and not keeps_finished(self.target)
-        target = self.target if begins_anew else None
+        """Return the notes that a repeated phase inherits: lineage and a clean-start target."""
+        starts_clean = self.target is not None and not keeps_finished(self.target)
+        target = self.target if starts_clean else None
         return PlanningTask(lineage=self.lineage, target=target)
 
 
 def phase_of(task: Task) -> Phase | None:
     """Return the phase that a task carries out; None for an action."""
-    # Not parsed in full, because scans ask this of every task.
+    # Not parsed in full, because scans call this for every task.
     name = as_object(task.metadata.get(PLANNING_KEY)).get("phase")
     if not isinstance(name, str):
         return None
@@ -206,7 +206,7 @@ def is_tool_loop(plan: Plan) -> bool:
 
 
 def is_phase_reached(live: LivePlan, phase: Phase, *, besides: TaskId | None = None) -> bool:
-    """Return whether a phase is done, or will be with `besides`, and no phase before is open."""
+    """Return whether a phase is done and no earlier one is open; `besides` counts as done."""
     phases = list(Phase)
     done = False
     upto = phases[: phases.index(phase) + 1]
@@ -238,9 +238,9 @@ def repeat_phases(
 ) -> tuple[Task, ...]:
     """Return the phases from a target to the last as new tasks, each waiting for the one before.
 
-    An execution is repeated by planning the actions. The notes on each task may name another target
-    that the replan returned to. With `approved_by`, a person must agree at that task before they
-    enter the plan.
+    To repeat the execution, the actions are planned again. The notes may name another target that
+    the replan returned to. With `approved_by`, the tasks enter the plan only if a person approves
+    them at that task.
     """
     view = PlanView(live)
     tasks = list[Task]()
@@ -258,13 +258,13 @@ def repeat_phases(
 
 
 def _reserved_id(live: LivePlan, phase: Phase, asking: TaskId) -> TaskId:
-    """Return the base of a task id that stays free while the task at a place asks a person."""
+    """Return the base of a task id that no other task takes while a person is asked."""
     place = [entry.id for entry in live].index(asking)
     return TaskId(f"{phase}~agreed-{place + 1}")
 
 
 def add_phases(tasks: Sequence[Task], before: Iterable[TaskId] = ()) -> list[PlanChange]:
-    """Return the changes that add phases to the live plan; the tasks `before` wait for the last."""
+    """Return the changes that add phases to the live plan; tasks in `before` wait for the last."""
     return [
         *(AddTask(task=task) for task in tasks[:-1]),
         AddTask(task=tasks[-1], before=tuple(before)),
@@ -275,11 +275,11 @@ def human_task(live: LivePlan, *, notes: PlanningTask, depends_on: Sequence[Task
     """Return a task where a person decides about the replan `notes.asks`, or answers a question."""
     task_id = PlanView(live).unused_id(TaskId(Phase.ACTION_SEQUENCE))
     task = phase_task(Phase.ACTION_SEQUENCE, task_id, depends_on, notes)
-    return task.model_copy(update={"goal": "Have a person decide how to go on"})
+    return task.model_copy(update={"goal": "Have a person decide how to continue"})
 
 
 def accepting_task(live: LivePlan, task: Task) -> Task:
-    """Return a repetition of a phase that takes over the previous output as it is."""
+    """Return a repeated phase that reuses the previous output unchanged."""
     notes = PlanningTask.of(task)
     assert notes.phase is not None
     task_id = PlanView(live).unused_id(_reserved_id(live, notes.phase, task.id))
@@ -288,7 +288,7 @@ def accepting_task(live: LivePlan, task: Task) -> Task:
 
 
 def pending_reflection(live: LivePlan) -> TaskId | None:
-    """Return the task of the reflection that is still to come."""
+    """Return the reflection task that has not begun; None if there is none."""
     pending: TaskId | None = None
     for entry in live:
         if is_waiting(entry) and phase_of(entry.task) is Phase.REFLECTION:
@@ -297,10 +297,10 @@ def pending_reflection(live: LivePlan) -> TaskId | None:
 
 
 def is_action_done(live: LivePlan, entry: TaskEntry) -> bool:
-    """Return whether an action is done, itself or by its replacement.
+    """Return whether an action or its replacement is done.
 
-    That of a list is done with all its elements, if it has any. An element that failed and was
-    skipped counts as done, as its list goes on; one that was skipped before it was tried does not.
+    An action with a list is done when all its elements are. An element that was skipped after it
+    failed counts as done, as its list continues; one skipped before its first attempt does not.
     """
     if entry.state is TaskState.DONE:
         return phase_of(entry.task) is None
@@ -315,12 +315,12 @@ def is_action_done(live: LivePlan, entry: TaskEntry) -> bool:
 
 
 def _is_settled(live: LivePlan, element: TaskEntry) -> bool:
-    """Return whether an element is done, or its list goes on without it."""
+    """Return whether an element is done, or its list continues without it."""
     return is_action_done(live, element) or _is_passed_over(live, element)
 
 
 def _is_passed_over(live: LivePlan, element: TaskEntry) -> bool:
-    """Return whether an element has failed, and its list goes on without it."""
+    """Return whether an element has failed, and its list continues without it."""
     for part in live.leaves(element):
         if part.state is not TaskState.SKIPPED or part.log.count == 0:
             return False
@@ -328,12 +328,12 @@ def _is_passed_over(live: LivePlan, element: TaskEntry) -> bool:
 
 
 def action_of(entry: TaskEntry) -> TaskEntry:
-    """Return the task of the action that a task is part of; of an element, that with the list."""
+    """Return the action that a task belongs to; for an element, the action with the list."""
     return entry.template or entry
 
 
 def is_list_running(live: LivePlan, entry: TaskEntry) -> bool:
-    """Return whether an action has begun with its list, so that no element needs a new plan."""
+    """Return whether an action has begun its list, and no element needs a new plan."""
     if not entry.is_expanded:
         return False
     begun = False
@@ -349,7 +349,7 @@ def is_list_running(live: LivePlan, entry: TaskEntry) -> bool:
 
 
 def finished_actions(live: LivePlan) -> int:
-    """Return the number of actions that are done, of which a list with all its elements is one."""
+    """Return the number of finished actions; one with a list counts once all elements are done."""
     number = 0
     for entry in live:
         if not is_action(entry.task):
@@ -377,7 +377,7 @@ def missing_arguments(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> tup
 def tool_use_problems(
     tool: ToolSpec, arguments: JsonObject, capacity: Mapping[str, float]
 ) -> list[str]:
-    """Return the problems of arguments that are used literally, without references."""
+    """Return the problems of arguments that are taken literally, without references."""
     literal = map_strings(arguments, lambda text: text.replace("${", "$${"))
     body = Fallback.model_validate({"tool": tool.name, "arguments": literal})
     return [
@@ -387,13 +387,13 @@ def tool_use_problems(
 
 
 def _argument_problems(tool: ToolSpec, arguments: JsonObject) -> list[str]:
-    """Return arguments that a command would take for options, or that are not in its template."""
+    """Return the problems of arguments that a command reads as options, or a template lacks."""
     problems: list[str] = []
     if tool.kind == "shell" and tool.command:
         problems += option_problems(tool.command, arguments, tool.parameters)
-    if tool.parameters:  # the arguments are compared with these
+    if tool.parameters:  # `check_task` compares the arguments with these
         return problems
-    if tool.kind not in ("shell", "http"):  # it checks its arguments itself
+    if tool.kind not in ("shell", "http"):  # other tools check their arguments themselves
         return problems
     declared = tool.parameter_types
     known = brief_repr(list(declared))
@@ -415,11 +415,11 @@ def describe_tool_use(tool: str, arguments: JsonObject, max_chars: int = 500) ->
 
 
 _MAX_LIST_CHARS: Final = 500
-"""Longest list of which a person is shown all elements, in characters."""
+"""Maximum length of a list that a person is shown in full, in characters."""
 
 
 def describe_list(action: Action | Task) -> str:
-    """Describe the list of an action, as `for each of ["a", "b"]`; empty without a list."""
+    """Describe the list of an action, such as `for each of ["a", "b"]`; empty without a list."""
     elements = action.for_each
     if elements is None:
         return ""
@@ -433,7 +433,7 @@ def describe_list(action: Action | Task) -> str:
 
 
 def describe_actions(plan: ActionPlan, tools: Mapping[str, ToolSpec]) -> str:
-    """Describe the actions of a plan, one a line, with arguments and expected outcomes."""
+    """Describe the actions of a plan, one per line, with arguments and expected outcomes."""
     places = {name: place for place, name in enumerate(plan.subtask_order)}
     actions = sorted(plan.actions, key=lambda action: places[action.task_id])
     lines: list[str] = []
@@ -447,7 +447,7 @@ def describe_actions(plan: ActionPlan, tools: Mapping[str, ToolSpec]) -> str:
 
 
 def _describe_action(action: Action, tool: ToolSpec | None) -> str:
-    """Describe an action on one line; the tool is unknown if it is not there any more."""
+    """Describe an action on one line; `tool` is None if it no longer exists."""
     text = action.tool
     if action.arguments:
         text = describe_tool_use(action.tool, action.arguments, 200)
@@ -471,7 +471,7 @@ _MAX_REASON_CHARS: Final = 300
 
 
 def decision_line(record: JsonObject, *, warned: bool = False) -> str:
-    """Describe a decision of planning mode on one line: what, whether executed, and why."""
+    """Describe a decision on one line: its type, whether it was executed, and why."""
     phase = record.get("phase")
     replan = record.get("replan_type")
     reason = record.get("reason")
@@ -504,11 +504,10 @@ def decision_line(record: JsonObject, *, warned: bool = False) -> str:
 def revise_decomposition(
     decomposition: TaskDecomposition, action_plan: ActionPlan, finished: Iterable[str] = ()
 ) -> TaskDecomposition:
-    """Return the subtasks that a revised action plan serves, with those that are finished.
+    """Return the subtasks that a revised action plan serves, and the finished ones.
 
-    Subtasks that the plan no longer names are dropped. A new one waits for the subtask before it in
-    the order, and the one after it waits for the new one, because the model did not state its
-    dependencies.
+    Subtasks that the plan no longer names are dropped. The model states no dependencies of a new
+    subtask, so it waits for the one before it in the order, and the one after it waits for it.
     """
     known = {subtask.id: subtask for subtask in decomposition.subtasks}
     done = dict.fromkeys(finished)
@@ -527,7 +526,7 @@ def revise_decomposition(
         subtask = known.get(name)
         if subtask is None:
             subtask = Subtask(id=name, description=purposes.get(name, ""))
-        needed = [each for each in subtask.dependencies if each in stays]
+        needed = [dependency for dependency in subtask.dependencies if dependency in stays]
         if before is not None and before not in needed:
             is_next_to_new = name not in known or before not in known
             if is_next_to_new:
@@ -544,7 +543,7 @@ def check_subtasks(
     finished: Collection[str] = (),
     max_subtasks: float = math.inf,
 ) -> list[Problem]:
-    """Return all problems of a decomposition; its subtasks may depend on omitted finished ones."""
+    """Return all problems of a decomposition; subtasks may depend on finished ones it omits."""
     at = "task_decomposition.subtasks"
     hints = NameSuggester()
     problems: list[Problem] = []
@@ -586,31 +585,35 @@ def compile_action_plan(
 ) -> tuple[list[Problem], tuple[Task, ...]]:
     """Return the problems of an action plan, and its tasks if there are none.
 
-    The problems of its subtasks come first.
+    Tasks are listed in execution order; independent ones may run at once. The last action of a
+    subtask has the subtask's id, those before it `id-1`, `id-2` …: dependents of the subtask wait
+    for all of them. A fallback strategy that names a tool becomes a fallback. If some arguments of
+    a tool are not known, the task names no tool: its metadata states under `planning` the `tool`,
+    the known `arguments`, and the `missing` ones.
 
-    The tasks come in the order in which they are to run; independent ones may run at once. The last
-    action of a subtask has the subtask's id, those before it `id-1`, `id-2` …: dependents of the
-    subtask wait for all of them. A fallback strategy that names a tool becomes a fallback. Where
-    some arguments of a tool are not known, the task names no tool: then its metadata states under
-    `planning` the `tool`, the known `arguments`, and the `missing` ones. Every id begins with the
-    prefix, in references as well, so that no id is used again; finished subtasks have the id of the
-    task that did them, and are not planned.
-
-    The capacity of resources is not checked where it is not given. Of many subtasks, the actions
-    may serve one batch; `earlier` are the tasks of the batches before.
+    Args:
+        action_plan: the plan.
+        decomposition: its subtasks.
+        library: the tools, by name.
+        prefix: begins every new id, in references too, so that no id is used twice.
+        finished: ids of the tasks that did finished subtasks, by subtask; these are not planned.
+        resources: their capacity; None to skip that check.
+        batch: the subtasks that the plan covers; None for all.
+        earlier: the tasks of earlier batches.
+        problems: problems of the subtasks, which are returned first.
     """
     done: Mapping[str, str] = {}
     if finished is not None:
         done = finished
     subtasks = decomposition.remaining(done)
     if batch is not None:
-        subtasks = [one for one in subtasks if one.id in batch]
+        subtasks = [subtask for subtask in subtasks if subtask.id in batch]
     found = [*problems, *_check_actions(action_plan, subtasks, library, done, resources)]
     if found:
         return found, ()
 
     def resolve(name: str) -> TaskId:
-        """Return the id of the task that does a subtask, or did it."""
+        """Return the id of the task that does or did a subtask."""
         return TaskId(done.get(name, prefix + name))
 
     known = {subtask.id: subtask for subtask in decomposition.subtasks}
@@ -630,7 +633,7 @@ def compile_action_plan(
             tasks.append(task)
             waits = [task.id]
 
-    # References to tasks that do not exist, or are not done in time.
+    # The check finds references to tasks that do not exist, or are not done in time.
     complete: list[Task] = []
     for task in tasks:
         complete.append(task.model_copy(update={"arguments": planned_arguments(task)}))
@@ -697,9 +700,9 @@ def _action_names(subtask: str, number: int, taken: Container[str]) -> list[str]
 def _stated_fallbacks(
     action: Action, library: Mapping[str, ToolSpec], arguments: JsonObject
 ) -> tuple[Fallback, ...]:
-    """Return the fallback of an action whose strategy begins with a tool.
+    """Return the fallback of an action whose strategy begins with the name of a tool.
 
-    An example of such a strategy is `write_file: from scratch`.
+    An example is `write_file: from scratch`.
     """
     if not action.fallback_strategy:
         return ()
@@ -717,7 +720,7 @@ def _stated_fallbacks(
 
 
 def list_fields(action: Action | Task) -> dict[str, Any]:
-    """Return the fields of an action about its list, as far as they are stated."""
+    """Return the stated fields of an action about its list."""
     fields: dict[str, Any] = {}
     for name in ("for_each", *LIST_FIELDS):
         if name in action.model_fields_set:
@@ -773,13 +776,13 @@ def _check_actions(
 
 
 def _tool_hint(name: str, library: Mapping[str, ToolSpec], hints: NameSuggester) -> str:
-    """Return which tool may be meant by an unknown name, or else which there are."""
+    """Return a hint about an unknown tool: a similar name, or else the names of all tools."""
     hint = hints(name, library)
     if hint:
         return hint
     if not library:
         return "; there are no tools at all"
-    return f"; there is {join_names([repr(name) for name in library], 20)}"
+    return f"; the tools are {join_names([repr(name) for name in library], 20)}"
 
 
 def _check_order(
@@ -791,7 +794,7 @@ def _check_order(
     listed = Counter(action_plan.execution_order)
     for name, times in listed.items():
         if name not in names:
-            yield Problem(at, f"{name!r} is not a subtask that is to be done{hints(name, names)}")
+            yield Problem(at, f"{name!r} is not an unfinished subtask{hints(name, names)}")
         elif times > max(1, planned[name]):
             yield Problem(at, f"{name!r} is listed {times} times and has {planned[name]} actions")
     if not listed:

@@ -41,9 +41,13 @@ from replanning.planning.tasks import (
 async def run_step(session: PlanningSession, task: Task) -> JsonObject:
     """Execute a step of a run without a plan: the model uses a tool, or ends the run.
 
-    The use of a tool becomes an action. Parts done before an interruption are not repeated. Raises
-    TaskHeld if a person must decide, PlanningFailed if the model has used as many tools as it may
-    or gives no usable reply, and the errors of the model.
+    The use of a tool becomes an action. Parts done before an interruption are not repeated.
+
+    Raises:
+        TaskHeld: a person must decide.
+        PlanningFailed: the limit of tool uses is reached, or the model gives no usable reply.
+        LLMError: the model cannot be asked.
+        BudgetExceeded: the call does not fit the remaining budget.
     """
     accepted = PlanningTask.of(task).accept
     actions = [entry for entry in session.run.live if is_action(entry.task)]
@@ -55,8 +59,8 @@ async def run_step(session: PlanningSession, task: Task) -> JsonObject:
     reply = StepReply.model_validate(output, strict=False)
     if reply.summary is not None:
         is_final = bool(accepted) or reply.summary.goal_achieved
-        if not is_final:  # a person must accept that
-            why = reply.comment or "the model says no more"
+        if not is_final:  # a person must accept the result
+            why = reply.comment or "the model gave no reason"
             reason = f"the goal was not achieved: {why}"
             session.hold_for_intervention(task.id, reason, judged=reply.summary)
         session.record_completion(output, "accepted" if accepted else "success")
@@ -68,7 +72,10 @@ async def run_step(session: PlanningSession, task: Task) -> JsonObject:
 async def _choose_step(
     session: PlanningSession, task: Task, actions: Sequence[TaskEntry]
 ) -> JsonObject:
-    """Return the model's choice of the next step; PlanningFailed after as many as it may take."""
+    """Return the model's choice of the next step.
+
+    Raises PlanningFailed if the limit of tool uses is reached.
+    """
     limit = session.settings.max_subtasks
     if len(actions) >= limit:
         reason = f"the limit of {limit} uses of tools (planning.max_subtasks) is reached"
@@ -91,7 +98,7 @@ async def _choose_step(
 def _add_step(
     session: PlanningSession, task: Task, call: FunctionCall, comment: str, *, number: int
 ) -> None:
-    """Add the action that a step has chosen, and the next step, unless that was done before."""
+    """Add the action that a step has chosen, and the next step, unless they were added before."""
     live = session.run.live
     if any(PlanningTask.of(entry.task).by == task.id for entry in live):
         return
@@ -123,10 +130,10 @@ def _call_problems(
     """Return why a step may not use a tool in this way."""
     spec = session.current_tools().get(call.name)
     if spec is None:
-        known = "none at all"
+        known = "there are no tools at all"
         if session.tools:
-            known = ", ".join(map(repr, session.tools))
-        return [f"there is no tool {call.name!r}; there is {known}"]
+            known = f"the tools are {', '.join(map(repr, session.tools))}"
+        return [f"there is no tool {call.name!r}; {known}"]
     if not spec.available:
         return [f"the tool {call.name!r} is not available now"]
     missing = missing_arguments(spec, call.arguments)
@@ -139,14 +146,12 @@ def _call_problems(
             times = f"{most} times with these arguments"
             return [f"{call.name!r} has failed {times}; do something else"]
     if _is_declined(session, call):
-        return [
-            f"a person has declined to use {call.name!r} with these arguments; do something else"
-        ]
+        return [f"a person has declined {call.name!r} with these arguments; do something else"]
     return tool_use_problems(spec, call.arguments, session.run.live.scheduler.pool.capacity)
 
 
 def _count_failures(call: FunctionCall, actions: Sequence[TaskEntry]) -> int:
-    """Return how many actions have failed with this use of a tool."""
+    """Return how many actions have failed with this tool and these arguments."""
     number = 0
     for entry in actions:
         if entry.log.failure is None:

@@ -423,7 +423,7 @@ def test_approval_of_plans_outlives_the_process(folder, again):
             victims.append(started.process.pid)
             started.end(-signal.SIGKILL)
         assert (
-            "the plan is made; carry it out?"
+            "the plan is ready; carry it out?"
             in cli(folder, *again, code=4, **server.environ()).stderr
         )
     assert not (folder / "log").exists()
@@ -445,7 +445,7 @@ def test_a_plan_is_shown_before_it_is_executed_and_may_need_approval(folder):
         cli(folder, "resume", "r", **server.environ())
 
     assert f"◆ the plan:\n{steps}" in shown.stderr
-    assert f"the plan is made; carry it out?\n{indent(steps, '  ')}" in asked
+    assert f"the plan is ready; carry it out?\n{indent(steps, '  ')}" in asked
     assert lines(folder / "log") == ["news", "news"]
 
 

@@ -99,8 +99,8 @@ async def test_a_part_of_a_goal_is_done_with_its_limitations(replies):
     assert len(told) == len(replies)
     for text in ("divide more coarsely", "there is no post"):
         assert all(text in prompt for prompt in told[1:])
-    assert planning.state.clarified[0].assumptions == ("it is done without: posting",)
-    assert "it is done without: posting" in model.prompts[-1]
+    assert planning.state.clarified[0].assumptions == ("left out: posting",)
+    assert "left out: posting" in model.prompts[-1]
 
 
 @pytest.mark.parametrize(

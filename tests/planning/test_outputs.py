@@ -475,7 +475,7 @@ def test_what_is_finished_is_built_upon():
     _, (read, *_) = compiled(decomposition(), plan, prefix="n2.", look="n1.look")
     assert (read.depends_on, read.arguments) == (("n1.look",), {"path": "${n1.look.output.path}"})
     assert compiled(decomposition(), action_plan(), look="look")[0] == [
-        "action_plan.execution_order: 'look' is not a subtask that is to be done",
+        "action_plan.execution_order: 'look' is not an unfinished subtask",
         "action_plan.actions[0].task_id: 'look' is a finished subtask",
     ]
 
@@ -528,7 +528,7 @@ def test_everything_wrong_with_an_action_plan_is_named():
         "a ${ is not closed",
         "there is no action for subtask 'docs'",
         "execution_order: 'look' is listed 2 times and has 1 actions",
-        "execution_order: 'nothing' is not a subtask",
+        "execution_order: 'nothing' is not an unfinished subtask",
         "execution_order: 'docs' is left out",
     ):
         assert said in found
