@@ -1,4 +1,4 @@
-"""Calls of language models: options, results, prices, and the meter that accounts for them."""
+"""Calls of language models: options, results, prices and metering."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FinishReason = Literal["stop", "length", "refusal", "other"]
 
 
 _VERSION_SUFFIX: Final = re.compile(r"[-@:](?:latest|\d{8}|\d{4}-\d{2}-\d{2})$")
-"""Editions of a model in its name: `gpt-4o-2024-08-06`."""
+"""Suffix of a dated edition of a model, as in `gpt-4o-2024-08-06`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,13 @@ class Completion:
 
     Attributes:
         text: the answer; for a structured one, the JSON as text.
-        provider: name of the provider that gave it.
+        provider: name of the provider.
         model: the model, as the service names it.
-        input_tokens: tokens of the prompt, as the service counted them, else an estimate.
-        output_tokens: tokens of the answer, as the service counted them, else an estimate.
+        input_tokens: tokens of the prompt, counted by the service or else estimated.
+        output_tokens: tokens of the answer, counted by the service or else estimated.
         usage: the call with its tokens and its cost.
         finish: why the answer ended.
-        request_id: id under which the service finds the request.
+        request_id: id that the service gave the request.
     """
 
     text: str
@@ -56,13 +56,13 @@ class LLMCall:
 
     Attributes:
         provider: name of the provider.
-        model: the model that is requested.
-        estimate: upper bound of its usage, reserved from the budget beforehand.
+        model: the requested model.
+        estimate: upper bound of its usage, reserved from the budget.
         prompt: the text that is sent, without secrets.
         system: the system prompt, without secrets.
         temperature: sampling temperature.
-        max_tokens: the largest number of tokens of the answer.
-        operation: whether a completion is requested, or the embedding of the prompt.
+        max_tokens: maximum number of tokens of the answer.
+        operation: whether a completion or the embedding of the prompt is requested.
     """
 
     provider: str
@@ -82,8 +82,8 @@ class Meter(Protocol):
         """Reserve the estimate of a call and trace it.
 
         Returns:
-            A context in which to make the call; it yields a function to be called with the
-            completion, which settles the reservation with the actual usage.
+            A context for the call. It yields a function that takes the completion and settles the
+            reservation with the actual usage.
 
         Raises:
             BudgetExceeded: the call does not fit the remaining budget; nothing was sent.
@@ -91,7 +91,7 @@ class Meter(Protocol):
         ...
 
     def note(self, text: str) -> None:
-        """Record a remark about calls, such as which model answered instead of another."""
+        """Record a note about calls, such as which model answered instead of another."""
         ...
 
 
@@ -109,18 +109,18 @@ UNMETERED: Final[Meter] = _NullMeter()
 
 @dataclass(frozen=True, slots=True)
 class LLMOptions:
-    """Options of one call; those that are None are as the provider was configured.
+    """Options of one call; the provider's configuration replaces those that are None.
 
     Attributes:
         system: system prompt.
-        model: the model to be used.
+        model: the model.
         temperature: sampling temperature, from 0 upwards.
-        max_tokens: most tokens of the answer.
+        max_tokens: maximum number of tokens of the answer.
         schema: shape of the answer; the service's own mechanism is used if it has one.
         deadline: latest time of an answer, in seconds since the epoch; the provider's own timeout
-            holds as well.
+            applies as well.
         meter: reserves and counts the usage of the call.
-        max_attempts: most attempts of a client at a request whose failure may be transient.
+        max_attempts: maximum number of attempts at a request whose failures may be transient.
     """
 
     system: str | None = None
@@ -146,7 +146,7 @@ class Price:
 
 @cache
 def _published_prices() -> ModuleType | None:
-    """Return the package of published prices; None, with a warning, where it is not installed.
+    """Return the package of published prices; None, with a warning, if it is not installed.
 
     It is imported late because its data take a moment to load.
     """
@@ -154,7 +154,7 @@ def _published_prices() -> ModuleType | None:
         import genai_prices
     except ImportError:
         _log.warning(
-            "what language models cost is not known: pip install 'replanning[prices]', "
+            "the cost of language models is unknown: pip install 'replanning[prices]', "
             "or state prices under llm.prices in the settings"
         )
         return None
@@ -162,17 +162,17 @@ def _published_prices() -> ModuleType | None:
 
 
 class PriceTable:
-    """Prices by model: those given here, else the published ones, which are read without a network.
+    """Prices by model: those given here, else the published ones, read without a network.
 
-    The published prices are those of the package `genai-prices`, from the extra `prices`.
+    The published prices come from the package `genai-prices`, in the extra `prices`.
 
-    A dated edition of a model costs what the model does, and so does one with its maker in front
-    (`openai/gpt-4.1`). A name that only begins like another has no price: such a model may cost
-    many times as much.
+    A dated edition of a model costs as much as the model, and so does a name with its maker in
+    front (`openai/gpt-4.1`). A name that only begins like another has no price: such a model may
+    cost many times as much.
 
     Args:
         prices: by name of the model, used before the published ones; a name that ends with `*`
-            stands for all names that begin so, the longest first.
+            stands for all names with that beginning; the longest wins.
     """
 
     def __init__(self, prices: Mapping[str, Price] | None = None) -> None:
@@ -184,11 +184,11 @@ class PriceTable:
         return f"<PriceTable of {len(self._prices)} models and the published prices>"
 
     def __or__(self, other: Mapping[str, Price]) -> PriceTable:
-        """Return a table with the same prices, except for those that `other` replaces."""
+        """Return a table whose prices `other` extends and replaces."""
         return PriceTable({**self._prices, **other})
 
     def cost(self, model: str, input_tokens: int, output_tokens: int) -> float | None:
-        """Return the cost of a call with so many tokens; None if the model has no known price."""
+        """Return the cost of a call; None if the model has no known price."""
         price = self._price(model)
         if price is not None:
             return (price.input * input_tokens + price.output * output_tokens) / 1_000_000
@@ -197,8 +197,7 @@ class PriceTable:
             return None
         usage = genai_prices.Usage(input_tokens=input_tokens, output_tokens=output_tokens)
         maker, _, name = model.rpartition("/")
-        # Models are found by their names alone, except for some, such as embeddings, which need
-        # their maker.
+        # Most models are found by name alone; some, such as embeddings, need their maker.
         for reference, provider in ((model, None), (name, maker.rpartition("/")[2] or "openai")):
             for edition in dict.fromkeys([reference, _VERSION_SUFFIX.sub("", reference)]):
                 try:
@@ -209,7 +208,7 @@ class PriceTable:
         return None
 
     def _price(self, model: str) -> Price | None:
-        """Return the price that was given for a model, by its name or by the beginning of it."""
+        """Return the price given for a model, by its name or the beginning of its name."""
         name = model.rpartition("/")[2]
         for each in (model, name, _VERSION_SUFFIX.sub("", name)):
             if each in self._prices:

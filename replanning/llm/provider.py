@@ -1,7 +1,7 @@
 """LLMProvider, the interface of language models; circuit breaker, fallback, JSON in answers.
 
-JSON is found as it was written, never completed or repaired: no part of JSON that is cut off or
-wrong is taken for an answer. The work is linear in the length of the text.
+JSON in answers is never completed or repaired: a part of JSON that is cut off or wrong does not
+count as an answer. The work is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Permit = Literal["call", "probe"]
 """Permission for one call; a probe tests whether the service works again."""
 
 BreakerState = Literal["closed", "open", "half-open"]
-"""All calls go through, none, or a single probe."""
+"""Admitted calls: all, none, or a single probe."""
 
 _PERMANENT_STATUSES: Final = (None, 401, 403, 404)
 """Statuses of rejections that concern the key or the model, not the request."""
@@ -67,10 +67,10 @@ _MAX_RESET_TIMEOUT: Final = 300.0
 _MAX_EXCERPT_CHARS: Final = 300
 
 _MAX_JSON_CANDIDATES: Final = 50
-"""Most JSON values of one answer that are validated."""
+"""Maximum number of JSON values that are validated in one answer."""
 
 _REQUEST_OVERHEAD_TOKENS: Final = 64
-"""Tokens that services add to the text that is sent."""
+"""Tokens that services add to the prompt."""
 
 _SCHEMA_OVERHEAD_TOKENS: Final = 512
 """Tokens that services add for an answer with a schema."""
@@ -78,7 +78,7 @@ _SCHEMA_OVERHEAD_TOKENS: Final = 512
 _MAX_DEPTH: Final = 100
 
 _MAX_TEXT_CHARS: Final = 400_000
-"""Most characters of a text in which JSON is searched for."""
+"""Maximum number of characters of a text that is searched for JSON."""
 
 _FENCE: Final = "```"
 
@@ -89,10 +89,10 @@ _THINKING_TAG: Final = re.compile(r"<(/?)(?:think|thinking|thought|reasoning)>",
 _STRING_PATTERN: Final = r'"(?:[^"\\]++|\\.)*+"'
 
 _OBJECT_START: Final = re.compile(rf"\{{\s*+(?:\}}|{_STRING_PATTERN}\s*+:)", re.DOTALL)
-"""Beginning of an object; prose has braces, too."""
+"""Beginning of an object, as opposed to a brace in prose."""
 
 _TOKEN: Final = re.compile(rf'{_STRING_PATTERN}|[][{{}}"]', re.DOTALL)
-"""A string, a bracket, or the beginning of a string without an end."""
+"""A string, a bracket, or the quote of an unterminated string."""
 
 _REPAIR_PROMPT: Final = """{prompt}
 
@@ -107,8 +107,8 @@ Answer again with the JSON alone."""
 class LLMProvider(ABC):
     """A language model; implement `request` and set `name`.
 
-    The base class takes secrets out of prompts, reserves the budget before a call and settles it
-    afterwards, traces the call, and ends it at its deadline. A whole provider::
+    The base class redacts secrets in prompts, reserves the budget before a call and settles it
+    afterwards, traces the call, and ends it at its deadline. A complete provider::
 
         class Parrot(LLMProvider):
             name = "parrot"
@@ -118,17 +118,17 @@ class LLMProvider(ABC):
 
     Args:
         model: the model; by default the provider's own.
-        temperature: from 0, as deterministic as the service can be, upwards.
-        max_tokens: most tokens of an answer; by default the provider's own limit.
-        timeout: seconds or `timedelta` that a call may take in total, retries included.
+        temperature: sampling temperature; 0 is as deterministic as the service can be.
+        max_tokens: maximum number of tokens of an answer; by default the provider's own limit.
+        timeout: time limit of a call, retries included, in seconds or as `timedelta`.
         prices: prices of models; by default the published ones.
-        environment: source of time and chance.
+        environment: source of time and randomness.
 
     Attributes:
-        name: under which it is registered and named in settings.
+        name: name of the plugin, as in settings.
         default_model: used unless another model is given.
-        default_max_tokens: most tokens of an answer, unless another limit is given.
-        embedding_model: used for embeddings unless another model is given; empty if there are none.
+        default_max_tokens: maximum number of tokens of an answer, unless another limit is given.
+        embedding_model: used for embeddings unless another model is given; empty without any.
         free: whether models without a price in `prices` cost nothing.
     """
 
@@ -173,12 +173,12 @@ class LLMProvider(ABC):
 
     @abstractmethod
     async def request(self, prompt: str, options: LLMOptions) -> Completion:
-        """Ask once.
+        """Ask the model once.
 
         Every field of the options but `system` and `schema` is set; callers enforce `deadline`.
 
         Raises:
-            LLMError: of the kind that fits. Any other exception is turned into one.
+            LLMError: or a subclass that fits. Any other exception is turned into one.
         """
 
     async def request_embedding(
@@ -187,7 +187,7 @@ class LLMProvider(ABC):
         """Return the embedding of a text and its usage; the options are as for `request`.
 
         Raises:
-            LLMError: of the kind that fits. Any other exception is turned into one.
+            LLMError: or a subclass that fits. Any other exception is turned into one.
         """
         raise LLMError("it offers no embeddings", provider=self.name)
 
@@ -206,7 +206,7 @@ class LLMProvider(ABC):
         """Build the result of `request`.
 
         Token counts that the service does not report are estimated from above. The price is that of
-        the requested model; if it is not known, that of the model that answered.
+        the requested model, or if unknown, of the model that answered.
         """
         requested = options.model or self.model
         if input_tokens is None:
@@ -228,14 +228,14 @@ class LLMProvider(ABC):
         )
 
     def unavailable_reason(self) -> str:
-        """Return why it cannot be asked, such as a missing key, as far as it knows without asking.
+        """Return why the model cannot be asked, such as a missing key; empty if no reason is known.
 
-        The text is empty if it knows no reason.
+        This sends no request.
         """
         return ""
 
     async def is_available(self) -> bool:
-        """Return whether it can be asked; a local service is probed."""
+        """Return whether the model can be asked; a local service is probed."""
         return not self.unavailable_reason()
 
     async def aclose(self) -> None:
@@ -249,7 +249,7 @@ class LLMProvider(ABC):
         """Return an answer with its model and usage.
 
         Raises:
-            LLMError: of the kind that fits; the call has ended.
+            LLMError: or a subclass that fits; the call has ended.
             BudgetExceeded: the call does not fit the remaining budget; nothing was sent.
         """
         options = self._with_defaults(options or LLMOptions(), self.model)
@@ -280,8 +280,8 @@ class LLMProvider(ABC):
     ) -> SchemaT:
         """Return an answer of a given shape.
 
-        A first answer that is invalid is sent back once with its errors. Values are not converted:
-        "false" is not true, and a number written as text is no number.
+        If the first answer is invalid, it is sent back once with its errors. Values are not
+        converted: "false" is not a boolean, and "1" is not a number.
 
         Raises:
             LLMResponseInvalid: neither answer has this shape.
@@ -340,14 +340,14 @@ class LLMProvider(ABC):
 
     def _with_defaults(self, options: LLMOptions, model: str) -> LLMOptions:
         model = options.model or model
-        # Loads the published prices before the time begins to count.
+        # Loads the published prices before the time starts to count.
         self.prices.cost(model, 0, 0)
         now = self.environment.clock.now()
         deadline = now + self.timeout
         if options.deadline is not None:
             deadline = min(deadline, options.deadline)
         if deadline <= now:
-            raise LLMTimeout("there is no time left for it; nothing was sent", provider=self.name)
+            raise LLMTimeout("no time is left for the call; nothing was sent", provider=self.name)
         options = replace(options, model=model, deadline=deadline)
         if options.system is not None:
             options = replace(options, system=self.redactor.text(options.system))
@@ -363,8 +363,8 @@ class LLMProvider(ABC):
         """Make a call.
 
         Raises:
-            LLMTimeout: at its deadline.
-            LLMError: the provider raises anything else than an error of this project.
+            LLMTimeout: its deadline has passed.
+            LLMError: the provider raised anything but an error of this library.
         """
         assert options.deadline is not None
         results: list[ResultT] = []
@@ -401,17 +401,17 @@ class LLMProvider(ABC):
 
 
 def _read_answer(text: str, schema: type[SchemaT]) -> tuple[SchemaT | None, str]:
-    """Return the first value in an answer that has a shape; else None, and what is wrong."""
+    """Return the first value of a shape in an answer; else None and the problem."""
     problem = "there is no JSON in the answer"
     for number, value in enumerate(islice(extract_json(text), _MAX_JSON_CANDIDATES)):
         try:
-            # Strict by the rules of JSON: a list may stand for a tuple, text for a date, but not
-            # for a number.
+            # Strict by the rules of JSON: a list may stand for a tuple, and text for a date but
+            # not for a number.
             return schema.model_validate_json(json.dumps(value), strict=True), ""
         except ValidationError as error:
             if number == 0:
                 problem = validation_message(error, "the answer")
-        except ReplanningError as error:  # of a model of this project, such as a task
+        except ReplanningError as error:  # raised by models of this library, such as a task
             if number == 0:
                 problem = str(error)
     return None, problem
@@ -429,16 +429,17 @@ def _max_input_tokens(prompt: str, options: LLMOptions) -> int:
 
 @lru_cache(maxsize=64)
 def json_schema(shape: type[BaseModel]) -> JsonObject:
-    """Return a shape as JSON Schema, cached because it is slow to make; it must not be changed."""
+    """Return a shape as JSON Schema; do not change the result, which is cached."""
     return shape.model_json_schema()
 
 
 class CircuitBreaker:
     """Circuit breaker without a clock: callers pass the time, and report how their calls end.
 
-    Every permit is returned once: to `record_success`, `record_failure` or `release`.
+    Every permit ends with one call of `record_success`, `record_failure` or `release`.
 
-    It opens after three consecutive failures, for a time that doubles each time a probe fails.
+    The breaker opens after three consecutive failures, for a time that doubles with each failed
+    probe.
     """
 
     def __init__(self) -> None:
@@ -452,13 +453,13 @@ class CircuitBreaker:
         return f"<CircuitBreaker failures={failures} open until {self._open_until}>"
 
     def state(self, now: float) -> BreakerState:
-        """Return its state at a time."""
+        """Return the state at a time."""
         if self._open_until is None:
             return "closed"
         return "open" if now < self._open_until else "half-open"
 
     def retry_after(self, now: float) -> float:
-        """Return the seconds until it admits a call; 0 if it does so now, or a probe is running."""
+        """Return the seconds until it admits a call; 0 if it admits one now or a probe is running."""
         if self._open_until is None:
             return 0.0
         return max(0.0, self._open_until - now)
@@ -474,7 +475,7 @@ class CircuitBreaker:
         return "probe"
 
     def record_success(self) -> None:
-        """Close it: the service works, also if the call was made before the failures."""
+        """Close the breaker: the service works, even if the call began before the failures."""
         self._probing = False
         self._consecutive_failures = 0
         self._reset_timeout = _RESET_TIMEOUT
@@ -484,16 +485,16 @@ class CircuitBreaker:
         """Count a failed call.
 
         Args:
-            permit: with which the call was made.
+            permit: the permit of the call.
             now: when it failed.
-            permanent: another call will not help, so that it opens at once and for the longest
+            permanent: whether another call would not help; it then opens at once, for the maximum
                 time.
         """
         if permit == "probe":
             self._probing = False
             self._reset_timeout = min(2 * self._reset_timeout, _MAX_RESET_TIMEOUT)
         elif self._open_until is not None:
-            return  # the call was made before it opened
+            return  # the call began before the breaker opened
         self._consecutive_failures += 1
         if permanent:
             self._reset_timeout = _MAX_RESET_TIMEOUT
@@ -501,13 +502,13 @@ class CircuitBreaker:
             self._open_until = now + self._reset_timeout
 
     def release(self, permit: Permit) -> None:
-        """Return the permit of a call that ended without telling whether the service works."""
+        """Return the permit of a call whose end does not show whether the service works."""
         if permit == "probe":
             self._probing = False
 
 
 class _LLMWrapper(LLMProvider):
-    """A language model that answers through others, with the configuration of the first of them."""
+    """A language model that answers through others, with the configuration of the first."""
 
     def __init__(self, client: LLMProvider) -> None:
         super().__init__(
@@ -519,7 +520,7 @@ class _LLMWrapper(LLMProvider):
             environment=client.environment,
         )
         self.redactor = client.redactor
-        self.name = client.name  # type: ignore[misc] # it stands for that one
+        self.name = client.name  # type: ignore[misc] # it stands for the client
 
     @abstractmethod
     async def _ask(
@@ -527,7 +528,7 @@ class _LLMWrapper(LLMProvider):
         options: LLMOptions | None,
         call: Callable[[LLMProvider, LLMOptions], Awaitable[ResultT]],
     ) -> ResultT:
-        """Call a client with the options that it gets."""
+        """Call a client with its own options."""
 
     def _deadline(self, options: LLMOptions | None) -> float:
         limit = self.environment.clock.now() + self.timeout
@@ -536,7 +537,7 @@ class _LLMWrapper(LLMProvider):
         return min(limit, options.deadline)
 
     async def request(self, prompt: str, options: LLMOptions) -> Completion:
-        """Return an answer, with the checks of the model that gives it."""
+        """Return an answer, with the checks of the model that answers."""
         return await self.complete_detailed(prompt, options)
 
     async def complete_detailed(self, prompt: str, options: LLMOptions | None = None) -> Completion:
@@ -563,7 +564,7 @@ class GuardedLLM(_LLMWrapper):
 
     Args:
         client: the language model.
-        max_concurrency: most calls at once; others wait, up to their deadline.
+        max_concurrency: maximum number of concurrent calls; others wait, up to their deadline.
     """
 
     def __init__(self, client: LLMProvider, *, max_concurrency: int = 4) -> None:
@@ -577,7 +578,7 @@ class GuardedLLM(_LLMWrapper):
         return f"<GuardedLLM {self.breaker.state(self.environment.clock.now())} {self.client!r}>"
 
     def unavailable_reason(self) -> str:
-        """Return why it cannot be asked: the client's reason, or that it has been failing."""
+        """Return the client's reason why it cannot be asked, or that it has been failing."""
         reason = self.client.unavailable_reason()
         left = self.breaker.retry_after(self.environment.clock.now())
         if reason or not left:
@@ -627,17 +628,17 @@ class GuardedLLM(_LLMWrapper):
             self._semaphore.release()
 
     def _report_failure(self, error: BaseException, permit: Permit, deadline: float) -> None:
-        """Tell the breaker how a call has failed."""
+        """Report to the breaker how a call failed."""
         now = self.environment.clock.now()
         match error:
             case LLMRequestRejected():
-                # Another rejection concerns the request, and tells nothing of the service.
+                # Other rejections concern the request and say nothing about the service.
                 if error.status in _PERMANENT_STATUSES:
                     self.breaker.record_failure(permit, now, permanent=True)
                 else:
                     self.breaker.release(permit)
             case LLMRefusal() | LLMResponseInvalid():
-                # The service works; its answers are another matter.
+                # The service works; only its answer is unusable.
                 self.breaker.record_success()
             case LLMError():
                 self.breaker.record_failure(permit, now)
@@ -655,16 +656,16 @@ class GuardedLLM(_LLMWrapper):
 class FallbackLLM(_LLMWrapper):
     """Language models that are asked in order, until one gives a usable answer.
 
-    All of them share one deadline. Each gets an equal share of the remaining time, so that one that
-    hangs leaves time for the next; with `share_time=False`, each gets all of it. A model named in
-    the options is that of the first. Embeddings of different models are not comparable.
+    They share one deadline. Each gets an equal share of the remaining time, so one that hangs
+    leaves time for the next; with `share_time=False`, each gets all of it. A model named in the
+    options applies to the first. Embeddings of different models are not comparable.
 
-    Calls raise an `LLMError` that names all of them with their reasons if none gave an answer, and
-    `BudgetExceeded` if no call fits the remaining budget.
+    If none gives an answer, calls raise an `LLMError` with the reason of each, and `BudgetExceeded`
+    if no call fits the remaining budget.
 
     Args:
         members: the language models, in order.
-        share_time: whether each gets a share of the time; otherwise each gets what is left, so that
+        share_time: whether each gets a share of the time; otherwise each gets all that is left, so
             the others stand in only for one that fails early, such as one that refuses the key.
     """
 
@@ -672,14 +673,14 @@ class FallbackLLM(_LLMWrapper):
         super().__init__(members[0])
         self.members = tuple(members)
         self._share_time = share_time
-        # As the list is written.
+        # As such a list is written in settings.
         self.name = ",".join(member.name for member in members)  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f"<FallbackLLM {', '.join(map(repr, self.members))}>"
 
     def unavailable_reason(self) -> str:
-        """Return why none of them can be asked; an empty text if one can."""
+        """Return why none of them can be asked; empty if one can."""
         reasons: list[str] = []
         for member in self.members:
             reason = member.unavailable_reason()
@@ -734,7 +735,7 @@ class FallbackLLM(_LLMWrapper):
         raise LLMUnavailable(f"no language model gave a usable answer: {reasons}") from last
 
     def _share_until(self, deadline: float, number: int) -> float:
-        """Return the time until which a member may take."""
+        """Return the deadline of a member."""
         shares = 1
         if self._share_time:
             for other in self.members[number + 1 :]:
@@ -759,12 +760,12 @@ class _JsonSpan(NamedTuple):
 def extract_json(text: str) -> Iterator[JsonValue]:
     """Yield every JSON value that a text may mean, the likeliest first; one may come twice.
 
-    That is the whole text if it is JSON. Else these are its fenced blocks and then the objects in
-    its prose, the last one first, because models conclude at the end. Values within think tags
-    follow all others.
+    If the whole text is JSON, that is the only one. Otherwise the fenced blocks come first, then
+    the objects in prose, in both cases the last one first, because models conclude at the end.
+    Values within think tags follow all others.
 
-    An object that is cut off, has a duplicate name or a number that is not finite is passed over as
-    a whole. A text of more than 400,000 characters is JSON as a whole, or has none.
+    An object that is cut off, has a duplicate name or a number that is not finite is skipped as a
+    whole. A text of more than 400,000 characters counts only if all of it is JSON.
     """
     try:
         yield _parse_strict_json(text)
@@ -781,7 +782,7 @@ def extract_json(text: str) -> Iterator[JsonValue]:
 
 
 def _split_thoughts(text: str) -> tuple[list[str], list[str]]:
-    """Return the parts of a text outside of think tags, and those within."""
+    """Return the parts of a text outside think tags, and those within."""
     spoken: list[str] = []
     thoughts: list[str] = []
     is_thinking = False
@@ -805,13 +806,13 @@ def _split_thoughts(text: str) -> tuple[list[str], list[str]]:
 
 
 def _json_values(text: str) -> Iterator[JsonValue]:
-    """Yield the values of fenced blocks, then those of objects in prose, the last of each first."""
+    """Yield the values of fenced blocks, then the objects in prose, the last of each first."""
     spans = [*_fenced_values(text), *_prose_values(text)]
     spans.sort(key=lambda span: (span.start, -span.end))
     whole: list[_JsonSpan] = []
     end = 0
     for span in spans:
-        if span.start >= end:  # else it is a part of the span before
+        if span.start >= end:  # otherwise it is part of the previous span
             whole.append(span)
             end = span.end
     whole.reverse()
@@ -822,7 +823,7 @@ def _json_values(text: str) -> Iterator[JsonValue]:
 
 
 def _fenced_values(text: str) -> Iterator[_JsonSpan]:
-    """Yield the fenced blocks that are JSON and nothing else."""
+    """Yield the fenced blocks that contain only JSON."""
     start = 0
     for number, block in enumerate(text.split(_FENCE)):
         end = start + len(block)
@@ -835,14 +836,14 @@ def _fenced_values(text: str) -> Iterator[_JsonSpan]:
 
 
 def _prose_values(text: str) -> Iterator[_JsonSpan]:
-    """Yield the objects in a text, up to a bracket that is not closed."""
+    """Yield the objects in a text, up to the first unclosed bracket."""
     end = 0
     while True:
         opening = _OBJECT_START.search(text, end)
         if opening is None:
             return
         start = opening.start()
-        closed = _closing_place(text, start)
+        closed = _object_end(text, start)
         if closed is None:
             return
         end = closed
@@ -850,15 +851,15 @@ def _prose_values(text: str) -> Iterator[_JsonSpan]:
             yield _JsonSpan(start, end, _parse_strict_json(text[start:end]), False)
 
 
-def _closing_place(text: str, start: int) -> int | None:
-    """Return the end of the object that begins at a place; None if it is cut off."""
+def _object_end(text: str, start: int) -> int | None:
+    """Return the end of the object that begins at `start`; None if it is cut off."""
     depth = 0
     for token in _TOKEN.finditer(text, start):
         if token[0] in ("{", "["):
             depth += 1
         elif token[0] in ("}", "]"):
             depth -= 1
-        elif token[0] == '"':  # a string without an end
+        elif token[0] == '"':  # an unterminated string
             return None
         if depth == 0:
             return token.end()
@@ -890,7 +891,7 @@ def _unique_members(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
 
 
 _DECODER: Final = json.JSONDecoder(strict=False, object_pairs_hook=_unique_members)
-"""Not strict, because models write line breaks into strings as they are."""
+"""Not strict, because models write raw line breaks into strings."""
 
 _ENCODER: Final = json.JSONEncoder(allow_nan=False)
 
@@ -901,7 +902,7 @@ def validation_message(error: ValidationError, subject: str, *, most: int = 10) 
     Args:
         error: the errors.
         subject: name of the whole value.
-        most: number of errors that are shown.
+        most: maximum number of errors that are shown.
     """
     text = "; ".join(error_lines(error, most, root=subject))
     more = error.error_count() - most

@@ -1,8 +1,7 @@
 """Untrusted data in prompts: JSON that cannot close a tag or hide anything, truncated visibly.
 
-Data are written as JSON, one value a line, between tags. Within them `<`, `>`, `&` and all
-invisible characters are escaped as JSON escapes, so that no text can close a tag, open another or
-hide.
+Data are written as JSON, one value per line, between tags. Within them `<`, `>`, `&` and all
+invisible characters are written as JSON escapes, so no text can close a tag, open one or hide.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from replanning.plan.messages import cut
 from replanning.plan.types import JsonValue
 
 _UNSAFE_CHARS: Final = re.compile(r"[<>&]|[^\x20-\x7e\w]")
-"""Characters that may need an escape; letters and digits of all languages are visible."""
+"""Characters that may need an escape; letters and digits of any language do not."""
 
 _UNESCAPED: Final = re.compile(r"[ !#-%'-;=?-\[\]-~]*")
-"""Text that JSON holds as it is."""
+"""Text that needs no escape in JSON."""
 
 _TRUNCATION_MARK: Final = re.compile(r"\[cut: (?:\d+ (?:characters in all|more)|nested deeper)\]")
 
@@ -32,16 +31,15 @@ _JSON_ENCODER: Final = json.JSONEncoder(ensure_ascii=False)
 
 
 def encode_data(value: JsonValue) -> str:
-    """Return a value as JSON on one line, without tags and invisible characters."""
+    """Return a value as JSON on one line, without tags or invisible characters."""
     return escape_markup(_JSON_ENCODER.encode(value))
 
 
 def encode_excerpt(value: JsonValue, room: int, redact: Callable[[JsonValue], JsonValue]) -> str:
     """Return a value as a line of data without secrets, truncated to about `room` characters.
 
-    Secrets are taken out before it is truncated to that size: what is left of one that was cut
-    would not be recognised any more. Truncating it roughly beforehand spares the look through huge
-    values.
+    Secrets are redacted before the final truncation, because part of a secret would not be
+    recognised. A rough truncation beforehand saves searching huge values.
     """
     return encode_data(truncate_value(redact(truncate_value(value, 8 * room)), room))
 
@@ -61,14 +59,14 @@ def _escape_char(match: re.Match[str]) -> str:
 
 
 def truncate_value(value: JsonValue, max_chars: int) -> JsonValue:
-    """Return a value truncated to about so many characters of JSON, with marks at the cuts."""
+    """Return a value truncated to about `max_chars` characters of JSON, with marks at the cuts."""
     return _truncate_value(value, max_chars, 0)[0]
 
 
 def _truncate_value(value: JsonValue, room: int, depth: int) -> tuple[JsonValue, int]:
     """Return the truncated value and its size.
 
-    Of several items, none takes the room of all that follow it.
+    No item takes all the room of those that follow it.
     """
     if isinstance(value, str):
         return _truncate_string(value, room)
@@ -111,7 +109,7 @@ def _truncate_string(text: str, room: int) -> tuple[str, int]:
     size = len(encode_data(shown))
     if size <= room and len(shown) == len(text):
         return text, size
-    # Escapes are longer than their characters, so that fewer of these have room.
+    # Escapes are longer than their characters, so fewer of these fit.
     end = len(shown) * max(0, room - 2) // size
     return truncate_text(text, end), max(room, 40)
 
@@ -136,8 +134,8 @@ class DataSection:
     """Data of one kind in a prompt, the most important first.
 
     Attributes:
-        name: of its tags; never a word from the data.
-        lines: each a value as `encode_data` writes it.
+        name: name of its tags; never a word from the data.
+        lines: the values, each encoded by `encode_data`.
         omitted: number of lines that were cut.
     """
 
@@ -146,7 +144,7 @@ class DataSection:
     omitted: int = 0
 
     def render(self) -> str:
-        """Return its text with tags, and with a mark if lines were cut."""
+        """Return the text with tags, and with a mark if lines were cut."""
         lines = [f"<{self.name}>", *self.lines]
         if self.omitted:
             lines.append(encode_data({"cut": f"{self.omitted} more of these"}))
@@ -158,9 +156,9 @@ def fit_sections(sections: Sequence[DataSection], room: int, cut_first: Iterable
     """Return the text of sections, cut by whole values until it fits.
 
     Args:
-        sections: in the order in which they are rendered; cut ones are changed.
-        room: most characters of the text.
-        cut_first: names of the sections that may be cut, the first to be cut first.
+        sections: the sections in order; those that are cut change.
+        room: maximum number of characters of the text.
+        cut_first: names of the sections that may be cut, in the order of cutting.
     """
     over = sum(len(section.render()) for section in sections) - room
     for name in cut_first:
@@ -170,7 +168,7 @@ def fit_sections(sections: Sequence[DataSection], room: int, cut_first: Iterable
             size = len(section.render())
             removed = 0
             kept = len(section.lines)
-            while kept and removed < over + 40:  # the mark takes some of the room again
+            while kept and removed < over + 40:  # the mark takes some room itself
                 kept -= 1
                 removed += len(section.lines[kept]) + 1
             section.omitted += len(section.lines) - kept

@@ -1,4 +1,4 @@
-"""Selection of language models: by name, by the settings, or by the keys in the environment."""
+"""Selection of language models by name, by settings, or by the keys in the environment."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ AUTO_PROVIDERS: Final = {
     "anthropic": ("ANTHROPIC_API_KEY",),
     "openai": ("OPENAI_API_KEY", "OPENAI_BASE_URL"),  # a compatible server may need no key
 }
-"""Providers that `auto` looks for, in this order, each with variables; one of them must be set.
+"""Providers that `auto` looks for, in this order, each with variables, one of which must be set.
 
-Ollama comes last, which needs none.
+Ollama comes last and needs none.
 """
 
 
@@ -41,25 +41,25 @@ def create_llm_provider(
     transport: httpx.AsyncBaseTransport | None = None,
     redactor: Redactor | None = None,
 ) -> LLMProvider:
-    """Create a language model by name, or the first that can be used, configured by the settings.
+    """Create a language model by name, or the first usable one, configured by the settings.
 
-    `auto` takes those that the setting `provider` names; else the first of GitHub Copilot,
-    Anthropic and OpenAI whose key is in the environment, else Ollama if `llm.ollama` is on. If
-    these fail, the models of `llm.fallback` are asked; where that names none, `auto` asks the next
-    one that it finds. Each has a circuit breaker, and `llm.max_concurrency` calls at once.
+    `auto` takes the models that the setting `provider` names; else the first of GitHub Copilot,
+    Anthropic and OpenAI whose key is in the environment; else Ollama, if `llm.ollama` is on. If
+    these fail, the models of `llm.fallback` are asked; if that names none, `auto` asks the next
+    one that it finds. Each has a circuit breaker and at most `llm.max_concurrency` calls at once.
 
     Args:
-        name: a plugin, `name:model` for one of its models, or several, in a list or with commas, to
-            be asked in order.
-        settings: those under `llm`, `timeout.replan` and `provider` are used.
+        name: a plugin, `name:model` for one of its models, or several, in a list or with commas,
+            which are asked in order.
+        settings: the settings; `llm`, `timeout.replan` and `provider` are used.
         environ: source of keys; by default the environment of the process.
-        environment: source of time and chance.
-        transport: sends requests instead of the network.
-        redactor: takes secrets out of prompts, beyond those that every provider knows.
+        environment: source of time and randomness.
+        transport: replaces the network.
+        redactor: redacts further secrets in prompts, beyond those that every provider knows.
 
     Raises:
-        NoLLMProvider: none can be used; names those that were tried.
-        PluginError: there is no such plugin, it does not load, or it is no language model.
+        NoLLMProvider: none can be used; the message names those that were tried.
+        PluginError: the plugin does not exist, does not load, or is not a language model.
         SettingsError: the settings contradict one another.
     """
     settings = settings or Settings()
@@ -85,7 +85,7 @@ def create_llm_provider(
 
 
 def _named_models(name: str | Sequence[str], settings: Settings) -> list[str]:
-    """Return the models named here or in the settings; none where `auto` looks for one."""
+    """Return the models named here or in the settings; empty if `auto` looks for one."""
     named = _split_names([name] if isinstance(name, str) else name)
     if named:
         return named
@@ -93,7 +93,7 @@ def _named_models(name: str | Sequence[str], settings: Settings) -> list[str]:
 
 
 def _split_names(texts: Sequence[str]) -> list[str]:
-    """Return the names in texts with commas, each once, without `auto`."""
+    """Return the comma-separated names in texts, each once, without `auto`."""
     names: dict[str, None] = {}
     for text in texts:
         for part in text.split(","):
@@ -122,7 +122,7 @@ def create_clients(
         "environment": environment,
         "transport": transport,
     }
-    # Limits that are not set are left to the client: a small local model has others than a service.
+    # Limits that are not set are left to the client: a small local model differs from a service.
     for limit in ("temperature", "max_tokens"):
         if limit in llm.model_fields_set:
             shared[limit] = getattr(llm, limit)
@@ -131,7 +131,7 @@ def create_clients(
         for model, price in llm.prices.items():
             prices[model] = Price(price.input, price.output)
         shared["prices"] = PriceTable(prices)
-    # The model and the address of the settings are those of the first client.
+    # The model and the address in the settings apply to the first client.
     first = dict(shared)
     if llm.model != AUTO:
         first["model"] = llm.model
@@ -141,7 +141,7 @@ def create_clients(
     if names:
         clients = [_create_client(names[0], first)]
     elif llm.base_url is not None:
-        problem = "it may not receive the key of just any provider"
+        problem = "it must not receive the key of just any provider"
         advice = "name the provider that it belongs to"
         raise SettingsError.at("llm.base_url", f"{problem}; {advice}")
     else:
@@ -163,7 +163,7 @@ def _find_clients(
 ) -> list[LLMProvider]:
     """Create the clients that `auto` finds: those with a key, and Ollama if the settings allow it.
 
-    Where the settings name fallbacks, these are asked after the first.
+    If the settings name fallbacks, only the first is created, and the fallbacks follow it.
 
     Args:
         settings: the settings.
@@ -203,10 +203,10 @@ def _find_clients(
 
 
 def is_llm(name: str) -> bool:
-    """Return whether a name, as `create_llm_provider` takes them, is that of a language model.
+    """Return whether a name for `create_llm_provider` is that of a language model.
 
     Raises:
-        PluginError: there is no such plugin, or it does not load.
+        PluginError: the plugin does not exist or does not load.
     """
     if name == AUTO:
         return False
@@ -216,10 +216,10 @@ def is_llm(name: str) -> bool:
 
 
 def _create_client(name: str, arguments: Mapping[str, object]) -> LLMProvider:
-    """Create a client with those of the arguments that it takes.
+    """Create a client with the arguments that it accepts.
 
     Raises:
-        PluginError: there is no such client, or it cannot be created.
+        PluginError: the client does not exist or cannot be created.
     """
     plugin, _, model = name.partition(":")
     kind: Any = load_plugin("providers", plugin)
