@@ -1,4 +1,4 @@
-"""Workflows of frameworks whose steps are agents, as plans that are known from the start."""
+"""Plans for workflows of frameworks whose steps are agents."""
 
 from __future__ import annotations
 
@@ -45,15 +45,12 @@ from replanning.run.run import PlanRun
 TASK: Final = "task"
 """Argument of an agent: its instruction.
 
-A step has none, because the framework says what its agent is asked. A provider may state one for
-what replaces a step.
+Steps have none, because the framework instructs their agents. A provider may state one for a
+replacement.
 """
 
 EARLIER: Final = "earlier"
-"""Argument that an agent is given if it follows agents that the framework does not know.
-
-It has their names and outputs.
-"""
+"""Argument of an agent that follows agents unknown to the framework: their names and outputs."""
 
 IdT = TypeVar("IdT", bound=str)
 
@@ -63,10 +60,10 @@ _SCHEMA: Final = {"properties": {TASK: {"type": "string", "default": ""}}}
 
 
 class AgentStep(NamedTuple):
-    """One step of a workflow: an agent that is asked once.
+    """One step of a workflow: an agent that runs once.
 
     Attributes:
-        id: unique in the workflow, and the same whenever the workflow is run.
+        id: unique in the workflow, and the same in every run of it.
         agent: the name of the agent.
         depends_on: the ids of the steps before it.
     """
@@ -99,21 +96,20 @@ def agent_plan(
 ) -> Plan:
     """Return the plan of a workflow: its tools are the agents, its tasks the steps.
 
-    An agent gets one attempt, because agents repeat by themselves what may pass. It may be asked
-    again after the process died while it worked, as the framework would. The capabilities can say
-    otherwise.
+    An agent gets one attempt, because agents retry transient failures themselves. It may run again
+    after the process died while it worked, as in the framework. The capabilities can override both.
 
     Args:
-        objective: what the workflow is asked for.
+        objective: the request to the workflow.
         steps: the steps.
-        agents: by name, what each agent is for; those that no step names can stand in.
+        agents: by name, the purpose of each agent; those without a step can stand in.
         capabilities: by the name of an agent, its capability, or the fields that `replanning.tool`
             takes.
-        always: whether the framework goes on after a step that failed.
+        always: whether the framework continues after a step that failed.
 
     Raises:
         ValueError: capabilities name agents that do not exist, or a field is not valid for an
-            agent; names every one.
+            agent; lists all problems.
     """
     fields = {name: agent_fields(description) for name, description in agents.items()}
     described = describe_tools(fields, capabilities, noun="agent")
@@ -123,8 +119,7 @@ def agent_plan(
         if always:
             task = task.model_copy(update={"run_if": "always"})
         tasks.append(task)
-    # Two runs of one thread are the same work only if they are asked for the same, so nothing is
-    # cut off.
+    # A run of a thread is resumed only for the same objective, so nothing is cut off.
     printable = [char if char.isprintable() or char in "\n\t" else " " for char in objective]
     return Plan(
         goal=Goal(objective="".join(printable) or "Run of a workflow"),
@@ -134,7 +129,7 @@ def agent_plan(
 
 
 def agent_fields(description: str | None) -> dict[str, object]:
-    """Return the fields of the description of an agent as a tool, see `agent_plan`."""
+    """Return the fields that describe an agent as a tool, see `agent_plan`."""
     return tool_fields(description, _SCHEMA, kind="agent", idempotent=True, retry=ONE_ATTEMPT)
 
 
@@ -144,17 +139,17 @@ async def agent_session(
 ) -> AsyncIterator[Session]:
     """Open the run of a plan of agents, whose steps the body performs through `AgentSteps`.
 
-    Steps of a resumed run that had failed for good are tried again.
+    Steps of a resumed run that had failed for good are retried.
 
     Args:
         engine: the engine.
         plan: the plan, see `agent_plan`.
-        thread: an id of the work; its last run is resumed unless it has ended.
+        thread: an id for the work; its last run is resumed unless it has ended.
         approvals: whether a person is asked, by the gate of the engine or, with a thread, by
             `NeedsHuman`.
 
     Raises:
-        RunOwned: another process is at the run of this thread.
+        RunOwned: another process owns the run of this thread.
         StoreError: the run of this thread has another plan, or the store fails.
     """
     run_id = None if thread is None else thread_run(engine, thread)
@@ -165,10 +160,10 @@ async def agent_session(
 
 
 def retry_failed(session: Session) -> None:
-    """Have the steps of a resumed run tried again that had failed for good.
+    """Retry the steps of a resumed run that had failed for good.
 
-    Those about which a question is open, or a person has just answered one, are left as they are: a
-    retry would fail again, and ask again.
+    Steps with an open question, or one that a person has just answered, are left alone: a retry
+    would fail and ask again.
     """
     run = session.run
     answered = _answered_since_resume(run)
@@ -183,7 +178,7 @@ def retry_failed(session: Session) -> None:
 
 
 def _answered_since_resume(run: PlanRun) -> set[TaskId]:
-    """Return the tasks about which a person has decided since the run was resumed."""
+    """Return the tasks that a person has decided about since the run was resumed."""
     tasks: dict[str, tuple[TaskId, ...]] = {}
     answered: set[TaskId] = set()
     for record in run.records():
@@ -199,7 +194,7 @@ def _answered_since_resume(run: PlanRun) -> set[TaskId]:
 
 
 class AgentSteps:
-    """The steps of a workflow whose agents the framework asks.
+    """The steps of a workflow whose agents the framework runs.
 
     Args:
         engine: the engine of the session.
@@ -222,25 +217,24 @@ class AgentSteps:
         known: Collection[str],
         passes: tuple[type[BaseException], ...] = (),
     ) -> object:
-        """Have the agent of a step asked, or what replaces it, and return the output.
+        """Run the agent of a step, or what replaces it, and return the output.
 
-        What providers have put before the step is performed first, unless the framework knows it. A
-        step of the framework that a provider has moved before this one, and that the framework has
-        not begun, is not waited for: it would be begun only after this one.
+        Tasks that providers put before the step are performed first, unless they are `known`. If a
+        provider has moved a step of the framework before this one, and the framework has not begun
+        it, this one does not wait: the framework would begin the other only afterwards.
 
         Args:
             step: the id of the step, or of a task that a provider has added.
-            execute: asks an agent, given its name and, where they apply, the arguments `TASK` and
+            execute: runs an agent, given its name and, where they apply, the arguments `TASK` and
                 `EARLIER`.
-            known: the ids of the steps that the framework performs, and whose outputs it hands on
-                by itself. A framework whose steps can be performed ahead of their turn names those
-                that have begun.
+            known: the ids of the steps that the framework performs, and whose outputs it passes on
+                itself. If steps can be performed ahead of their turn, only those that have begun.
             passes: as `PlanRun.perform` takes it.
 
         Raises:
-            CallSkipped: the step is left out.
-            Exception: as `PlanRun.perform`; the agent's own where a person would have to answer and
-                nobody can.
+            CallSkipped: the step was skipped.
+            Exception: as `PlanRun.perform`; the agent's own if a person would have to answer and
+                cannot be asked.
         """
         added = self._added_before(step, known)
         for task_id in (*added, step):
@@ -257,12 +251,12 @@ class AgentSteps:
                 revised.set()
 
         async def follow() -> None:
-            """Perform what is put before the step after it has failed, which waits for it."""
+            """Perform tasks put before the step after it has failed, because it waits for them."""
             nonlocal revised
             while True:
                 await revised.wait()
                 revised = anyio.Event()
-                with suppress(Exception):  # the step says what it waited for in vain
+                with suppress(Exception):  # the step itself reports that it waited in vain
                     await self._perform_added(self._added_before(step, known), perform)
 
         failure: BaseException
@@ -294,9 +288,9 @@ class AgentSteps:
     def next_step(self, performed: Collection[str]) -> TaskId | None:
         """Return the next step that can be performed, or that has ended in an earlier process.
 
-        What has failed there, or waits for an answer, is raised when it is performed.
+        If it failed there, or waits for an answer, performing it raises that.
 
-        For frameworks whose steps are called one by one: this follows whatever providers have
+        For frameworks that run their steps one by one: this follows whatever providers have
         inserted, skipped or moved.
 
         Args:
@@ -314,7 +308,7 @@ class AgentSteps:
         return None
 
     def added_behind(self, known: Collection[str]) -> list[TaskId]:
-        """Return what providers have put behind the last step, and nobody has performed.
+        """Return the unperformed tasks that providers have put after the last step.
 
         Args:
             known: the ids of the steps of the framework, and of what was performed.
@@ -322,11 +316,11 @@ class AgentSteps:
         return [entry.id for entry in self._open_steps() if entry.id not in known]
 
     def skip(self, step: str, reason: str) -> None:
-        """Skip a step that has failed, because the framework goes on without its output."""
+        """Skip a step that has failed, because the framework continues without its output."""
         self._skip(self._unfinished(self._run.live.entry(TaskId(step))), reason)
 
     def skip_rest(self, reason: str = "the framework has ended without it") -> None:
-        """Skip the steps that were not performed when the framework has ended without them."""
+        """Skip the steps that the framework has not performed by its end."""
         rest: list[TaskEntry] = []
         for step in self._open_steps():
             for leaf in self._unfinished(step):
@@ -345,7 +339,7 @@ class AgentSteps:
         return [leaf for leaf in leaves if leaf.state not in FINISHED]
 
     def _open_steps(self) -> list[TaskEntry]:
-        """Return the steps that are not satisfied; calls of tools are none."""
+        """Return the steps that are not satisfied, without calls of tools."""
         steps: list[TaskEntry] = []
         for entry in self._run.live:
             if entry.parent is not None or entry.satisfied:
@@ -374,7 +368,7 @@ class AgentSteps:
 
         entry = self._run.live.entry(TaskId(step))
         if entry.removed or entry.state is TaskState.CANCELLED:
-            raise CallSkipped(f"step {step!r} was taken out of the plan")
+            raise CallSkipped(f"step {step!r} was removed from the plan")
         try:
             return await self._run.perform(step, work, passes=passes)
         except NeedsHuman as error:
@@ -384,11 +378,11 @@ class AgentSteps:
                 self._engine, error.questions, approved=False, comment="nobody can be asked"
             )
             own_error = error.own_error
-        # Not while the other one is handled, which would become its context.
+        # Outside the `except` clause, so that the NeedsHuman does not become its context.
         raise own_error
 
     def _added_before(self, step: str, known: Collection[str]) -> list[TaskId]:
-        """Return what comes before a step and the framework does not perform, the first first."""
+        """Return the tasks before a step that the framework does not perform, in order."""
         added: dict[TaskId, None] = {}
 
         def visit(entry: TaskEntry) -> None:
@@ -402,7 +396,7 @@ class AgentSteps:
         return list(added)
 
     def _drop_later_steps(self, step: str, known: Collection[str]) -> None:
-        """Have a step no longer depend on steps which the framework begins only afterwards."""
+        """Remove dependencies of a step on steps that the framework begins only afterwards."""
         live = self._run.live
         for leaf in live.leaves(live.entry(TaskId(step))):
             if leaf.state is not TaskState.PENDING:
@@ -417,7 +411,7 @@ class AgentSteps:
                 self._run.modify_task(leaf.id, depends_on=kept, reason=reason)
 
     def _roots_before(self, root: TaskEntry) -> list[TaskId]:
-        """Return the lineages that one depends on."""
+        """Return the roots of the lineages that a lineage depends on."""
         live = self._run.live
         roots = []
         for leaf in live.leaves(root):
@@ -433,16 +427,16 @@ def _order(entry: TaskEntry) -> int:
 
 
 Performing = Callable[[Execute], Awaitable[object]]
-"""Performs steps, whose agents are executed so."""
+"""Performs steps, given the function that runs their agents."""
 
 StreamAgent = Callable[[str, Arguments, Callable[[object], None]], AsyncGenerator[Any, None]]
-"""Streams what an agent says, given its name and its arguments, and tells its output at the end."""
+"""Streams the items of an agent, given its name and arguments; passes on its output at the end."""
 
 
 async def forward(performing: Performing, stream: StreamAgent) -> AsyncGenerator[Any, None]:
-    """Perform steps in an async task of their own, and run their agents in that of the consumer.
+    """Perform steps in an async task of their own, and run their agents in the consumer's task.
 
-    So an agent is cancelled and closed as by its framework alone, and what it says is handed on at
+    So an agent is cancelled and closed as by its framework alone, and its items are passed on at
     once.
 
     Args:
@@ -450,7 +444,7 @@ async def forward(performing: Performing, stream: StreamAgent) -> AsyncGenerator
         stream: runs an agent.
 
     Raises:
-        Exception: what the steps raise in the end.
+        Exception: raised by `performing`.
     """
     queue = asyncio.Queue[_StreamedRun | None]()
 
@@ -503,7 +497,7 @@ class _StreamedRun:
             raise
 
     async def items(self) -> AsyncGenerator[Any, None]:
-        """Run the agent; what it raises is told to whoever waits for its output."""
+        """Run the agent and yield its items; its exception is raised by `output`."""
         failure: Exception | None = None
         try:
             async with aclosing(self._stream) as stream:
@@ -543,7 +537,7 @@ class WorkflowEdge(NamedTuple):
         source: the node that it leaves.
         target: the node that it enters.
         is_certain: whether it is always followed.
-        join: what identifies the edges that run their target once, all together.
+        join: identifies a group of edges that run their target once, all together.
     """
 
     source: str
@@ -557,10 +551,10 @@ def visit_certain_nodes(
     edges: Iterable[WorkflowEdge],
     visit: Callable[[str, Sequence[IdT]], Sequence[IdT]],
 ) -> None:
-    """Visit the nodes of a graph that always run, and once: behind no condition, and in no loop.
+    """Visit the nodes of a graph that always run exactly once: behind no condition, in no loop.
 
-    Each is visited after those that it waits for. None is if the first node is in a loop, as one
-    that decides who comes next.
+    A node is visited after those that it waits for. If the first node is in a loop, as a router is,
+    no node is visited.
 
     Args:
         start: the first node.

@@ -1,7 +1,7 @@
 """CrewAI: `with replanned(crew, capabilities={"search": "web", …}): crew.kickoff()`.
 
-Tested with crewai 1.15.30. See docs/integrations/crewai.md for what happens with a tool or an agent
-that fails, and for what is lost.
+Tested with crewai 1.15.30. See docs/integrations/crewai.md for failing tools and agents, and for
+limitations.
 """
 
 from __future__ import annotations
@@ -59,16 +59,14 @@ try:
 
     from replanning.integrations.crewai_tasks import CrewPlan, CrewWork
 except ImportError as error:
-    raise missing_framework(
-        __name__, "CrewAI, and was tested with its version 1.15.30", error
-    ) from error
+    raise missing_framework(__name__, "CrewAI (tested with crewai 1.15.30)", error) from error
 
 CrewT = TypeVar("CrewT")
 
 _PASSES: Final = (HookAborted, HumanFeedbackPending)
 
 _FOR_THE_MODEL: Final = (ToolFailureReason.USAGE_LIMIT, ToolFailureReason.INVALID_INPUT)
-"""Reasons of a failure that the model is told, because another tool would not help."""
+"""Failure reasons that are reported to the model, because another tool would not help."""
 
 _NOTED: Final = (PlanStepCompletedEvent, PlanRefinementEvent, PlanReplanTriggeredEvent)
 """Events of agents that plan their work in steps."""
@@ -83,11 +81,11 @@ _NOTED_FIELDS: Final = {
 }
 
 _ORIGINAL: Final = "__original__"
-"""Key of a tool in the attributes of what takes its place."""
+"""Attribute of a proxy that holds the original tool."""
 
 _current: ContextVar[_Attachment | None] = ContextVar("replanning_crewai", default=None)
-"""The attachment in whose block a crew runs; CrewAI copies the context to its threads, also to
-those of its handlers.
+"""The attachment of the block that a crew runs in; CrewAI copies the context to its threads,
+including those of its event handlers.
 """
 
 
@@ -102,11 +100,11 @@ def replanned(
     optional: Collection[str] = (),
     approvals: bool = True,
 ) -> Iterator[CrewT]:
-    """Attach a crew, or a single agent: within the block, an engine retries or replaces what fails.
+    """Attach a crew or an agent: within the block, the engine retries or replaces what fails.
 
-    That are calls of tools, and tasks of the crew whose agents fail for good. All runs of the crew
-    in the block, also in other threads and of copies of the crew, are one session. It is `paused`
-    if an exception leaves the block, and has failed if a task of the crew was not done.
+    This covers calls of tools, and tasks of the crew whose agents fail for good. All runs of the
+    crew in the block, including those in other threads and of its copies, are one session. It is
+    `paused` if an exception leaves the block, and fails if a task of the crew was not done.
 
     Args:
         crew: the crew or agent; after the block it has its own tools again.
@@ -115,9 +113,9 @@ def replanned(
             that `replanning.tool` takes. Tools, and agents, of the same capability can stand in for
             one another.
         objective: what the crew is for; by default its name.
-        thread: an id of the work that the crew does; its last session is resumed unless it has
-            ended, and tasks that were done are not done again.
-        optional: the names of tasks that the crew may go without.
+        thread: an id for the work of the crew; its last session is resumed unless it has ended, and
+            finished tasks are not repeated.
+        optional: the names of tasks that the crew can do without.
         approvals: whether a question to a person goes to the gate of the engine, or, about a task
             of a crew with a `thread`, ends the kickoff. Otherwise the crew sees the exception of
             its tool or agent.
@@ -125,7 +123,6 @@ def replanned(
     Raises:
         RunOwned: another process owns the session of this thread.
         StoreError: the session of this thread has another objective, or the store fails.
-        TypeError: this is neither a crew nor an agent.
         ValueError: capabilities or `optional` name what does not exist, a field is not valid for a
             tool, or the crew is attached already.
     """
@@ -144,7 +141,7 @@ def replanned(
     )
     run_id = None if thread is None else thread_run(engine, thread)
     asks = approvals and thread is not None
-    _ask_for_attachment()
+    _patch_framework()
     with SessionThread.open(
         engine.session(
             objective or named,
@@ -179,11 +176,11 @@ def replanned(
 
 
 @cache
-def _ask_for_attachment() -> None:
-    """Have CrewAI look for an attachment before it runs a crew or a task.
+def _patch_framework() -> None:
+    """Patch CrewAI to look for an attachment before it runs a crew or a task.
 
-    Its classes are changed once, and stay so: copies of crews, crews within flows and the tasks of
-    planners are found as well, and nothing has to be undone in the right order.
+    Its classes are patched once, for good: copies of crews, crews within flows and the tasks of
+    planners are attached as well, and nothing has to be undone in the right order.
     """
     run = Crew._execute_tasks
     arun = Crew._aexecute_tasks
@@ -209,7 +206,7 @@ def _ask_for_attachment() -> None:
     def execute_task(*given: Any) -> Any:
         work = _work_of(*given)
         plan = _current_plan()
-        if plan is None or work.agent is None:  # CrewAI says that there must be one
+        if plan is None or work.agent is None:  # CrewAI reports that an agent is missing
             return execute(*work)
         return plan.perform(work, execute)
 
@@ -236,7 +233,7 @@ def _ask_for_attachment() -> None:
 
 
 def _work_of(task: Any, agent: Any, context: str | None, tools: Any) -> CrewWork:
-    """Return what CrewAI executes, by the agent that it would choose."""
+    """Return the work that CrewAI executes, with the agent that it would choose."""
     return CrewWork(task, agent or task.agent, context, tools)
 
 
@@ -255,7 +252,7 @@ def _kickoff(crew: Any, tasks: Any, start_index: int | None) -> Iterator[None]:
 
 
 def _current_plan() -> CrewPlan | None:
-    """Return the plan of the block in whose context this runs; None outside of blocks."""
+    """Return the plan of the current block; None outside of blocks."""
     attachment = _current.get()
     return None if attachment is None else attachment.plan
 
@@ -264,7 +261,7 @@ def _require_tasks(crew: Any, names: Collection[str]) -> None:
     """Check that tasks of a crew have these names.
 
     Raises:
-        ValueError: there is no such task.
+        ValueError: the crew has no such task.
     """
     known = [task.name for task in crew.tasks if task.name] if isinstance(crew, Crew) else []
     problems = unknown_names(names, known, "task")
@@ -273,7 +270,7 @@ def _require_tasks(crew: Any, names: Collection[str]) -> None:
 
 
 def _agents_of(crew: Any) -> list[Any]:
-    """Return the agents of a crew, or the single agent, each once for each of its places."""
+    """Return the agents of a crew, or the single agent; one in several places appears repeatedly."""
     if not isinstance(crew, Crew):
         return [crew]
     agents = [*crew.agents, *(task.agent for task in crew.tasks), crew.manager_agent]
@@ -314,8 +311,8 @@ def _writes_calls(agent: Any) -> bool:
     return callable(supports) and not supports()
 
 
-class _MayPass(ReportedFailure, TransientError):
-    """Failure that a tool returned as one that may pass."""
+class _RetryableFailure(ReportedFailure, TransientError):
+    """Failure that a tool returned as retryable."""
 
 
 class _Attachment:
@@ -330,7 +327,7 @@ class _Attachment:
         self.plan: CrewPlan | None = None
 
     def wrap(self, given: _Tools) -> list[_Tool]:
-        """Return the tools of one agent or task as tools whose calls are calls of the session."""
+        """Return proxies of the tools of one agent or task, whose calls go through the session."""
         own: dict[str, _Tool] = {}
         wrapped = []
         fields = {"retry": ONE_ATTEMPT} if given.repeats else {}
@@ -361,13 +358,13 @@ class _Attachment:
                 name += " (agent)"
             names[agent.key] = name
             self._agents[sanitize_tool_name(role)] = name
-            # What an agent changes, it changes through its tools, whose calls are tasks of their
-            # own. So another one may take over when its model did not answer.
+            # An agent has effects only through its tools, whose calls are tasks of their own. So
+            # another agent may take over when its model does not answer.
             self.described.setdefault(name, {**agent_fields(agent.goal), "effect": "none"})
         return names
 
     def stated(self, capabilities: Capabilities) -> Capabilities:
-        """Return capabilities by the names under which tools and agents are described."""
+        """Return capabilities by the names that describe tools and agents in the plan."""
         stated = {}
         for name, fields in capabilities.items():
             called = sanitize_tool_name(str(name))
@@ -382,7 +379,7 @@ class _Attachment:
             crewai_event_bus.register_handler(kind, self._on_step)
 
     def close(self) -> None:
-        """Leave calls of tools and tasks to CrewAI."""
+        """Leave further calls of tools and tasks to CrewAI."""
         crewai_event_bus.flush()  # its handlers run in threads
         for kind in _NOTED:
             crewai_event_bus.off(kind, self._on_step)
@@ -393,7 +390,8 @@ class _Attachment:
         """Call a tool, or what replaces it, from any thread but that of the session."""
         session = self.session
         called = tool._called
-        if session is None or not _fits(tool, arguments):  # the tool itself tells the model
+        # The tool itself reports wrong arguments to the model.
+        if session is None or not _fits(tool, arguments):
             return own_function(**arguments)
 
         def execute(name: str, values: Arguments) -> object:
@@ -407,10 +405,10 @@ class _Attachment:
                 result = asyncio.run(result)
             if not isinstance(result, ToolFailure):
                 return result
-            # The model is told of it, if it called this tool.
+            # The failure is reported to the model, if it called this tool.
             if name == called and result.reason in _FOR_THE_MODEL:
                 return result
-            failure = _MayPass if result.retryable else ReportedFailure
+            failure = _RetryableFailure if result.retryable else ReportedFailure
             raise failure(result.as_agent_message(), result)
 
         async def call(hand_over: Execute) -> Any:
@@ -421,9 +419,8 @@ class _Attachment:
             return session.call(call, execute)
         except CallSkipped as skipped:
             told = str(skipped)
-            return (
-                ToolFailure(message=told) if tool.result_as_answer else told
-            )  # a failure is never the final answer
+            # A failure is never the final answer.
+            return ToolFailure(message=told) if tool.result_as_answer else told
 
     def _on_step(self, _: Any, event: Any) -> None:
         session = self.session
@@ -435,7 +432,7 @@ class _Attachment:
 
 
 class _Tool(BaseTool):  # type: ignore[misc] # its types may not be installed
-    """Tool whose calls are calls of a session; all else is that of the original."""
+    """Proxy of a tool whose calls go through a session."""
 
     _original: Any = PrivateAttr()
     _attachment: Any = PrivateAttr()
@@ -444,11 +441,11 @@ class _Tool(BaseTool):  # type: ignore[misc] # its types may not be installed
 
     @classmethod
     def wrapping(cls, original: Any, attachment: _Attachment, own: Mapping[str, _Tool]) -> _Tool:
-        """Return a tool in the place of another.
+        """Return the proxy of a tool.
 
         Args:
-            original: the other.
-            attachment: takes the calls.
+            original: the tool.
+            attachment: handles the calls.
             own: the tools of the same agent, which take precedence over those of others.
         """
         made: _Tool = cls.model_construct(
@@ -463,7 +460,7 @@ class _Tool(BaseTool):  # type: ignore[misc] # its types may not be installed
 
     @property  # type: ignore[misc] # what it says of itself
     def __class__(self) -> type[Any]:
-        # Hooks ask which tool it is. Pydantic asks before there is an original.
+        # Hooks check the class of a tool. Pydantic does so before the original is set.
         return type(self.__dict__.get(_ORIGINAL, self))
 
     def __getattr__(self, name: str) -> Any:
@@ -491,7 +488,7 @@ class _Tool(BaseTool):  # type: ignore[misc] # its types may not be installed
         return str(self._original.format_output_for_agent(raw_result))
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Execute the tool, or what replaces it, as a model that calls functions calls it."""
+        """Execute the tool, or what replaces it, for a model with function calling."""
         if args:
             return self._original.run(*args, **kwargs)
         return self._attachment.call(self, self._original.run, kwargs)
@@ -523,8 +520,8 @@ class _Tool(BaseTool):  # type: ignore[misc] # its types may not be installed
         return made
 
 
-# A field of the base class is overridden only by what the class gets later. CrewAI and the original
-# count together.
+# Assigned after the class body, because pydantic would take the property there for a field. CrewAI
+# and the original share one count.
 _Tool.current_usage_count = property(
     lambda tool: tool._original.current_usage_count,
     lambda tool, count: setattr(tool._original, "current_usage_count", count),

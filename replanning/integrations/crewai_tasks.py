@@ -1,8 +1,8 @@
-"""Tasks of crews as tasks of a session: planned at the kickoff, performed when they are reached.
+"""Tasks of crews as tasks of a session: planned at the kickoff, performed when CrewAI reaches them.
 
 CrewAI keeps its own loop over the tasks, with its order, contexts, conditions, callbacks and
-events. Only the execution of a single task is a task of the plan, so that another agent may do it,
-that it may be skipped, and that what providers insert before it is done first.
+events. Only the execution of a single task is a task of the plan: another agent may do it, it may
+be skipped, and tasks that providers insert before it are done first.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _CONTROL_CHARACTERS: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
 _PLANNED: Final = "planned"
 
 _EXPECTED_OUTPUT: Final = "The result of this task."
-"""What a task is expected to return that a provider has added without a criterion."""
+"""Expected output of a task that a provider has added without a criterion."""
 
 
 class AfterTheAgent(Exception):
@@ -65,7 +65,7 @@ class AfterTheAgent(Exception):
 
 @contextmanager
 def _failing_after_the_agent(task: Any) -> Iterator[None]:
-    """Tell what fails once a task has its output from the failure of its agent."""
+    """Raise `AfterTheAgent` for a failure after the task has its output."""
     before = task.output
     try:
         yield
@@ -80,7 +80,7 @@ class _Step:
     """A task of a crew, and its task in the plan.
 
     Attributes:
-        id: of the task in the plan.
+        id: the id of the task in the plan.
         task: the task of the crew.
         crew: the crew; None for a task that is executed by itself.
         agents: by their names in the plan, the agents that may do it.
@@ -97,9 +97,9 @@ class _Kickoff:
     """The tasks of one run of a crew in the plan.
 
     Attributes:
-        digests: of what each task asks for.
-        ids: of the tasks in the plan.
-        is_over: whether CrewAI has left it.
+        digests: the digest of each task, see `_digest`.
+        ids: the ids of the tasks in the plan.
+        is_over: whether CrewAI has finished it.
     """
 
     digests: list[str]
@@ -108,7 +108,7 @@ class _Kickoff:
 
 
 class CrewWork(NamedTuple):
-    """What CrewAI executes for a task: the task, the agent, the context and the tools."""
+    """Arguments with which CrewAI executes a task."""
 
     task: Any
     agent: Any
@@ -120,11 +120,11 @@ class _Planned(NamedTuple):
     """A task of the plan that is due.
 
     Attributes:
-        id: of the task.
+        id: the id of the task.
         root: the first task of its lineage.
-        agent: the name of the agent that is to do it.
-        instruction: what it asks for; empty if it does not say.
-        inputs: the outputs that it depends on and that CrewAI does not hand to it.
+        agent: the name of the agent for it.
+        instruction: the instruction for the agent; may be empty.
+        inputs: the outputs that it depends on and that CrewAI does not pass to it.
         task: the task.
     """
 
@@ -139,14 +139,14 @@ class _Planned(NamedTuple):
 class CrewPlan:
     """The tasks of the crews that run in a block.
 
-    Its state is which task of the plan stands for which task of a crew, and what each has returned.
-    Only the thread of the session changes the former.
+    Its state maps tasks of crews to tasks of the plan, and those to their outputs. Only the thread
+    of the session changes the first mapping.
 
     Args:
         engine: the engine of the session.
         session: the session.
         names: by the key of an agent, its name in the plan.
-        optional: the names of tasks that a crew may go without.
+        optional: the names of tasks that a crew can do without.
         asks: whether the crew is kicked off again after a person has answered a question.
         passes: exceptions that are control flow of CrewAI.
     """
@@ -185,7 +185,7 @@ class CrewPlan:
             first: the index of the first that CrewAI executes.
 
         Raises:
-            NotRunning: the session was aborted, or is to pause.
+            NotRunning: the session was aborted, or is about to pause.
             StoreError: the store fails.
         """
         agents: dict[str, Any] = {}
@@ -201,7 +201,7 @@ class CrewPlan:
     def _plan(
         self, crew: Any, tasks: Sequence[Any], first: int, agents: Mapping[str, Any]
     ) -> _Kickoff:
-        """Add the tasks of a crew to the plan, unless a run of it that was cut off is continued."""
+        """Add the tasks of a crew to the plan, unless an interrupted run of it is continued."""
         run = self._session.session.run
         digests = [_digest(task) for task in tasks]
         changes: list[PlanChange] = []
@@ -213,7 +213,7 @@ class CrewPlan:
             first = len(tasks) - len(kickoff.ids)
             for task_id in kickoff.ids:
                 changes += _repeated(run, task_id)
-            reason = "the crew goes on"
+            reason = "the crew continues"
         else:
             planned = self._planned(crew, tasks[first:], digests[first:])
             changes += [AddTask(task=task) for task in planned]
@@ -238,10 +238,10 @@ class CrewPlan:
         return None
 
     def _planned(self, crew: Any, tasks: Sequence[Any], digests: Sequence[str]) -> list[Task]:
-        """Return the tasks of a kickoff in the plan.
+        """Return the plan's tasks for a kickoff.
 
-        CrewAI begins a task once all before it are done. Only those with `async_execution` do not
-        wait for one another, and nobody waits for them but the next task without it.
+        CrewAI begins a task once all before it are done. Tasks with `async_execution` do not wait
+        for one another, and only the next task without it waits for them.
         """
         live = self._session.session.run.live
         number = len(self._kickoffs) + len(self._recorded) + 1
@@ -282,16 +282,16 @@ class CrewPlan:
     # Tasks
 
     def perform(self, work: CrewWork, execute: Callable[..., TaskOutput]) -> TaskOutput:
-        """Have a task done that CrewAI has reached, in the thread of the caller.
+        """Perform a task that CrewAI has reached, in the thread of the caller.
 
         Args:
             work: what CrewAI would execute.
             execute: executes it.
 
         Raises:
-            Exception: no other way is left; what the agent raised.
+            Exception: the agent's own; no alternative is left.
             NeedsHuman: a person must answer before the crew is kicked off again.
-            NotRunning: the session was aborted, or is to pause.
+            NotRunning: the session was aborted, or is about to pause.
         """
         step = self._step(work.task)
 
@@ -305,8 +305,7 @@ class CrewPlan:
         try:
             output = self._session.call(partial(self._perform, step), execute_planned)
         finally:
-            # Executing a task makes the agent its own, and the next run would begin with a
-            # stand-in.
+            # CrewAI assigns the agent to the task, and the next run would begin with the stand-in.
             work.task.agent = work.agent
         return self._handed_on(step, output)
 
@@ -330,7 +329,7 @@ class CrewPlan:
         return self._handed_on(step, output)
 
     def leave_out(self, task: Any) -> None:
-        """Skip a task of the plan whose condition CrewAI has found not to hold."""
+        """Skip the task of the plan for a conditional task whose condition does not hold."""
         step = self._steps.get(task.id)
         if step is not None:
             run = self._session.session.run
@@ -344,7 +343,7 @@ class CrewPlan:
             self._session.start(skip).result()
 
     def _step(self, task: Any) -> _Step:
-        """Return the step of a task; one that no crew has planned is planned now."""
+        """Return the step of a task; plan it now if no crew has."""
         if task.id not in self._steps:
             agents = {}
             if task.agent is not None and task.agent.key in self._names:
@@ -379,7 +378,7 @@ class CrewPlan:
             failure = after.error
         else:
             return self._output(step, recorded)
-        # Not while the other one is handled, which would become its context.
+        # Outside the `except` clause, so that `AfterTheAgent` does not become its context.
         raise failure
 
     def _output(self, step: _Step, recorded: object) -> TaskOutput:
@@ -393,23 +392,23 @@ class CrewPlan:
         return _restored(step, recorded, step.agents.get(leaf.task.tool or ""))
 
     def _inputs(self, entry: TaskEntry, step: _Step) -> list[str]:
-        """Return the outputs that a task depends on and that CrewAI does not hand to it."""
+        """Return the outputs that a task depends on and that CrewAI does not pass to it."""
         live = self._session.session.run.live
         inputs: list[str] = []
         for task_id in entry.task.depends_on:
             needed = live.entry(task_id)
-            # CrewAI hands the output of another task on by itself.
-            is_handed_on = entry.root == step.id and needed.root in self._roots
-            if needed.root == step.id or not is_handed_on:
+            # CrewAI itself passes on the output of another of its tasks.
+            is_passed_on = entry.root == step.id and needed.root in self._roots
+            if needed.root == step.id or not is_passed_on:
                 text = _raw_text(live.results.output_of(task_id))
                 if text:
                     inputs.append(text)
         return inputs
 
     def _chosen(self, step: _Step, work: CrewWork, planned: _Planned) -> CrewWork:
-        """Return what CrewAI executes for a task of the plan.
+        """Return the work that CrewAI executes for a task of the plan.
 
-        That is the task that CrewAI has reached, or what replaces it, or one that a provider has
+        The task is the one that CrewAI has reached, or its replacement, or one that a provider has
         added before it.
 
         Raises:
@@ -440,7 +439,7 @@ class CrewPlan:
         return CrewWork(task, agent, context, tools)
 
     def _keep(self, planned: _Planned, output: TaskOutput) -> JsonValue:
-        """Keep an output for this process, and return it as the journal keeps it."""
+        """Keep an output for this process, and return its recorded form."""
         self._outputs[planned.id] = output
         recorded: dict[str, JsonValue] = {}
         if output.pydantic is not None:
@@ -454,7 +453,7 @@ class CrewPlan:
         return {"raw": output.raw, **recorded}
 
     def _handed_on(self, step: _Step, output: TaskOutput | None) -> TaskOutput:
-        """Return an output to CrewAI, as that of the task that it has reached."""
+        """Set the output of the task that CrewAI has reached, and return it."""
         if output is None:
             return ConditionalTask.get_skipped_task_output(step.task)
         step.task.output = output
@@ -462,18 +461,18 @@ class CrewPlan:
 
 
 def _plain(text: str) -> str:
-    """Return a text without the control characters that a plan does not take."""
+    """Return a text without the control characters that a plan rejects."""
     return _CONTROL_CHARACTERS.sub(" ", text)
 
 
 def _digest(task: Any) -> str:
-    """Return what identifies a task of a crew in another process: what it asks for."""
+    """Return a digest of what a task asks for, which identifies it in another process."""
     text = f"{task.description}\n{task.expected_output}"
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
 def _free_id(described: str, live: LivePlan, new: Collection[TaskId]) -> TaskId:
-    """Return an id made of a name or description that no other task has, and no new one."""
+    """Return an unused id made from a name or description."""
     stem = re.sub(r"[^\w.-]+", "-", described)[:_MAX_ID_CHARS].strip("-.") or "task"
     task_id = TaskId(stem)
     number = 1
@@ -484,7 +483,7 @@ def _free_id(described: str, live: LivePlan, new: Collection[TaskId]) -> TaskId:
 
 
 def _recorded_kickoffs(run: PlanRun) -> list[_Kickoff]:
-    """Return the kickoffs that a resumed session has on record, in their order."""
+    """Return the recorded kickoffs of a resumed session, in order."""
     kickoffs: dict[object, _Kickoff] = {}
     for entry in run.live:
         note = entry.task.metadata.get(_KEY)
@@ -496,7 +495,7 @@ def _recorded_kickoffs(run: PlanRun) -> list[_Kickoff]:
 
 
 def _left_out(run: PlanRun, ids: Sequence[TaskId], reason: str) -> list[PlanChange]:
-    """Return the changes that skip what is left of these tasks."""
+    """Return the changes that skip the unfinished parts of these tasks."""
     changes: list[PlanChange] = []
     for task_id in ids:
         for leaf in run.live.leaves(run.live.entry(task_id)):
@@ -506,7 +505,7 @@ def _left_out(run: PlanRun, ids: Sequence[TaskId], reason: str) -> list[PlanChan
 
 
 def _repeated(run: PlanRun, task_id: TaskId) -> list[PlanChange]:
-    """Return the changes that run a task again whose output was lost with its process."""
+    """Return the changes that rerun a task whose output was lost with its process."""
     changes: list[PlanChange] = []
     for leaf in run.live.leaves(run.live.entry(task_id)):
         if leaf.state is TaskState.DONE and not leaf.output.recoverable:
@@ -515,7 +514,7 @@ def _repeated(run: PlanRun, task_id: TaskId) -> list[PlanChange]:
 
 
 def _raw_text(recorded: object) -> str:
-    """Return the text of an output as the journal has it, or of the outputs of several tasks."""
+    """Return the text of a recorded output, or the joined texts of several."""
     if isinstance(recorded, str):
         return recorded
     if not isinstance(recorded, Mapping):
@@ -527,7 +526,7 @@ def _raw_text(recorded: object) -> str:
 
 
 def _restored(step: _Step, recorded: object, agent: Any) -> TaskOutput:
-    """Return an output that was recorded, possibly by another process; its messages are not."""
+    """Restore a recorded output, possibly of another process, without its messages."""
     task = step.task
     fields: dict[str, Any] = {}
     if isinstance(recorded, Mapping) and isinstance(recorded.get("raw"), str):

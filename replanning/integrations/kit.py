@@ -1,4 +1,4 @@
-"""Kit for integrations of agent frameworks: tools, runs of threads, sessions, calls, questions.
+"""Building blocks for integrations: tools, runs of threads, sessions, calls, questions.
 
 See docs/how-to/attach-a-framework.md. A framework that calls tools in threads also needs
 `session_thread`.
@@ -70,19 +70,19 @@ Arguments = Mapping[str, object]
 """Arguments of a tool by name."""
 
 METADATA: Final = "replanning"
-"""Key in the metadata of a framework for what is ours: the fields of a tool, or open questions."""
+"""Key in a framework's metadata for data of this library: a tool's fields, or open questions."""
 
 UNFINISHED: Final = ("running", "paused", "needs_human")
 """Statuses of runs that can be resumed."""
 
 
 def missing_framework(module: str, needs: str, error: Exception) -> ImportError:
-    """Return the error of a module whose framework is missing or incompatible.
+    """Return the error to raise if the framework of a module is missing or incompatible.
 
     Args:
         module: the module, named like the extra of `replanning` that installs the framework.
         needs: the framework, and the version that was tested.
-        error: the error of the import.
+        error: the error of the failed import.
     """
     extra = module.rpartition(".")[2].replace("_", "-")
     return ImportError(f'{module} needs {needs}: pip install "replanning[{extra}]" ({error})')
@@ -91,13 +91,13 @@ def missing_framework(module: str, needs: str, error: Exception) -> ImportError:
 def tool_fields(
     description: str | None, schema: Mapping[str, Any], *, stated: object = None, **fields: object
 ) -> dict[str, object]:
-    """Return the fields of the description of a tool.
+    """Return the fields that describe a tool to a session.
 
     Args:
         description: what the tool does.
         schema: the JSON schema of its arguments.
-        stated: the statements of the tool itself, such as in its metadata: its capability, or
-            fields that override the others.
+        stated: the tool's own declaration, such as in its metadata: its capability, or fields that
+            override the others.
         fields: further fields, such as `dangerous`.
     """
     required = schema.get("required", ())
@@ -125,11 +125,11 @@ def tool_fields(
 
 
 def hinted_fields(annotations: Any) -> dict[str, object]:
-    """Return the fields of a tool that the annotations of its MCP server state.
+    """Return the fields that follow from the MCP annotations of a tool.
 
     Args:
-        annotations: an object of the MCP SDK, or a mapping with the names of the protocol; None for
-            other tools.
+        annotations: an object of the MCP SDK, or a mapping with the names of the protocol; None if
+            the tool has no annotations.
     """
     if annotations is None:
         return {}
@@ -159,14 +159,13 @@ def describe_tools(
     noun: str = "tool",
     absent: Collection[str] = (),
 ) -> list[FunctionTool[..., Any]]:
-    """Return the tools of an agent for a session, whose calls state how to execute them.
+    """Convert the tools of an agent for a session; each call supplies the executor.
 
     Args:
-        tools: the fields of their descriptions by name, see `tool_fields`.
-        capabilities: their capabilities or further fields by name; they override those of the
-            descriptions.
-        noun: the noun for what capabilities may name.
-        absent: names of tools that exist and are not described here; capabilities may name them.
+        tools: by name, the fields of a tool, see `tool_fields`.
+        capabilities: by name, the capability of a tool or further fields; they override `tools`.
+        noun: the word for a tool in error messages, such as "agent".
+        absent: names of tools that exist but are not described here; capabilities may name them.
 
     Raises:
         ValueError: capabilities name an unknown tool, or a field is not valid; lists all problems.
@@ -190,7 +189,7 @@ async def _executed_elsewhere(**_: object) -> object:
 
 
 def unknown_names(names: Iterable[str], known: Collection[str], noun: str = "tool") -> list[str]:
-    """Return a problem for each name that is not known."""
+    """Return a problem for each unknown name."""
     problems: list[str] = []
     for name in names:
         if name not in known:
@@ -208,7 +207,7 @@ def thread_run(
         engine: the engine, whose store has the runs.
         thread: the id of the thread, such as a conversation.
         part: the part of the thread that has runs of its own.
-        resumes: false to begin a new run in any case.
+        resumes: false to always begin a new run.
     """
     prefix = f"thread-{quote(thread, safe='')}"
     if part:
@@ -221,14 +220,14 @@ def thread_run(
 
 
 def _thread_runs(engine: ReplanningEngine, prefix: str) -> Iterator[RunInfo]:
-    """Yield the runs of a thread, the newest first."""
+    """Yield the runs of a thread, newest first."""
     for run in engine.store.runs():
         if run.run.rpartition(".")[0] == prefix:
             yield run
 
 
 def find_run(engine: ReplanningEngine, run_id: str) -> RunInfo | None:
-    """Return a run in the store of an engine; None if the store does not have it."""
+    """Return a run in the store of an engine, or None if the store does not have it."""
     for run in engine.store.runs():
         if run.run == run_id:
             return run
@@ -236,13 +235,13 @@ def find_run(engine: ReplanningEngine, run_id: str) -> RunInfo | None:
 
 
 def is_unfinished(engine: ReplanningEngine, run_id: str) -> bool:
-    """Return whether a run can be begun or resumed: it is not known yet, or has not ended."""
+    """Return whether a run can be started or resumed: it is unknown, or has not ended."""
     known = find_run(engine, run_id)
     return known is None or known.status in UNFINISHED
 
 
 def named_questions(shown: object) -> list[str]:
-    """Return the ids of questions, from what a framework brings back of `shown_questions`."""
+    """Return the ids of questions in the output of `shown_questions` that a framework returns."""
     questions: list[str] = []
     if isinstance(shown, list):
         for each in shown:
@@ -252,7 +251,7 @@ def named_questions(shown: object) -> list[str]:
 
 
 def joined_texts(parts: Iterable[Any]) -> str:
-    """Return the texts among the parts of a content, such as of a result of MCP."""
+    """Return the text parts of a content, such as that of an MCP result, one per line."""
     texts: list[str] = []
     for part in parts:
         if part.type == "text":
@@ -261,7 +260,7 @@ def joined_texts(parts: Iterable[Any]) -> str:
 
 
 def earlier_output(engine: ReplanningEngine, run_id: str, key: str) -> tuple[object] | None:
-    """Return the output of a call that an earlier run of the thread has finished, or None.
+    """Return the output of a call, in a tuple, if an earlier run of the thread has finished it.
 
     Args:
         engine: the engine, whose store has the runs.
@@ -280,7 +279,7 @@ def earlier_output(engine: ReplanningEngine, run_id: str, key: str) -> tuple[obj
 
 
 def output_in_run(engine: ReplanningEngine, run_id: str, key: str) -> tuple[object] | None:
-    """Return the output of a call that a run has finished; None if the call can be made.
+    """Return the output of a call, in a tuple, if a run has finished it; None if it can be made.
 
     Args:
         engine: the engine, whose store has the run.
@@ -288,8 +287,8 @@ def output_in_run(engine: ReplanningEngine, run_id: str, key: str) -> tuple[obje
         key: the key of the call.
 
     Raises:
-        CallFailed: the call was done, but its output was not recorded; or it may have taken effect,
-            and must not be repeated.
+        CallFailed: the call succeeded, but its output was not recorded; or it may have taken
+            effect, and must not be repeated.
     """
     live = replay_records(engine.store.read(RunId(run_id))).live
     calls = recorded_calls(live, key)
@@ -314,7 +313,7 @@ def output_in_run(engine: ReplanningEngine, run_id: str, key: str) -> tuple[obje
 
 
 def _doubtful_call(live: LivePlan, key: str) -> TaskEntry | None:
-    """Return a call of a key that may have taken effect and must not be repeated, or None."""
+    """Return a call with this key that may have taken effect and must not be repeated, or None."""
     for call in recorded_calls(live, key):
         for leaf in live.leaves(call):
             for part in live.in_doubt(leaf):
@@ -351,7 +350,7 @@ def answer_questions(
     by: str = "",
     comment: str = "",
 ) -> None:
-    """Answer questions as a person did in the framework, unless they were answered elsewhere."""
+    """Pass on a person's answer from the framework to questions not yet answered elsewhere."""
     verdict: QuestionVerdict = "approve" if approved else "reject"
     for question in questions:
         with suppress(StaleAnswer, UnknownQuestion):
@@ -359,17 +358,18 @@ def answer_questions(
 
 
 def withdraw_questions(engine: ReplanningEngine, run_id: str) -> None:
-    """Reject open questions put as requests for approval: the agent continued without them."""
+    """Reject the open questions of a run, because the agent continued without an answer."""
     questions = [each.id for each in engine.pending(run_id)]
-    answer_questions(engine, questions, approved=False, comment="the agent went on without it")
+    comment = "the agent continued without an answer"
+    answer_questions(engine, questions, approved=False, comment=comment)
 
 
 class _HandedBack(Exception):
-    """Replacement of an output, raised by the function that executes a tool.
+    """Raised in place of an output by the function that executes a tool.
 
     Args:
         said: what happened, for the journal.
-        result: the result for the framework; None for the exception that this one was raised from.
+        result: the result for the framework; None to raise the cause of this exception instead.
     """
 
     def __init__(self, said: str, result: object = None) -> None:
@@ -378,7 +378,7 @@ class _HandedBack(Exception):
 
 
 class ReportedFailure(_HandedBack):
-    """A tool failed; its framework gets its own form of a failure if no alternative is left."""
+    """A tool reported a failure; the framework gets that report if no alternative is left."""
 
 
 class TimedOut(ReportedFailure, TimeoutError):
@@ -390,11 +390,11 @@ class ControlFlow(_HandedBack):
 
 
 ONE_ATTEMPT: Final = Retry(max_attempts=1)
-"""Retries of a tool that its framework repeats by itself: the attempts of both would multiply."""
+"""Retry policy for tools that the framework retries itself; otherwise attempts would multiply."""
 
 
 class _Executions:
-    """Executions of one call: their results, each with what the journal records of it."""
+    """Executions of one call: their results, and the recorded form of each."""
 
     def __init__(self, execute: Execute, encode: Callable[[Any], object] | None) -> None:
         self.is_empty = True
@@ -403,7 +403,7 @@ class _Executions:
         self._results: list[tuple[object, object]] = []
 
     async def execute(self, name: str, arguments: Arguments) -> object:
-        """Execute a tool, and return what the journal records of its result."""
+        """Execute a tool, and return the recorded form of its result."""
         self.is_empty = False
         result = await self._execute(name, arguments)
         if self._encode is None:
@@ -411,13 +411,13 @@ class _Executions:
         try:
             recorded = self._encode(result)
         except Exception:  # noqa: BLE001 # of an object of the user
-            # The tool has done its work, which must not be done again because of its result.
+            # The tool has done its work; a result that cannot be encoded must not repeat it.
             recorded = result
         self._results.append((recorded, result))
         return recorded
 
     def result_of(self, recorded: object, decode: Callable[[Any], object] | None = None) -> Any:
-        """Return the result behind its record; that of another process is decoded."""
+        """Return the result for its recorded form; decode one that another process recorded."""
         for known, result in reversed(self._results):
             if known is recorded:
                 return result
@@ -444,46 +444,45 @@ async def call_tool(
     decode: Callable[[Any], object] | None = None,
     value: Callable[[Any], object] | None = None,
 ) -> Any:
-    """Make a call of an agent, and return or raise what its framework expects of it.
+    """Make a tool call of an agent; return or raise what the agent's framework expects.
 
-    The exception of a tool arrives unchanged; so does the result of a tool that was executed in
-    this process.
+    Exceptions of tools, and results from this process, are passed on unchanged.
 
     Args:
         engine: the engine of the session.
         session: the session.
         tool: the name of the tool.
         arguments: the arguments of the tool.
-        execute: executes this tool, and any tool that replaces it. It raises what the tool raises,
-            `ReportedFailure` if the tool reports a failure otherwise, and `ControlFlow` to end the
-            call.
-        key: identifies the call, also when a later run of the agent makes it again.
+        execute: executes this tool and its replacements. It raises what the tool raises,
+            `ReportedFailure` if the tool reports a failure in another way, and `ControlFlow` to end
+            the call.
+        key: identifies the call, also when a later run of the agent repeats it.
         once: as `Session.invoke` takes it.
         passes: as `Session.invoke` takes it.
-        asks: whether the framework can put a question about this call to a person, or makes the
-            call again later. Otherwise the call fails with its own error, and the question is
-            withdrawn, because an answer would execute nothing.
-        approved: whether a person has approved the call in the framework. Then the first
-            alternative is chosen for a question that was open before.
-        approved_questions: the questions that the approval names, in a framework whose approvals
-            can. An unnamed question whether the call, or a tool that stands in for it, may be
-            executed is answered as well. One about a call that may have taken effect is not,
-            because the approval of the call itself may be sent twice.
-        resumed: whether a call that an earlier run of the agent has given up is made anew, like an
-            approved one.
-        encode: returns what the journal records of a result; by default the result itself. A result
-            for which it raises is not recorded, and returned like any other.
-        decode: returns the result from its record.
-        value: returns the output in a result, which `expect` of a tool is about; by default the
-            record.
+        asks: whether the framework can put a question about this call to a person, or repeats the
+            call later. Otherwise the call fails with its own error, and the question is withdrawn,
+            because an answer would execute nothing.
+        approved: whether a person has approved the call in the framework. A question that was
+            already open is then answered with its first alternative.
+        approved_questions: the questions that the approval names, if the framework's approvals can
+            name any. An unnamed question is answered as well if it only asks whether to execute the
+            call or its stand-in. One about a call that may have taken effect is not, because the
+            approval of the call itself may be sent twice.
+        resumed: whether to repeat a call that an earlier run of the agent gave up, like an approved
+            one.
+        encode: returns the recorded form of a result; by default the result itself. If it raises,
+            the result is treated as without `encode`.
+        decode: restores a result from its recorded form.
+        value: extracts the output that `expect` of a tool checks from a result; by default the
+            recorded form.
 
     Raises:
         CallSkipped: the call was skipped; its text is the reason.
-        NeedsHuman: a person must answer, and `asks` is true. Then the same call is made again with
-            the same key.
+        NeedsHuman: a person must answer, and `asks` is true. Make the same call with the same key
+            after the answer.
         NotRunning: the session has ended.
         StoreError: the store fails.
-        Exception: of the tool; no alternative is left.
+        Exception: the tool's own; no alternative is left.
     """
     executions = _Executions(execute, encode)
     value_of = None
@@ -522,7 +521,7 @@ async def call_tool(
         except _HandedBack as error:
             own = error
         except CallFailed as error:
-            # Only a call that an earlier run has given up is made anew, and only once.
+            # Only a call that an earlier run gave up is repeated, and only once.
             if not executions.is_empty or not once or not (approved or resumed):
                 raise
             if isinstance(error, CallSkipped) or isinstance(error.__cause__, NoResult):
@@ -533,7 +532,7 @@ async def call_tool(
             continue
         else:
             return executions.result_of(output, decode)
-        # Not while the other one is handled, which would become its context.
+        # Outside the `except` clauses, so that what they caught does not become its context.
         return hand_back(own)
 
 
@@ -577,7 +576,7 @@ def hand_back(error: BaseException) -> Any:
 
 
 class SessionTask:
-    """Session in an asyncio task of its own, for frameworks where any task may close a stream.
+    """Session held open by its own asyncio task, because any task may close a framework's stream.
 
     Args:
         opened: the session that `ReplanningEngine.session` returns.
@@ -620,26 +619,25 @@ class SessionTask:
         return self._session
 
     def leave(self, pause_reason: str = "") -> asyncio.Task[None]:
-        """Let the session end, or pause it for the first reason; return the task that ends it."""
+        """Tell the session to end, or to pause for the first reason; return the task to wait for."""
         if not self._pause_reason:
             self._pause_reason = pause_reason
         self._left.set()
         return self._task
 
     async def end(self, pause_reason: str = "") -> None:
-        """End the session, or pause it for this reason; nothing if its event loop was closed.
+        """End the session, or pause it for this reason, unless its event loop was closed.
 
         Raises:
             StoreError: the store fails.
         """
         if self._task.get_loop().is_closed():
-            # The engine has let go of its run.
+            # The engine has already released the run.
             return
         task = self.leave(pause_reason)
         with anyio.CancelScope(shield=True):
             await asyncio.wait([task])
-        # Where the event loop ends, it has cancelled the task, and a stream may be closed after
-        # that.
+        # An event loop that shuts down cancels the task first, and may close a stream afterwards.
         if not task.cancelled():
             task.result()
 
@@ -649,7 +647,7 @@ class SessionTask:
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Count a call as under way within the block."""
+        """Count a call as active within the block."""
         self._calls += 1
         try:
             yield
@@ -658,11 +656,11 @@ class SessionTask:
             self._idle.set()
 
     async def until_idle(self) -> None:
-        """Wait until no call is under way."""
+        """Wait until no call is active."""
         while self._calls:
             self._idle = anyio.Event()
             await self._idle.wait()
 
     def is_of_this_loop(self) -> bool:
-        """Return whether the session is open in the event loop that runs here."""
+        """Return whether the session belongs to the running event loop."""
         return self._task.get_loop() is asyncio.get_running_loop()

@@ -1,7 +1,7 @@
 """Stored form of the outputs of LangGraph: JSON, from which messages and commands are restored.
 
 A message is stored as LangChain stores it (`message_to_dict`): its type, its text, and its
-structured content. What is read from a store never names a class: the table of parts is closed.
+structured content. A stored value never names a class: the table of parts is closed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _PARTS: Final[dict[str, tuple[Any, tuple[str, ...]]]] = {
     "overwrite": (Overwrite, ("value",)),
     "document": (Document, ("id", "metadata", "page_content")),
 }
-"""By tag, a class and the arguments that make an equal object of it."""
+"""By tag, a class and the arguments that recreate an equal object."""
 
 _TAGS: Final = {kind: tag for tag, (kind, _) in _PARTS.items()}
 
 
 class NotRestorable(ValueError):
-    """An output was recorded by its content, from which the object cannot be made again."""
+    """Only the content of an output was recorded, from which its object cannot be restored."""
 
 
 def encode(value: Any) -> Any:
@@ -61,11 +61,11 @@ def encode(value: Any) -> Any:
 
 
 def decode(stored: Any) -> Any:
-    """Return the output of which this is the stored form.
+    """Return the output for its stored form.
 
     Raises:
-        NotRestorable: a part of it was stored by its content alone.
-        Exception: of the framework; the store has something else.
+        NotRestorable: only the content of a part was stored.
+        Exception: raised by the framework; the store has something else.
     """
     if isinstance(stored, list | tuple):
         return type(stored)(map(decode, stored))
@@ -92,7 +92,7 @@ def executed_again(stored: Any) -> Any:
 
 
 def _comes_back(message: dict[str, Any], value: BaseMessage) -> bool:
-    """Return whether LangChain makes an equal message of this; not of a class of users."""
+    """Return whether LangChain restores an equal message; it cannot for classes of users."""
     try:
         [restored] = messages_from_dict([message])
     except ValueError:

@@ -4,9 +4,8 @@
 
 Tested with agent-framework-orchestrations 1.4. See docs/integrations/agent_framework.md.
 
-What is lost: the plan of a ledger is text, and the progress ledger does not say which of its steps
-are done. They are tasks that are done together, when the manager says that the request is
-satisfied.
+Limitation: the plan in a ledger is text, and the progress ledger does not say which steps are done.
+All tasks for steps succeed together, when the manager says that the request is satisfied.
 """
 
 from __future__ import annotations
@@ -46,9 +45,7 @@ except ImportError as error:
     ) from error
 
 STATE: Final = "replanning"
-"""Key in the checkpoints of the manager for the run that they continue, and in the metadata of a
-task that is a step.
-"""
+"""Key of the run in the manager's checkpoints, and of the mark in the metadata of step tasks."""
 
 _STEP: Final = re.compile(r"(\s*)(?:[-*•]|\d+[.)])\s+(.+)")
 
@@ -69,9 +66,9 @@ async def replanned(
     capabilities: Capabilities | None = None,
     approvals: bool = True,
 ) -> AsyncIterator[Any]:
-    """Manager whose plan is that of a session, and whose rounds are calls of participants.
+    """Attach a manager: its plan is that of a session, its rounds are calls of participants.
 
-    The steps of the plan are tasks; when the manager plans anew, they are replaced. A round without
+    The steps of the plan are tasks; when the manager replans, they are replaced. A round without
     progress is a failure of the participant: the engine may have another participant of the same
     capability speak next. The session succeeds when the request is satisfied. It is `paused` if an
     exception leaves the block, and a workflow that is restored from a checkpoint resumes it.
@@ -93,7 +90,7 @@ async def replanned(
     try:
         yield made
     except BaseException as error:
-        with suppress(Exception):  # the one of the block is the one to raise
+        with suppress(Exception):  # the exception of the block is the one to raise
             await made.leave(f"the block raised {type(error).__name__}")
         raise
     await made.leave()
@@ -121,9 +118,8 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
         self._approvals = approvals
         self._task: SessionTask | None = None
         self._round: asyncio.Task[None] | None = None
-        self._requests = asyncio.Queue[
-            tuple[str, str] | None
-        ]()  # a participant and its instruction; None at the end
+        # Participants with their instructions; None at the end.
+        self._requests = asyncio.Queue[tuple[str, str] | None]()
         self._replies = asyncio.Queue[str | NoProgress]()
         self._saved: dict[str, Any] = {}
         self._gives_up = False
@@ -148,7 +144,7 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
         await self._open(magentic_context)
         message = await self._manager.replan(magentic_context)
         await self._replace_steps(
-            message, magentic_context, self._reason or "the manager plans anew"
+            message, magentic_context, self._reason or "the manager replanned"
         )
         return message
 
@@ -216,7 +212,7 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
         self._manager.on_checkpoint_restore(state)
 
     async def _open(self, context: Any) -> Session | None:
-        """Return the session; there is none after the block or a restored checkpoint."""
+        """Return the session; None after the block, or if a restored checkpoint has no run."""
         if self._failure is not None:
             raise self._failure
         if self._ended or not self._saved:
@@ -257,7 +253,7 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
                 reply = await self._replies.get()
             except asyncio.CancelledError:
                 if self._gives_up:
-                    raise ControlFlow("the manager has given the round up") from None
+                    raise ControlFlow("the manager gave up the round") from None
                 raise
             if isinstance(reply, NoProgress):
                 raise reply
@@ -281,7 +277,7 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
         return request
 
     async def _end_round(self) -> None:
-        """Give up the current round, whose participant is not asked or not waited for."""
+        """Abandon the current round, whose participant was not asked or has not answered."""
         if self._round is not None:
             self._gives_up = True
             self._round.cancel()
@@ -300,7 +296,7 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
         ]
 
     def _steps(self, message: Any, session: Session | None = None) -> list[Task]:
-        """Return the steps of a plan: the outermost items of its list, or else its text."""
+        """Return the steps of a plan: the top-level items of its list, or else its text."""
         plan = getattr(getattr(self._manager, "task_ledger", None), "plan", message)
         items = [match.groups() for line in plan.text.splitlines() if (match := _STEP.match(line))]
         outermost = min((len(indent) for indent, _ in items), default=0)

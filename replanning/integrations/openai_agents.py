@@ -76,7 +76,7 @@ try:
         raise ImportError("a copy of a function tool does not handle failures by itself")
 except ImportError as error:
     raise missing_framework(
-        __name__, "the OpenAI Agents SDK, and was tested with its version 0.24", error
+        __name__, "the OpenAI Agents SDK (tested with openai-agents 0.24)", error
     ) from error
 
 AgentT = TypeVar("AgentT")
@@ -94,24 +94,23 @@ async def replanned(
     context: object = None,
     approvals: bool = True,
 ) -> AsyncIterator[AgentT]:
-    """Attach an agent: an engine retries or replaces the tools that fail, in a session for the block.
+    """Attach an agent: within the block, the engine retries or replaces tools that fail.
 
-    Every agent that is run in the block is attached, in its async task and in those that are created
-    there, but none within a tool. The session succeeds if the last run in the block had a final
+    Every agent that runs in the block's async task, or in tasks created there, is attached, except
+    within a tool. The block is one session. It succeeds if the last run in the block had a final
     output. It is `paused` if that run was interrupted, or an exception leaves the block.
 
     Args:
-        agent: the agent, which the block is given as it is.
+        agent: the agent; the block gets it unchanged.
         engine: the engine; by default one with its defaults.
         capabilities: by the name of a tool, its capability, or the fields that `replanning.tool`
             takes. Tools of the same capability can stand in for one another.
         agents: agents that are reached through `handoff(…)`, so that their tools are known from the
             start.
         objective: what the agent is for; by default its name.
-        thread: the id of a conversation; its last session is resumed unless it has ended. Calls
-            that a person approved and that were done in any of its sessions return their recorded
-            output.
-        context: the context of the run, for the filters of MCP servers.
+        thread: the id of a conversation; its last session is resumed unless it has ended. Approved
+            calls that any of its sessions has finished return their recorded output.
+        context: the context of the run, for the tool filters of MCP servers.
         approvals: whether a question to a person goes to the gate of the engine. Otherwise the
             agent sees the exception of its tool.
 
@@ -123,7 +122,7 @@ async def replanned(
     """
     engine = engine or ReplanningEngine()
     block = _Block(engine, keyed=thread is not None)
-    _ask_for_block()
+    _patch_framework()
     token = _BLOCK.set(block)
     try:
         await block.describe([agent, *agents], RunContextWrapper(context))
@@ -146,11 +145,11 @@ async def replanned(
 
 
 @cache
-def _ask_for_block() -> None:
-    """Have the framework look for a block when it runs an agent, and when it lists tools.
+def _patch_framework() -> None:
+    """Patch the framework to look for a block when it runs an agent, and when it lists tools.
 
-    Its classes are changed once, and stay so: the agents of the user are not changed, and clones
-    and agents that are handed over to are found as well.
+    Its classes are patched once, for good: the user's agents stay unchanged, and their clones and
+    handoff targets are attached as well.
     """
     list_tools = Agent.get_all_tools
     list_mcp_tools = Agent.get_mcp_tools
@@ -174,12 +173,12 @@ def _ask_for_block() -> None:
             return found
         listing = copy.copy(agent)
         listing.mcp_servers = [_Server(each) for each in agent.mcp_servers]
-        set_public_agent(listing, get_public_agent(agent))  # which the filters of the servers see
+        set_public_agent(listing, get_public_agent(agent))  # the servers' tool filters see it
         owned = block.tools_of(agent)
         try:
             owned.listed = await list_mcp_tools(listing, context)
         except Exception:
-            # After a server has ended, the model still has to read what stood in for its tool.
+            # After a server has ended, the model must still get the output of the stand-in.
             if not owned.listed or block.session is None:
                 raise
         return owned.listed
@@ -204,7 +203,7 @@ def _ask_for_block() -> None:
 
 @contextmanager
 def _outermost_run() -> Iterator[list[Any]]:
-    """Yield where to put the result of a run; it is kept if no other run is around this one."""
+    """Yield a list for the result of a run; the block keeps it unless another run encloses it."""
     results: list[Any] = []
     block = _open_block()
     if block is None or block is _RUNNING.get():
@@ -227,7 +226,7 @@ def _open_block() -> _Block | None:
 
 
 class _Halted(Exception):
-    """A guardrail of a tool halts the run of the agent; the cause is the exception to raise."""
+    """A tool guardrail halts the run of the agent; the cause is the exception to raise."""
 
 
 _PASSES: Final = (_Halted, ModelBehaviorError)
@@ -236,18 +235,16 @@ _PASSES: Final = (_Halted, ModelBehaviorError)
 _CONTENTS: Final = (ToolOutputText, ToolOutputImage, ToolOutputFileContent)
 
 _OUTPUT: Final = "$openai"
-"""Key of a recorded output that is no JSON; its value says what it was."""
+"""Key that marks a recorded output that is not JSON; its value is the kind of output."""
 
 _BLOCK: Final[ContextVar[_Block | None]] = ContextVar("replanning_openai_agents", default=None)
-"""The block in whose context an agent runs; None within a tool, whose agents are its own affair."""
+"""The block that attaches agents in this context; None within a tool."""
 
 _RUNNING: Final[ContextVar[_Block | None]] = ContextVar("replanning_running", default=None)
-"""The block of the agent that runs, whose runs within, such as of its guardrails, are told apart."""
+"""The block of the outermost run; results of runs within it, as of guardrails, are not kept."""
 
 _REPORTED: Final[ContextVar[list[Any] | None]] = ContextVar("replanning_reported", default=None)
-"""Where the tool that is being executed notes results of MCP servers that say that they are
-errors.
-"""
+"""Error results of MCP servers for the tool that is being executed."""
 
 
 class _Server:
@@ -260,10 +257,10 @@ class _Server:
         return getattr(self._server, name)
 
     async def call_tool(self, *args: Any, **options: Any) -> Any:
-        """Call a tool of the server, and note a result that says that it is an error."""
+        """Call a tool of the server, and note an error result."""
         result = await self._server.call_tool(*args, **options)
         noted = _REPORTED.get()
-        # Version 1 of the SDK has the other name, which a client for version 2 warns of.
+        # Version 1 of the SDK uses `isError`; version 2 warns about that name.
         named = "is_error" if hasattr(result, "is_error") else "isError"
         if noted is not None and getattr(result, named, None) is True:
             noted.append(result)
@@ -275,7 +272,7 @@ class _AgentTools:
     """The attached tools of an agent.
 
     Attributes:
-        agent: the agent, which is kept so that its id names it alone.
+        agent: the agent; keeping it alive keeps its id unique.
         own: the tools by name.
         listed: the last list of tools of its MCP servers.
     """
@@ -298,7 +295,7 @@ class _Block:
         self._agents: dict[int, _AgentTools] = {}
 
     async def describe(self, agents: Sequence[Any], context: Any) -> None:
-        """Describe the tools of agents, and of those that they hand over to."""
+        """Describe the tools of agents and of their handoff targets."""
         family = list(agents)
         for agent in family:  # grows while it is iterated
             owned = self.tools_of(agent)
@@ -314,9 +311,9 @@ class _Block:
         return self._agents.setdefault(id(agent), _AgentTools(agent))
 
     def attach(self, original: Any, owned: _AgentTools) -> Any:
-        """Return the copy of a tool whose calls are calls of the session.
+        """Return a copy of a tool whose calls go through the session.
 
-        Hosted tools, and those whose approval a function decides, stay as they are.
+        Hosted tools, and those whose approval a function decides, are returned unchanged.
         """
         if not isinstance(original, FunctionTool) or callable(original.needs_approval):
             return original
@@ -328,7 +325,7 @@ class _Block:
         owned.own[name] = tool
         self.tools.setdefault(name, tool)
         if original.is_enabled is not False and name not in self.described:
-            # One that needs approval stands in for another one only if a person agrees.
+            # A tool that needs approval stands in for another only if a person agrees.
             dangerous = bool(original.needs_approval)
             self.described[name] = tool_fields(
                 original.description,
@@ -350,7 +347,7 @@ class _Block:
 
 
 class _Tool:
-    """Invocation of the copy of a tool: a call of the session, which executes the original.
+    """Invoker of the copy of a tool: makes a call of the session, which executes the original.
 
     Args:
         block: the block.
@@ -361,7 +358,7 @@ class _Tool:
         attached: the copy.
     """
 
-    # The framework looks at the signature, and at the annotations, before each call.
+    # The framework inspects the signature and the annotations before each call.
     __signature__ = inspect.signature(lambda context, text: None)
 
     def __init__(self, block: _Block, original: Any, own: Mapping[str, _Tool]) -> None:
@@ -370,16 +367,17 @@ class _Tool:
         self._own = own
         self.attached = copy.copy(original)
         self.attached.on_invoke_tool = self
-        self.attached.timeout_seconds = None  # which is that of each attempt
+        self.attached.timeout_seconds = None  # `_bare` has it, so it limits each attempt
         self._bare = set_function_tool_failure_error_function(copy.copy(original), None)
         self._bare.timeout_behavior = "raise_exception"
         # The wrapper that reports failures to the model is bound to each copy of a tool; a function
         # of the user is not.
         invoker = original.on_invoke_tool
-        self._tells = self._bare.on_invoke_tool is not invoker and not inspect.ismethod(invoker)
+        is_wrapped = self._bare.on_invoke_tool is not invoker
+        self._reports_failures = is_wrapped and not inspect.ismethod(invoker)
         origin = get_function_tool_origin(original)
         is_agent = origin is not None and origin.type is ToolOriginType.AGENT_AS_TOOL
-        # Only an approved call is made again under the same id, when a saved state is run again.
+        # Only an approved call is repeated with the same id, when a saved state is resumed.
         self._keyed = block.keyed and original.needs_approval and not is_agent
 
     async def __call__(self, context: Any, text: str) -> Any:
@@ -390,7 +388,7 @@ class _Tool:
         arguments = None
         with suppress(ValueError):
             arguments = json.loads(text or "{}")
-        # The tool itself tells the model about other arguments.
+        # The tool itself reports malformed arguments to the model.
         if session is None or not isinstance(arguments, dict):
             return await invoke_function_tool(
                 function_tool=self.original, context=context, arguments=text
@@ -438,7 +436,7 @@ class _Tool:
         token = _REPORTED.set(noted)
         block = _BLOCK.set(None)
         try:
-            if self._tells and self._bare.timeout_seconds is None:
+            if self._reports_failures and self._bare.timeout_seconds is None:
                 output = await self._bare.on_invoke_tool(context, text)
             else:
                 output = await invoke_function_tool(
@@ -450,7 +448,7 @@ class _Tool:
             _BLOCK.reset(block)
             _REPORTED.reset(token)
         if noted:
-            message = joined_texts(noted[-1].content) or "the tool says that it failed"
+            message = joined_texts(noted[-1].content) or "the tool gave no reason"
             raise ReportedFailure(message, output)
         return output
 
@@ -458,8 +456,8 @@ class _Tool:
         """Execute the tool in place of another one, with the guardrails of a call.
 
         Args:
-            context: of the call that the model made.
-            arguments: of the tool.
+            context: the context of the model's call.
+            arguments: the arguments of this tool.
             again: whether the model called this tool; the framework then guards its output.
         """
         tool = self.original
@@ -490,7 +488,7 @@ class _Tool:
         return output
 
     async def _give_up(self, context: Any, error: Any) -> Any:
-        """Handle an exception as the framework handles one of this tool."""
+        """Handle an exception as the framework would handle one of this tool."""
         tool = self.original
         text = None
         if isinstance(error, ToolTimeoutError):
@@ -502,7 +500,7 @@ class _Tool:
                 )
             text = tool.timeout_error_function(context, error)
             return await text if inspect.isawaitable(text) else text
-        if self._tells:
+        if self._reports_failures:
             text = await maybe_invoke_function_tool_failure_error_function(
                 function_tool=tool, context=context, error=error
             )
@@ -525,10 +523,7 @@ class _Tool:
 
 
 def _recorded(output: Any) -> Any:
-    """Return what the journal records of an output.
-
-    Unless it is JSON, that is the text for the model, with its content.
-    """
+    """Return the recorded form of an output: JSON, or the text for the model and the content."""
     try:
         values.encode(output, None)
     except values.NotStorable:
@@ -541,12 +536,12 @@ def _recorded(output: Any) -> Any:
 
 
 def _value(output: Any) -> Any:
-    """Return what a tool has said, without the content around a text."""
+    """Return the output of a tool, without the object around a text."""
     return output.text if isinstance(output, ToolOutputText) else output
 
 
 def _restored(recorded: Any) -> Any:
-    """Return the output from its record; of an object of another class, the text for the model."""
+    """Restore an output from its recorded form; some objects become the text for the model."""
     if not isinstance(recorded, dict) or _OUTPUT not in recorded:
         return recorded
     value = recorded["value"]

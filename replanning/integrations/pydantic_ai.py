@@ -70,7 +70,7 @@ try:
     ]
     _MANAGER: Final = RunContext.__dataclass_fields__["tool_manager"]
 except (ImportError, AttributeError, KeyError) as error:
-    raise missing_framework(__name__, "pydantic-ai, and was tested with 2.68", error) from error
+    raise missing_framework(__name__, "pydantic-ai (tested with 2.68)", error) from error
 
 _PASSES: Final = (
     CallDeferred,
@@ -82,10 +82,10 @@ _PASSES: Final = (
 )
 
 _MCP: Final = "pydantic_ai.mcp"
-"""Module of the framework with its clients of MCP, which are installed separately."""
+"""The framework's module of MCP clients, which are installed separately."""
 
 _RESULT: Final = "$pydantic-ai"
-"""Key of a recorded result that is no JSON; its value says what it was."""
+"""Key that marks a recorded result that is not JSON; its value is the kind of result."""
 
 _TOOL_RETURN: Final[TypeAdapter[Any]] = TypeAdapter(ToolReturn)
 
@@ -95,9 +95,9 @@ _MAX_OBJECTIVE_CHARS: Final = 500
 class Replanned(AbstractCapability[Any]):  # type: ignore[misc]
     """Capability of an agent: the engine retries, replaces or skips a tool that fails, or asks.
 
-    Each run of the agent is a session of the engine with the same id. A run that continues one that
-    stopped, at a request for an approval or at an error, resumes its session: calls that were done
-    are not executed again.
+    Each run of the agent is a session of the engine with the same id. A run that continues one
+    stopped by a request for approval, or by an error, resumes its session: finished calls are not
+    executed again.
 
     Args:
         capabilities: by the name of a tool, its capability, or the fields that `replanning.tool`
@@ -123,7 +123,7 @@ class Replanned(AbstractCapability[Any]):  # type: ignore[misc]
         self._run: _AgentRun | None = None
 
     def get_ordering(self) -> Any:
-        """Stand next to the tools, within all other capabilities."""
+        """Place this capability next to the tools, inside all others."""
         return CapabilityOrdering(position="innermost")
 
     async def for_run(self, ctx: Any) -> Replanned:
@@ -159,9 +159,8 @@ class _AgentRun:
         self._capabilities = owner.capabilities
         self._approvals = owner.approvals
         self._task: SessionTask | None = None
-        self._asked = (
-            False  # a question was put as a request for an approval, perhaps by an earlier run
-        )
+        # Whether a question became a request for approval, perhaps in an earlier run.
+        self._asked = False
         self._resumed = False
         self._numbers = count(1)
         self._dispatched: set[str] = set()
@@ -171,8 +170,8 @@ class _AgentRun:
         """Whether the session was opened."""
         return self._task is not None
 
-    def open(self, ctx: Any, tools: Mapping[str, Any], hidden: set[str]) -> None:
-        """Open the session with the tools of the first step, of which some may be hidden."""
+    def open(self, ctx: Any, tools: Mapping[str, Any], registered: set[str]) -> None:
+        """Open the session with the tools of the first step, which may hide registered ones."""
         fields: dict[str, dict[str, object]] = {}
         for name, tool in tools.items():
             definition = tool.tool_def
@@ -188,7 +187,7 @@ class _AgentRun:
                 stated=metadata.get(METADATA),
                 **hinted_fields(metadata.get("annotations")),
             )
-        absent = hidden - set(tools)
+        absent = registered - set(tools)
         described = describe_tools(fields, self._capabilities, noun="function tool", absent=absent)
         run_id = _first_run(ctx)
         self._resumed = run_id != ctx.run_id
@@ -234,19 +233,19 @@ class _AgentRun:
         if ctx.tool_call_id in self._dispatched:
             return await toolset.wrapped.call_tool(name, arguments, ctx, tool)
         assert self._task is not None, "tools are listed before they are called"
-        brought = {}
+        approval = {}
         if isinstance(ctx.tool_call_metadata, Mapping):
-            brought = ctx.tool_call_metadata.get(METADATA, {})
+            approval = ctx.tool_call_metadata.get(METADATA, {})
         session = await self._task.session()
         executed = False
 
         async def execute(other: str, values: Arguments) -> object:
             nonlocal executed
-            # An approval applies to the first execution: of this tool, or of its substitute when
+            # An approval applies to the first execution: of this tool, or of the stand-in at which
             # the agent stopped.
             approved = ctx.tool_call_approved and not executed
             executed = True
-            # A function that hangs in a thread is left behind there when its time is over.
+            # At its deadline, a function that hangs in a thread is abandoned there.
             with abandon_threads_on_cancel() if has_deadline(session) else nullcontext():
                 try:
                     if other != name or values is not arguments:
@@ -269,7 +268,7 @@ class _AgentRun:
                 passes=_PASSES if ctx.last_attempt else (*_PASSES, ModelRetry),
                 asks=self._asks(ctx),
                 approved=ctx.tool_call_approved,
-                approved_questions=named_questions(brought.get("questions")),
+                approved_questions=named_questions(approval.get("questions")),
                 resumed=self._resumed,
                 encode=_recorded,
                 decode=_restored,
@@ -285,9 +284,9 @@ class _AgentRun:
             if not (ctx.tool_call_approved and session.run.ended):
                 raise
             raise CallFailed(
-                f"the run of this approval has ended ({session.run.result.status}): a call is approved"
-                " and done once, and its output is returned for the same arguments alone; let the"
-                f" model make the call of {name!r} again"
+                f"the run of this approval has ended ({session.run.result.status}): an approval"
+                " executes its call once, and the output is returned only for the same arguments;"
+                f" let the model call {name!r} again"
             ) from error
 
     async def _dispatch(
@@ -299,10 +298,10 @@ class _AgentRun:
         call_id = f"{ctx.tool_call_id}-{next(self._numbers)}"
         self._dispatched.add(call_id)
         try:
+            # Before a tool that needs approval stands in, the engine has asked a person.
             result = await manager.handle_call(
                 ToolCallPart(name, dict(arguments), tool_call_id=call_id),
-                approved=approved
-                or definition.kind == "unapproved",  # the engine has asked a person
+                approved=approved or definition.kind == "unapproved",
                 wrap_validation_errors=False,
             )
         finally:
@@ -320,7 +319,7 @@ class _AgentRun:
 
 @dataclass
 class _ReplannedToolset(WrapperToolset[Any]):  # type: ignore[misc]
-    """Tools of an agent, whose calls are calls of a session."""
+    """Tools of an agent whose calls go through a session."""
 
     run: _AgentRun = field(kw_only=True)
 
@@ -328,13 +327,13 @@ class _ReplannedToolset(WrapperToolset[Any]):  # type: ignore[misc]
         """Return the tools of a step."""
         tools = await super().get_tools(ctx)
         if not self.run.is_open:
-            prepared = set[str]()
+            registered = set[str]()
             self.apply(
                 lambda each: (
-                    prepared.update(each.tools) if isinstance(each, FunctionToolset) else None
+                    registered.update(each.tools) if isinstance(each, FunctionToolset) else None
                 )
             )
-            self.run.open(ctx, tools, prepared)
+            self.run.open(ctx, tools, registered)
         return tools
 
     async def call_tool(self, name: str, tool_args: Any, ctx: Any, tool: Any) -> Any:
@@ -343,7 +342,7 @@ class _ReplannedToolset(WrapperToolset[Any]):  # type: ignore[misc]
 
 
 def _awaited(requests: DeferredToolRequests) -> str:
-    """Return what an agent waits for, with the names of the tools."""
+    """Return why an agent waits, with the names of the tools."""
     waits: list[str] = []
     if requests.approvals:
         waits.append(f"the approval of {_tool_names(requests.approvals)}")
@@ -359,7 +358,7 @@ def _tool_names(calls: Sequence[ToolCallPart]) -> str:
 
 
 def _recorded(result: Any) -> Any:
-    """Return what the journal records of a result: JSON, or its form in a message history."""
+    """Return the recorded form of a result: JSON, or its form in a message history."""
     try:
         values.encode(result, None)
     except values.NotStorable:
@@ -367,21 +366,20 @@ def _recorded(result: Any) -> Any:
         adapter = _TOOL_RETURN if is_return else tool_return_content_ta
         try:
             content = adapter.dump_python(result, mode="json")
-        except (
-            ValueError
-        ):  # of pydantic, whose error is one: a message history cannot have it either
+        except ValueError:
+            # pydantic cannot serialise it, so a message history cannot hold it either.
             return result
         return {_RESULT: "return" if is_return else "content", "value": content}
     return result
 
 
 def _value(result: Any) -> Any:
-    """Return what a tool has said, without what it adds for the program."""
+    """Return the output of a tool, without what it adds for the program."""
     return result.return_value if isinstance(result, ToolReturn) else result
 
 
 def _restored(recorded: Any) -> Any:
-    """Return the result behind what was recorded, as it is in a message history that was stored."""
+    """Restore a result from its recorded form, as from a stored message history."""
     if not isinstance(recorded, dict) or _RESULT not in recorded:
         return recorded
     adapter = _TOOL_RETURN if recorded[_RESULT] == "return" else tool_return_content_ta
@@ -389,9 +387,9 @@ def _restored(recorded: Any) -> Any:
 
 
 def _failure_behind(retry: Any) -> Exception | None:
-    """Return the failure after which the framework asks the model again.
+    """Return the failure that the framework turned into a request to the model to try again.
 
-    None if the tool itself asks for that.
+    None if the tool itself made the request.
     """
     raised_in = ""
     for frame, _ in walk_tb(retry.__traceback__):
@@ -404,9 +402,9 @@ def _failure_behind(retry: Any) -> Exception | None:
 
 
 def _first_run(ctx: Any) -> str:
-    """Return the id of the run, or of the first run that it continues.
+    """Return the id of this run, or of the first run in the chain that it continues.
 
-    Each of these stopped with calls without a result.
+    Each run in the chain stopped with unanswered calls.
     """
     run_id = str(ctx.run_id)
     messages = [each for each in ctx.messages if each.run_id != ctx.run_id]
@@ -424,7 +422,7 @@ def _first_run(ctx: Any) -> str:
 
 
 def _call_key(ctx: Any, name: str, arguments: object) -> str:
-    """Return a key of a call that all runs with its message share; ids alone may recur."""
+    """Return the key of a call, shared by all runs that have its message; ids alone may recur."""
     at = ""
     for message in reversed(ctx.messages):
         if isinstance(message, ModelResponse):

@@ -1,26 +1,26 @@
-"""Results of tools as integrations record them: what the tool has said in each."""
+"""Outputs of tools within the results that integrations record."""
 
 from __future__ import annotations
 
 _TAGS = ("$langgraph", "$pydantic-ai", "$openai")
-"""Keys of what integrations record of values that are no JSON."""
+"""Keys that mark what integrations record for values that are not JSON."""
 
 
 def recorded_value(recorded: object) -> object:
-    """Return the output that `expect` of a tool is about, of what the journal has recorded of it.
+    """Return the output that `expect` of a tool checks, from its recorded form.
 
     The integrations for LangGraph, pydantic-ai, the OpenAI Agents SDK and MCP record the message
     or the object around an output. Any other output is returned as it is.
 
     Raises:
-        ValueError: a part of it is no JSON, such as the messages in the state of a graph.
+        ValueError: a part of it is not JSON, such as the messages in the state of a graph.
     """
     said = _said(recorded)
     parts = [said]
     for part in parts:  # grows while it is iterated
         if isinstance(part, dict):
             if any(tag in part for tag in _TAGS):
-                raise ValueError("a part of the output is recorded as something else than JSON")
+                raise ValueError("a part of the output was not recorded as JSON")
             parts += part.values()
         elif isinstance(part, list | tuple):
             parts += part

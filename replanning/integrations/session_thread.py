@@ -26,18 +26,18 @@ __all__ = ["ExecuteInThread", "SessionThread"]
 ResultT = TypeVar("ResultT")
 
 ExecuteInThread = Callable[[str, Arguments], object]
-"""Executes a tool, given its name and its arguments, in the thread of the call."""
+"""Executes a tool, given its name and its arguments, in the calling thread."""
 
 _Work = Callable[[], Coroutine[Any, Any, None]]
-"""Executes a tool where the call was made, and wakes the call."""
+"""Executes a tool in the caller's thread or task, and wakes the call."""
 
 
 class SessionThread:
-    """Session on an event loop in its own thread, whose tools run in the threads that call them.
+    """Session on an event loop in its own thread; its tools run in the threads that call them.
 
     Attributes:
         session: the session.
-        calls: the calls that are under way; only the thread of the session changes it.
+        calls: the active calls; only the thread of the session changes it.
     """
 
     session: Session
@@ -47,7 +47,7 @@ class SessionThread:
         self._portal = portal
         self._thread = portal.call(get_ident)
         self._loop = portal.call(asyncio.get_running_loop)
-        self._lock = Lock()  # held while the loop is given something, so that it ends after that
+        self._lock = Lock()  # held while work is sent to the loop, which must not end before it
         self._is_closed = False
 
     @classmethod
@@ -67,7 +67,7 @@ class SessionThread:
     @classmethod
     @contextmanager
     def begin(cls) -> Iterator[SessionThread]:
-        """Start the thread without a session, which a function that it calls opens and sets."""
+        """Start the thread without a session; a function called in it opens and sets one."""
         with start_blocking_portal(name="replanning") as portal:
             thread = cls(portal)
             try:
@@ -76,7 +76,7 @@ class SessionThread:
                 with thread._lock:
                     thread._is_closed = True
                 portal.call(thread._cancel_calls)
-            # After an exception the portal does so by itself.
+            # After an exception the portal stops by itself.
             portal.call(portal.stop, True)
 
     async def _cancel_calls(self) -> None:
@@ -90,16 +90,16 @@ class SessionThread:
     ) -> ResultT:
         """Await an async function in the session's thread; execute its tools in this thread.
 
-        A tool with a timeout is executed in a third thread, in which it can be left behind.
-        KeyboardInterrupt, and any other exception of this thread that ends the program, cancels the
+        A tool with a timeout is executed in a third thread, where it can be abandoned. A
+        KeyboardInterrupt in this thread, like any exception that ends the program, cancels the
         function.
 
         Args:
-            function: is given what `Session.invoke` takes as `execute`.
+            function: receives the `execute` that `Session.invoke` takes.
             execute: executes a tool; None if the function does not need it.
 
         Raises:
-            Exception: of the function.
+            Exception: raised by the function.
             NotRunning: the block was left.
             RuntimeError: this is the thread of the session, which cannot wait for itself.
         """
@@ -109,8 +109,7 @@ class SessionThread:
             while (work := call.inbox.get()) is not None:
                 _run_without_loop(work())
         except BaseException:
-            # Waits until the call has ended, which its cancellation brings about at once, so that
-            # it can be made again.
+            # Wait until the cancelled call has ended, so that it can be repeated.
             with suppress(NotRunning, RuntimeError, CancelledError):
                 self.start(call.cancel).result()
             raise
@@ -120,11 +119,11 @@ class SessionThread:
     async def acall(
         self, function: Callable[[Execute], Coroutine[Any, Any, ResultT]], execute: Execute
     ) -> ResultT:
-        """Do what `call` does for an async task of another event loop, in which tools are executed.
+        """Like `call`, from an async task of another event loop; its tools run in that task.
 
         Args:
             function: as `call` takes it.
-            execute: executes a tool in the async task of the caller.
+            execute: executes a tool in the caller's async task.
 
         Raises:
             Exception: as `call`.
@@ -154,7 +153,7 @@ class SessionThread:
             return self._portal.start_task_soon(function)
 
     def post(self, function: Callable[..., object], *args: object) -> None:
-        """Call a function that does not wait in the thread of the session, and continue at once.
+        """Schedule a synchronous function in the thread of the session, without waiting for it.
 
         Raises:
             NotRunning: the block was left.
@@ -167,7 +166,7 @@ class SessionThread:
     def _require_open(self) -> None:
         if get_ident() == self._thread:
             raise RuntimeError(
-                "this is called from the thread of the session, which cannot wait for itself"
+                "called from the thread of the session, which cannot wait for itself"
             )
         if self._is_closed:
             raise NotRunning("the session has ended")
@@ -180,13 +179,13 @@ def _run_without_loop(work: Coroutine[Any, Any, None]) -> None:
 
 
 class _Call:
-    """Call from another thread: the event loop awaits its function, and hands its tools back.
+    """Call from another thread: the session's loop awaits the function, the caller runs the tools.
 
     Args:
-        thread: of the session.
-        function: is given `hand_over`.
-        execute: executes a tool where the call was made.
-        put: gives work to where the call was made; None at the end.
+        thread: the thread of the session.
+        function: receives `_hand_over` to execute tools.
+        execute: executes a tool in the caller.
+        put: sends work to the caller; None at the end.
     """
 
     def __init__(
@@ -214,32 +213,32 @@ class _Call:
     async def _run(self) -> None:
         try:
             self._output = await self._function(self._hand_over)
-        except BaseException as error:  # noqa: BLE001 # it is raised where the call was made
+        except BaseException as error:  # noqa: BLE001 # it is raised in the caller
             self._error = error
         self._thread.calls.discard(self)
         self._put(None)
 
     async def cancel(self) -> None:
-        """Cancel the function and wait for its end; one that was not begun never will be."""
+        """Cancel the function and wait for its end, unless it was never started."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
 
     def result(self) -> Any:
-        """Return the result of the function, which has ended.
+        """Return the result of the finished function.
 
         Raises:
-            Exception: of the function.
+            Exception: raised by the function.
             NotRunning: the block was left.
         """
         if isinstance(self._error, asyncio.CancelledError):
-            raise NotRunning("the session ended before the call was done")
+            raise NotRunning("the session ended before the call did")
         if self._error is not None:
             raise self._error
         return self._output
 
     async def _hand_over(self, name: str, arguments: Arguments) -> object:
-        """Have a tool executed where the call was made."""
+        """Have the caller execute a tool, and wait for its output."""
         attempt = current_attempt()
         spans = otel.get_current()
         executed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -253,7 +252,7 @@ class _Call:
         async def work() -> None:
             nonlocal output, failure
             if executed.done():
-                return  # it was cancelled before the caller had time for it
+                return  # it was cancelled before the caller got to it
             token = otel.attach(spans)
             try:
                 with as_current_attempt(attempt):
@@ -273,10 +272,10 @@ class _Call:
 
 
 class _ThreadCall(_Call):
-    """Call from another thread, which executes its tools, or has a third one do so by a deadline.
+    """Call from a thread that executes the tools; one with a deadline runs in a third thread.
 
     Attributes:
-        inbox: what the thread of the call has to execute; None at the end.
+        inbox: work for the calling thread; None at the end.
     """
 
     def __init__(
@@ -321,11 +320,11 @@ class _ThreadCall(_Call):
 
 
 class _AsyncCall(_Call):
-    """Call of an async task of another event loop, in which its tools are executed.
+    """Call from an async task of another event loop, which executes the tools.
 
     Attributes:
-        inbox: what the task of the call has to execute; None at the end.
-        scope: of the tool that is executed, which is cancelled when its time is up.
+        inbox: work for the calling task; None at the end.
+        scope: the cancel scope of the running tool, cancelled at its deadline.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """swarms: `workflow = replanned(SequentialWorkflow(agents=[…]), capabilities={"writer": "x"})`.
 
-Tested with swarms 16.0.3. See docs/integrations/swarms.md for what happens with an agent that
-fails, and for what is lost.
+Tested with swarms 16.0.3. See docs/integrations/swarms.md for failing agents and limitations.
 """
 
 from __future__ import annotations
@@ -37,14 +36,12 @@ try:
     from swarms.structs.sequential_workflow import SequentialWorkflow
     from swarms.utils.history_output_formatter import history_output_formatter
 except ImportError as error:
-    raise missing_framework(
-        __name__, "swarms, and was tested with its version 16.0.3", error
-    ) from error
+    raise missing_framework(__name__, "swarms (tested with 16.0.3)", error) from error
 
 WorkflowT = TypeVar("WorkflowT")
 
 _Ask = Callable[[Sequence[Any], Mapping[str, Any]], Any]
-"""Asks the agent of a step, given the arguments of `run`."""
+"""Runs the agent of a step, given the arguments of `run`."""
 
 _SKIPPED: Final = "(skipped)"
 """Output of a skipped agent, recognised by its identity; it never reaches the conversation."""
@@ -59,20 +56,20 @@ def replanned(
     thread: str | None = None,
     approvals: bool = True,
 ) -> WorkflowT:
-    """Return a workflow whose agents are replaced or skipped if they fail, or put to a person.
+    """Return a copy of a workflow that replaces or skips agents that fail, or asks a person.
 
-    Each run is a run of a plan with one task for each agent, also for those that have not begun.
+    Each run executes a plan with one task for each agent, including those that have not begun.
 
     Args:
-        workflow: a `SequentialWorkflow`, `ConcurrentWorkflow` or `GraphWorkflow`; it stays as it
-            is.
+        workflow: a `SequentialWorkflow`, `ConcurrentWorkflow` or `GraphWorkflow`; it is not
+            changed.
         engine: the engine; by default one with its defaults.
         capabilities: by the name of an agent, or of the node of a graph, its capability, or the
             fields that `replanning.tool` takes. Agents of the same capability can stand in for one
             another.
         agents: further agents that can stand in.
-        thread: an id of the work; its last run is resumed unless it has ended, and agents that had
-            finished are not asked again.
+        thread: an id for the work; its last run is resumed unless it has ended, and agents that
+            have finished are not run again.
         approvals: whether a question to a person goes to the gate of the engine or, with a
             `thread`, is raised as `NeedsHuman`. Otherwise the workflow sees the exception of the
             agent.
@@ -116,18 +113,18 @@ def _attached(workflow: Any, behaviour: type, attachment: _Attachment) -> Any:
     for name, agent in attachment.stand_ins.items():
         if own.get(name, agent) is not agent:
             raise ValueError(f"agents: the workflow has another agent called {name!r}")
-    attachment.plan("", [], own)  # says at once what is wrong with the capabilities
+    attachment.plan("", [], own)  # reports wrong capabilities at once
     return made
 
 
 @dataclass(frozen=True)
 class _Attachment:
-    """How the runs of a workflow are replanned.
+    """Settings of an attached workflow, which open its runs.
 
     Attributes:
         engine: the engine.
-        capabilities: the capabilities of agents by their names.
-        stand_ins: agents outside of the workflow by their names.
+        capabilities: the capabilities of agents by name.
+        stand_ins: agents outside the workflow by name.
         thread: the id of the work, if runs are resumed.
         approvals: whether a person is asked.
     """
@@ -175,7 +172,7 @@ class _Attachment:
 
 
 class _Run:
-    """One run of a workflow, whose agents are asked in the threads of the workflow."""
+    """One run of a workflow, whose agents run in the threads of the workflow."""
 
     def __init__(self, thread: SessionThread, steps: AgentSteps, agents: Mapping[str, Any]) -> None:
         self._thread = thread
@@ -196,13 +193,13 @@ class _Run:
     def member(
         self, step: str, agent: Any, known: Collection[str], *, transcript: bool = False
     ) -> _Member:
-        """Return what asks the agent of a step, or what replaces it.
+        """Return a proxy that runs the agent of a step, or what replaces it.
 
         Args:
             step: the id of the step.
             agent: its agent.
             known: as `AgentSteps.perform` takes it.
-            transcript: whether the output is what `run` returns, instead of the answer in it.
+            transcript: whether the output is all that `run` returns, instead of the answer in it.
         """
 
         def ask(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -224,7 +221,7 @@ class _Run:
 def _with_arguments(
     args: Sequence[Any], kwargs: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Return the arguments of an agent: those of the framework, and what the plan states."""
+    """Return the arguments of an agent: those of the framework, updated from the plan."""
     options = dict(kwargs)
     if task := arguments.get(TASK):
         if args:
@@ -238,10 +235,9 @@ def _with_arguments(
 
 
 class _Member:
-    """Agent in the place of another, whose `run` performs a step; all else is that of the other.
+    """Proxy of an agent, whose `run` performs a step.
 
-    Its answer is what `run` returns. It has no memory, from which the framework would take another
-    answer.
+    It has no memory, so that the framework takes the answer from what `run` returns.
     """
 
     short_memory: Final = None
@@ -254,19 +250,19 @@ class _Member:
         return getattr(self._agent, name)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Ask the agent, or what replaces it."""
+        """Run the agent, or what replaces it."""
         return self._ask(args, kwargs)
 
 
 class _Sequence:
-    """Has a sequence follow the plan, step by step in the thread of the caller."""
+    """Sequential workflow that follows its plan, step by step in the caller's thread."""
 
     _replanning: _Attachment
 
     def _agents_by_name(self: Any) -> dict[str, Any]:
         agents: dict[str, Any] = {}
         for agent in self.agents:
-            agents.setdefault(agent.agent_name, agent)  # the framework asks the first one, too
+            agents.setdefault(agent.agent_name, agent)  # the framework runs the first one, too
         return agents
 
     def _run(self: Any, task: Any = None, img: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -288,7 +284,8 @@ class _Sequence:
                 place: int | None = None
                 flow_of_step: list[list[str]] = []
                 if step_id in places:
-                    # A step of the framework keeps its name, whoever is asked: others look it up.
+                    # A step of the framework keeps its name, even with a stand-in: others look it
+                    # up.
                     name, place = places[step_id]
                     flow_of_step = self.steps
                 agent = agents.get(name) or self._replanning.stand_ins[name]
@@ -311,9 +308,9 @@ class _Conversation(Conversation):  # type: ignore[misc] # its types may not be 
 
 
 class _Stopped(BaseException):
-    """The run cannot go on.
+    """Ends a run that cannot continue.
 
-    This is no Exception, because the framework would take it for the failure of an agent.
+    Not an Exception, because the framework would take it for the failure of an agent.
 
     Attributes:
         error: the reason.
@@ -325,19 +322,19 @@ class _Stopped(BaseException):
 
 
 class _Parallel:
-    """Has agents perform the steps of the plan in the threads in which the framework asks them."""
+    """Workflow whose agents perform the steps of its plan in the framework's own threads."""
 
     _replanning: _Attachment
 
     def _members(
         self, run: _Run, steps: Mapping[str, Any], *, skipped: Any, transcript: bool = False
     ) -> dict[str, _Member]:
-        """Return by the id of each step what the framework asks.
+        """Return the agents that the framework runs, by the ids of their steps.
 
         Args:
             run: the run.
             steps: by the id of a step, its agent.
-            skipped: the output of an agent that was skipped.
+            skipped: the output for a skipped agent.
             transcript: as `_Run.member` takes it.
         """
 
@@ -359,7 +356,7 @@ class _Parallel:
 
 
 class _Concurrent(_Parallel):
-    """Asks agents concurrently."""
+    """Concurrent workflow that follows its plan."""
 
     def _agents_by_name(self: Any) -> dict[str, Any]:
         return dict(
@@ -387,7 +384,7 @@ class _Concurrent(_Parallel):
 
 
 class _Graph(_Parallel):
-    """Asks the agents of nodes layer by layer."""
+    """Graph workflow that follows its plan, layer by layer."""
 
     def _agents_by_name(self: Any) -> dict[str, Any]:
         return {node_id: node.agent for node_id, node in self.nodes.items()}
@@ -400,10 +397,11 @@ class _Graph(_Parallel):
             self.compile()
         inner = copy(self)
         if self._replanning.thread is not None:
-            inner.checkpoint_dir = None  # the journal has what was done, and the plan stays whole
+            # The journal has the finished steps. Checkpoints would leave them out of the plan.
+            inner.checkpoint_dir = None
         steps, ids_by_node = inner._steps()
         agents = {step.id: self.nodes[step.agent].agent for step in steps}
-        # The framework goes on after an agent that failed: the error is its output.
+        # The framework continues after an agent that failed: the error is its output.
         with self._replanning.run(self.task, steps, self._agents_by_name(), always=True) as run:
             members = self._members(run, agents, skipped=None, transcript=True)
             layers = []
@@ -451,6 +449,6 @@ class _Graph(_Parallel):
 
 
 def _in_turn(agent: Any, loops: Sequence[_Member]) -> _Member:
-    """Return what asks another member each time, one for each loop of a workflow."""
+    """Return a proxy that runs the next member on each call: one for each loop of a workflow."""
     following = iter(loops)
     return _Member(agent, lambda args, kwargs: next(following).run(*args, **kwargs))

@@ -653,7 +653,7 @@ async def test_approved_call_is_executed_once(clock, tmp_path):
             result = await agent(store).run(**approved("half"))
             assert result.output == "done: ['paid half']"
     assert executed == ["half"]
-    refused = pytest.raises(CallFailed, match="a call is approved and done once")
+    refused = pytest.raises(CallFailed, match="an approval executes its call once")
     with closing(SqliteStore(tmp_path / "runs.db")) as store, refused:
         await agent(store).run(**approved("all"))
     assert executed == ["half"]

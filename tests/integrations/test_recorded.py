@@ -42,7 +42,7 @@ def test_recorded_forms(recorded, value):
 )
 def test_parts_that_are_no_json(recorded):
     """What holds messages is no JSON, so that nothing is learned from the form in which it is recorded."""
-    with pytest.raises(ValueError, match="something else than JSON"):
+    with pytest.raises(ValueError, match="not recorded as JSON"):
         recorded_value(recorded)
 
 
