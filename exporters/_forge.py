@@ -1,4 +1,4 @@
-"""Comments on a forge: their hidden markers, the forge protocol, and an index for writing once."""
+"""Comments on a forge: hidden markers, the forge protocol, and an index for writing each once."""
 
 from __future__ import annotations
 
@@ -112,9 +112,9 @@ class ForgeError(ReplanningError):
     """A request to a forge failed.
 
     Attributes:
-        status: HTTP status of the response, if there was one.
-        retry_after: seconds to wait before another try, if known.
-        final: true if trying again is useless: no such issue, or no permission.
+        status: HTTP status of the response, if any.
+        retry_after: seconds to wait before the next attempt, if known.
+        final: true if retrying is useless: no such issue, or no permission.
         request_id: the forge's id of the request.
         excerpt: beginning of the response, without secrets.
     """
@@ -188,7 +188,7 @@ def parse_time(text: str) -> datetime:
 
 
 class CommentIndex:
-    """Index of the comments on a forge by marker, which writes each of them once.
+    """Index of the comments on a forge by marker; writes each comment once.
 
     The comments are read before the first is written, and again after any failure, because a failed
     request may have had an effect.
@@ -223,7 +223,7 @@ class CommentIndex:
                 raise
 
     async def _write(self, marker: Marker, body: str, *, edits: bool) -> bool:
-        """Write a comment: one that is new, and one that was deleted when it is to be edited."""
+        """Write a comment that is new, edit one, or write it again if it was deleted."""
         if self._posted is None:
             self._posted = await self._read_posted()
         comment_id, old = self._posted.get(marker, ("", ""))

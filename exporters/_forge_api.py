@@ -1,4 +1,4 @@
-"""HTTP API of a forge: requests that are retried within a deadline, and lists in several pages."""
+"""HTTP API of a forge: requests retried within a deadline, and paged lists."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from replanning.plan.types import JsonValue
 T = TypeVar("T")
 
 MAX_COMMENTS: Final = 5_000
-"""Comments of an issue that are read; GitLab allows no more, and GitHub half as many."""
+"""Maximum number of comments read from an issue: GitLab's limit, and twice that of GitHub."""
 
 MAX_EXCERPT_CHARS: Final = 300
-"""Characters of a response in error messages."""
+"""Characters of a response kept in error messages."""
 
 PAGE_SIZE: Final = 100
-"""Entries of a page; the maximum of both forges."""
+"""Entries of a page, the maximum of both forges."""
 
 _MAX_REDIRECTS: Final = 3
 
@@ -50,7 +50,7 @@ _MAX_RATE_LIMIT_WAIT: Final = 3_600.0
 """Longest wait for a rate limit in seconds, in case the clocks differ."""
 
 _MAX_HEADER_DIGITS: Final = 15
-"""Digits of the longest number that is accepted in a header."""
+"""Maximum digits of a number in a header."""
 
 _RATE_LIMIT_PHRASES: Final = ("rate limit", "abuse detection", "too many requests")
 
@@ -136,10 +136,10 @@ class ForgeApi:
 
     @asynccontextmanager
     async def call(self) -> AsyncIterator[None]:
-        """Let the requests of a block share one deadline, and other calls wait for its end.
+        """Run the requests of a block under one deadline; other calls wait until it ends.
 
         Raises:
-            ForgeError: the time is up.
+            ForgeError: the deadline has passed.
         """
         clock = self._environment.clock
         deadline = clock.now() + self._timeout
@@ -204,7 +204,7 @@ class ForgeApi:
                 return await self._send(method, self.url + path, body=body)
             except RequestFailed as failed:
                 if method == "POST" and failed.maybe_executed:
-                    raise self._error(failed, "it may have had its effect all the same") from failed
+                    raise self._error(failed, "it may have taken effect") from failed
                 raise
 
         return as_object(self.parse_json(await self._with_retries(send_once)))
@@ -283,7 +283,7 @@ class ForgeApi:
         try:
             async with self._client.stream(method, url, json=body, headers=headers) as response:
                 data, problem, _ = await read_body(response)
-        # UnicodeError is that of a redirect to an invalid host.
+        # A redirect to an invalid host raises UnicodeError.
         except (httpx.RequestError, UnicodeError) as error:
             what = "the connection was lost"
             is_sent = not isinstance(error, _NOT_CONNECTED)
@@ -301,7 +301,7 @@ class ForgeApi:
     def _refusal(self, answer: ApiResponse, retry_after: float) -> RequestFailed | ForgeError:
         """Return the error for a response without success.
 
-        After a rate limit, a failure of the server or a conflict, another attempt may help.
+        After a rate limit, a server error or a conflict, a retry may help.
         """
         status = answer.status
         is_rate_limited = _is_rate_limited(answer)
@@ -352,7 +352,7 @@ class _Page(NamedTuple):
 
 
 class PagedLists:
-    """Lists of an API in several pages; unchanged pages come from a cache, its only state.
+    """Paged lists of an API; unchanged pages come from a cache, its only state.
 
     Args:
         api: the API.
@@ -373,7 +373,7 @@ class PagedLists:
         Args:
             path: path of the list.
             params: query parameters.
-            limit: most entries to return.
+            limit: maximum number of entries.
 
         Raises:
             ForgeError: a request fails.
@@ -412,7 +412,7 @@ class PagedLists:
 def _with_next_page(page: _Page, url: str) -> _Page:
     """Return an unchanged page with the URL of the next page, if it is full.
 
-    A page that was the last stays unchanged when it fills up and a next one begins.
+    A full last page does not change when the next one begins.
     """
     number = httpx.URL(url).params.get("page", "1")
     if page.next_url or len(page.entries) < PAGE_SIZE or not number.isdecimal():
@@ -434,7 +434,7 @@ def _next_page_url(url: str, headers: Mapping[str, str]) -> str:
 
 
 def _rate_limit_end(answer: ApiResponse, now: float) -> float:
-    """Return the time before which a response allows no further request; 0 if it names none."""
+    """Return the time until which a response forbids requests; 0 if it does not limit them."""
     headers = answer.headers
     until = 0.0
     if _integer_header(headers, "x-ratelimit-remaining", "ratelimit-remaining") == 0:

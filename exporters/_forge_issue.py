@@ -35,7 +35,7 @@ from replanning.plan.types import JsonValue
 from replanning.planning import IssueComment, TaskRequest
 
 MAX_FILES: Final = 300
-"""Files that are read of a project, or of what a pull or merge request changes."""
+"""Maximum number of files read from a project, or from a pull or merge request."""
 
 _MAX_FILE_NAMES: Final = 200
 
@@ -59,8 +59,8 @@ class ForgeSite:
         page_kinds: the kinds of pages, for people.
         page_example: URL of a page, for messages.
         default_url: URL of the API of the public forge.
-        api_path: path of the API on a server of one's own.
-        takes_site_url: the URL of a server stands for the URL of its API.
+        api_path: path of the API on a self-hosted server.
+        takes_site_url: accept the URL of a server for that of its API.
         url_variables: environment variables with the URL of the API.
         token_variable: environment variable with the token.
         trusted_variable: environment variable with the logins of people who may steer.
@@ -96,7 +96,7 @@ class IssueName(NamedTuple):
 class IssueClient(ABC):
     """Client for one issue; each forge has a subclass.
 
-    Its state is what the forge has told about accounts, such as the login of the token's owner.
+    Its state is the known accounts, such as the login of the token's owner.
     All requests are made within `ForgeApi.call`.
 
     Args:
@@ -121,7 +121,7 @@ class IssueClient(ABC):
         self.api = api
         self.project = name.project
         self.lists = PagedLists(api)
-        self._own_login: str | None = None  # None until it was asked for, empty if unknown
+        self._own_login: str | None = None  # None until requested, empty if unknown
 
     @staticmethod
     @abstractmethod
@@ -218,7 +218,7 @@ class IssueClient(ABC):
         text = text_at(entry, "body").replace("\r\n", "\n")
         body, is_marked = strip_authorship(self.unescape_commands(text))
         is_own = bool(login) and author == login
-        # A mark in a comment of somebody else may be copied, or that of another account of ours.
+        # A marker in somebody else's comment was copied, or another account of ours wrote it.
         is_foreign = is_marked and not is_own
         return ForgeComment(
             id=f"{kind}{text_at(entry, 'id')}",
@@ -322,7 +322,7 @@ class ForgeIssue:
         token = token.strip()
         if not is_valid_token(token):
             problem = "the token has characters that are not allowed in tokens"
-            raise SettingsError.at(site.token_variable, f"{problem}; copy exactly the token")
+            raise SettingsError.at(site.token_variable, f"{problem}; copy the token exactly")
         if trusted is None:
             trusted = variables.get(site.trusted_variable, "")
         self.name = site.name
@@ -383,7 +383,7 @@ class ForgeIssue:
             return await self._client.fetch_comments()
 
     async def may_steer(self, comment: ForgeComment) -> bool:
-        """Return whether the author of a comment may steer the run: a member, and not a program.
+        """Return whether the author of a comment may steer the run: a member, not a program.
 
         Raises:
             ForgeError: the author's role cannot be read.
@@ -427,7 +427,7 @@ class ForgeIssue:
 
 
 def _find_api_url(site: ForgeSite, base_url: str | None, variables: Mapping[str, str]) -> str:
-    """Return the URL of the API: as passed, else of the environment, else of the public forge.
+    """Return the URL of the API: the argument, else the environment, else the public forge.
 
     Raises:
         SettingsError: it is not a URL.
@@ -446,7 +446,7 @@ def _find_api_url(site: ForgeSite, base_url: str | None, variables: Mapping[str,
 
 
 def _find_issue(site: ForgeSite, issue: str, api_url: str) -> IssueName:
-    """Return the name of an issue that is given by its short name, or by the URL of its page.
+    """Parse the short name of an issue or the URL of its page.
 
     Raises:
         SettingsError: it is neither, or the page is not of the forge with this API.
@@ -475,7 +475,7 @@ def _find_issue(site: ForgeSite, issue: str, api_url: str) -> IssueName:
 
 
 def _issue_name(match: re.Match[str] | None) -> IssueName | None:
-    """Return the name of an issue that a pattern has found; None if there is none."""
+    """Return the issue that a pattern matched; None without a match or for an invalid project."""
     if match is None:
         return None
     project = match["project"]
@@ -488,7 +488,7 @@ def _issue_name(match: re.Match[str] | None) -> IssueName | None:
 
 
 def _logins(names: str | Collection[str]) -> set[str]:
-    """Return logins in a form that can be compared."""
+    """Return logins, normalised for comparison."""
     if isinstance(names, str):
         names = names.split(",")
     logins = {name.strip().removeprefix("@").lower() for name in names}

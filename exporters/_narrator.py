@@ -43,7 +43,7 @@ _RULE: Final = re.compile(r"([-=_])\1{3,}")
 
 
 class Line(NamedTuple):
-    """Text for people, one line except for a plan: its symbol and style."""
+    """Text for people with its symbol and style: one line, except for a plan."""
 
     symbol: str
     text: str
@@ -81,7 +81,7 @@ class Narrator:
             return None
         cause = _one_line(event.reason or event.cause)
         if event.tasks and event.kind in ("task-failed", "timeout"):
-            # The line before shows how it failed.
+            # The line before it shows the failure.
             names = ", ".join(map(self._name, event.tasks))
             cause = f"looking for another way to do {names}"
         return Line("!", f"{event.kind}: {cause}", "yellow")
@@ -113,7 +113,7 @@ class Narrator:
         name = self._name(event.task)
         error = _short_error(event.failure.message)
         if event.failure.kind == "unfinished":
-            return Line("↻", f"{name} is not finished and is run again: {error}", "yellow")
+            return Line("↻", f"{name} is unfinished and runs again: {error}", "yellow")
         return Line("✗", f"{name} failed: {error}{_consequence(event)}", "red")
 
     def _attempt_timed_out(self, event: journal.AttemptTimedOut) -> Line:
@@ -132,7 +132,7 @@ class Narrator:
             problem = f"the condition of {event.task} cannot be evaluated"
             return Line("✗", f"{problem}: {_one_line(event.error)}", "red")
         view = self._view()
-        # As many elements of a list may be skipped as the list is long.
+        # Every element of a long list may be skipped.
         if event.value or view.list_of(event.task) is not None:
             return None
         when = brief_repr(view.task(event.task).task.when)
@@ -143,7 +143,7 @@ class Narrator:
         return Line("↷", text, "dim")
 
     def _dependencies_ended(self, event: journal.DependenciesEnded) -> Line:
-        text = f"{event.task} runs in any case, although what it depends on failed"
+        text = f"{event.task} runs anyway, although a dependency failed"
         return Line("•", text, "dim")
 
     def _context_updated(self, event: journal.ContextUpdated) -> Line:
@@ -151,7 +151,7 @@ class Narrator:
         for key, value in event.changes.items():
             parts.append(f"{key} is now {brief_repr(value)}")
         for key in event.removed:
-            parts.append(f"{key} is gone")
+            parts.append(f"{key} was removed")
         return Line("•", f"the context changed: {', '.join(parts)}", "cyan")
 
     def _results_stale(self, event: journal.ResultsStale) -> Line | None:
@@ -170,7 +170,7 @@ class Narrator:
 
     def _facts_observed(self, event: journal.FactsObserved) -> Line:
         parts = [f"{fact} holds" for fact in event.holds]
-        parts += [f"{fact} holds no longer" for fact in event.ceased]
+        parts += [f"{fact} no longer holds" for fact in event.ceased]
         return Line("•", f"observed: {join_names(parts, _MAX_FACTS)}", "cyan")
 
     def _goal_changed(self, event: journal.GoalChanged) -> Line:
@@ -223,14 +223,14 @@ class Narrator:
         return Line("?", text, "bold yellow")
 
     def _question_reminded(self, event: journal.QuestionReminded) -> Line:
-        return Line("?", f"{spoken_id(event.question)} still waits for an answer", "bold yellow")
+        return Line("?", f"{spoken_id(event.question)} is still unanswered", "bold yellow")
 
     def _question_answered(self, event: journal.QuestionAnswered) -> Line:
         by = event.by or "a person"
         return Line("•", f"{spoken_id(event.question)}: {event.verdict} (by {by})", "cyan")
 
     def _answer_refused(self, event: journal.AnswerRefused) -> Line:
-        text = f"the answer to {spoken_id(event.question)} was not taken"
+        text = f"the answer to {spoken_id(event.question)} was not accepted"
         return Line("✗", f"{text}: {_one_line(event.reason)}", "red")
 
     def _run_paused(self, event: journal.RunPaused) -> Line:
@@ -239,19 +239,19 @@ class Narrator:
         if running:
             text += f"; waiting for {pluralise(running, 'task')} to finish"
             if event.reason in _SIGNAL_REASONS:
-                text += "; do it again to stop at once"
+                text += "; send it again to stop at once"
             if event.within is not None:
-                text += f"; what still runs in {format_duration(event.within)} is cut off"
+                text += f"; tasks still running after {format_duration(event.within)} are cut off"
         return Line("‖", text, "yellow")
 
     def _run_resumed(self, event: journal.RunResumed) -> Line:
-        return Line("▶", "the run goes on", "cyan")
+        return Line("▶", "the run continues", "cyan")
 
     def _error_contained(self, event: journal.ErrorContained) -> Line:
         error = _one_line(event.error)
         if event.where.startswith(("the plan", "the arguments of")):
             return Line("!", f"{event.where}: {error}", "yellow")
-        return Line("✗", f"{event.where} failed, the run goes on: {error}", "yellow")
+        return Line("✗", f"{event.where} failed; the run continues: {error}", "yellow")
 
     def _plan_evaluation(self, event: PlanEvaluation) -> Line | None:
         is_worse = event.health == "strained" and self._health != "strained"
@@ -324,11 +324,11 @@ _LINE_MAKERS: Final[Mapping[type, Callable[[Narrator, Any], Line | None]]] = Map
 
 
 def _consequence(event: journal.AttemptFailed | journal.AttemptTimedOut) -> str:
-    """Return what follows a failure by itself, as the end of a sentence; empty if nothing does."""
+    """Return the retry or confirmation after a failure as the end of a sentence; else empty."""
     if event.confirm_at is not None:
-        return "; it is asked whether it was done"
+        return "; asking whether it was done"
     if event.retry_at is not None:
-        return "; it is tried again"
+        return "; it will be retried"
     return ""
 
 
@@ -339,7 +339,7 @@ def _one_line(text: str) -> str:
 def _short_error(message: str) -> str:
     """Return an error on one line, with short rules; of a long one, its beginning and its end.
 
-    Test runners and compilers sum up at the end.
+    Test runners and compilers end with a summary.
     """
     error = _RULE.sub(r"\1\1\1", " ".join(message.split()))
     if len(error) <= _MAX_TEXT_CHARS:

@@ -1,6 +1,6 @@
 """Notices about a run and the checklist of its plan, as Markdown.
 
-It shows foreign text literally, which makes no links, mentions or commands.
+Foreign text is shown literally: it makes no links, mentions or commands.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _REFERENCES: Final = re.compile(
 _EMPHASIS: Final = re.compile(r"(?<![^\W_])_|_(?![^\W_])")
 
 _BLOCK_START: Final = re.compile(r"(\d{1,9}(?=[.)])|(?=[-+=#/]))")
-"""Beginnings of lines that make a list, a heading or a command to the forge."""
+"""Line beginnings that a forge takes for a list, a heading or a command."""
 
 _ESCAPES: Final = str.maketrans(
     {**{mark: f"\\{mark}" for mark in "\\`*[]|~$"}, "<": "&lt;", ">": "&gt;", "&": "&amp;"}
@@ -63,13 +63,13 @@ _ZERO_WIDTH_JOINERS: Final = "\u200c\u200d"
 """Invisible characters that some scripts need."""
 
 _MAX_LIST_ITEMS: Final = 20
-"""Items of one list that are shown."""
+"""Maximum number of items shown of one list."""
 
 _TEXT_LIMITS: Final = (2_000, 400, 100, 20)
-"""Lengths to which texts are cut, one after another, until the comment fits."""
+"""Text lengths in characters, tried in turn until the comment fits."""
 
 _CLARIFICATION_INTRODUCTION: Final = (
-    "The model cannot tell what is meant. Before the work goes on, it needs answers from you:"
+    "The request is unclear to the model. Please answer before the work continues:"
 )
 
 _redactor: Final = Redactor()
@@ -264,7 +264,7 @@ def _closing_notice(body: RunEnded, record: Record, progress: PlanningProgress) 
     effects = progress.effects()
     if effects:
         fields.append(Field("Effects", effects))
-    revisions = str(progress.revisions)  # of a plan that was given
+    revisions = str(progress.revisions)  # of a given plan
     if state.outputs:
         revisions = f"{max(len(state.plans) - 1, 0)}, replans: {state.counts.total}"
     cost = f"{format_usage(progress.spent)}, {format_duration(record.at - progress.opened_at)}"
@@ -274,7 +274,7 @@ def _closing_notice(body: RunEnded, record: Record, progress: PlanningProgress) 
 
 
 def _met_criteria(status: str, progress: PlanningProgress) -> str:
-    """Return which success criteria are met, and who says so."""
+    """Return which success criteria are met, and according to whom."""
     if status != "succeeded":
         return "not all"
     state = progress.state
@@ -285,30 +285,30 @@ def _met_criteria(status: str, progress: PlanningProgress) -> str:
     rate = getattr(verdict, "achievement_rate", None)
     outcome = (state.completion or {}).get("status")
     if outcome == "accepted":
-        met = "a person has accepted the result"
+        met = "accepted by a person"
     elif outcome != "success":
         met = "not judged"
     elif result in (None, "success"):
-        met = "all, as the model judges"
+        met = "all, according to the model"
     else:
-        met = "in part, as the model judges"
+        met = "in part, according to the model"
     if rate is not None:
         met += f", {rate:.0f} %"
     return met
 
 
 def _criteria(progress: PlanningProgress) -> list[str]:
-    """Return the success criteria, each with the judgement of the model, if it has made any."""
+    """Return the success criteria, each with the model's judgement, if any."""
     endings = {True: " (met)", False: " (not met)", None: ""}
     return [f"{text}{endings[met]}" for text, met in progress.success_criteria()]
 
 
 def _replan_notices(note: ReplanNote, at: float, progress: PlanningProgress) -> Iterator[Notice]:
-    """Yield the notice about a step of a replan, if there is one.
+    """Yield the notice about a step of a replan, if any.
 
-    The cases are a replan that a limit has overridden before a model was asked, one that is
-    decided or begins, one that is over, and one that was decided and not executed. The notice of
-    its question covers one that asks people.
+    The cases: a limit overrode the replan before a model was asked; the replan is decided or
+    begins; it is over; it was decided and not executed. A replan that asks people is covered by
+    the notice of its question.
     """
     considered = note.considered
     record = note.record
@@ -330,7 +330,7 @@ def _replan_notices(note: ReplanNote, at: float, progress: PlanningProgress) -> 
 
 
 def _unasked_notice(record: DecisionRecord, at: float) -> Notice:
-    """Return the notice about a replan that a limit has overridden before a model was asked."""
+    """Return the notice about a replan that a limit overrode before a model was asked."""
     fields = (
         Field("Phase", record.phase),
         Field("Overridden by", str(record.override_reason)),
@@ -372,7 +372,7 @@ def _refusal_notice(
     at: float,
     progress: PlanningProgress,
 ) -> Notice:
-    """Return the notice about a replan that a person has declined, or a limit has overridden."""
+    """Return the notice about a replan that a person declined or a limit overrode."""
     replan = considered.replan_id
     fields = _decision_fields(considered, decision)
     why = record.reason
@@ -458,7 +458,7 @@ def _question_notice(body: QuestionAsked, at: float, progress: PlanningProgress)
 def _clarification_notice(
     body: QuestionAsked, held: TaskHold, at: float, progress: PlanningProgress
 ) -> Notice:
-    """Return the notice that asks people what is meant."""
+    """Return the notice that asks people to clarify the request."""
     decision = None if held.considered is None else held.considered.decision
     context = held.text if decision is None else decision.reasoning
     fields = [
@@ -466,13 +466,13 @@ def _clarification_notice(
         Field("Context", context),
     ]
     if held.risk:
-        fields.append(Field("Caution", f"{held.risk}: a reply alone does not agree to that"))
+        fields.append(Field("Caution", f"{held.risk}: a reply alone does not approve it"))
     if decision is not None and decision.issues_found:
         fields.append(Field("Issues Found", items=decision.issues_found))
     name = "If no response"
     by = "" if held.due is None else f" by {_format_time(held.due)}"
     if progress.assumes_on_timeout:
-        after = f"{by}, the work goes on with these assumptions"
+        after = f"{by}, the work continues with these assumptions"
         fields.append(Field(name, items=held.effective_assumptions, after=after))
     else:
         fields.append(Field(name, detail="the work waits; nothing is assumed", after=by))
@@ -501,7 +501,7 @@ CHECKLIST_KIND: Final = "checklist"
 HISTORY_HEADING: Final = "📜 Previous Plan History"
 
 _TASK_TEXT_LIMITS: Final = (300, 80, 0)
-"""Lengths to which task descriptions are cut, one after another, until all tasks fit."""
+"""Lengths of task descriptions in characters, tried in turn until all tasks fit."""
 
 _MAX_REASON_CHARS: Final = 1_000
 
@@ -562,7 +562,7 @@ def _progress(plan: PlanProgress) -> str:
 
 
 def _task_list(steps: Sequence[PlanStep], room: int) -> str:
-    """Return the tasks with descriptions as long as fit; tasks that do not fit are counted."""
+    """Return the tasks with the longest descriptions that fit; tasks that do not are counted."""
     for limit in _TASK_TEXT_LIMITS:
         shown = "\n".join(_task_item(step, limit) for step in steps)
         if len(shown) <= room:
@@ -593,7 +593,7 @@ def _task_item(step: PlanStep, limit: int) -> str:
 
 
 def _previous_plans(plans: Sequence[PlanProgress], room: int) -> str:
-    """Return the earlier plans, the newest as far as they fit; older ones are counted."""
+    """Return the newest earlier plans that fit; older ones are counted."""
     shown: list[str] = []
     left = room - len(_details_block([], len(plans)))
     for plan in reversed(plans):
@@ -609,7 +609,7 @@ def _details_block(sections: Sequence[str], gone: int) -> str:
     """Return a collapsible block of plans, with the number of omitted ones."""
     parts = [f"<details>\n<summary>{HISTORY_HEADING}</summary>"]
     if gone:
-        parts.append(f"*{pluralise(gone, 'older plan')} left out: there is no room here.*")
+        parts.append(f"*{pluralise(gone, 'older plan')} omitted for lack of space.*")
     return "\n\n".join([*parts, *sections, "</details>"])
 
 
@@ -675,7 +675,7 @@ class RunNotices:
             self._forked_revision = body.forked_from[1] or None
         if self._forked_revision is None:
             for notice in record_notices(record, self._progress):
-                # Who reads this run has not been told that the replan began.
+                # Readers of this run were never told that the replan began.
                 is_foreign = notice.subject in self._begun_before_fork
                 if not (is_foreign and notice.kind is NoticeKind.DONE):
                     self.pending.append(notice)

@@ -1,4 +1,4 @@
-"""Exporter that prints one line for each record of a run; it asks nothing."""
+"""Exporter that prints one line for each record of a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ConsoleExporter(Exporter):
         stream: `stderr`, `stdout` or an open text file.
 
     Raises:
-        SettingsError: it is another word.
+        SettingsError: the stream is neither.
     """
 
     name: ClassVar[str] = "console"
@@ -44,7 +44,7 @@ class ConsoleExporter(Exporter):
         """Return the exporter for a stream named on the command line: `stderr` or `stdout`.
 
         Raises:
-            SettingsError: it is another word.
+            SettingsError: the stream is neither.
         """
         return cls(target)  # type: ignore[arg-type]  # checked there
 

@@ -55,7 +55,7 @@ class _GitHubClient(IssueClient):
         self.path = f"{self.project_path}/issues/{name.number}"
         self.comments_path = f"{self.path}/comments"
         self._pull_path = f"{self.project_path}/pulls/{name.number}"
-        self._is_pull_request: bool | None = None  # unknown until the issue was read
+        self._is_pull_request: bool | None = None  # None until the issue is read
 
     @staticmethod
     def auth_headers(token: str) -> dict[str, str]:
@@ -159,8 +159,8 @@ class GitHubIssue(ForgeIssue):
         await forge.post("I have begun.")
 
     The token, the URL of the API and further people who may steer are read from GITHUB_TOKEN,
-    GITHUB_API_URL and GITHUB_TRUSTED_USERS unless they are passed as arguments, which are the same
-    for every forge.
+    GITHUB_API_URL and GITHUB_TRUSTED_USERS unless they are passed as arguments. All forges have
+    the same arguments.
 
     Raises:
         SettingsError: it is not an issue of this API, or the URL or the token is invalid.

@@ -37,7 +37,7 @@ _CHANGE_WORDS: Final = {
     "deleted_file": "removed",
     "renamed_file": "renamed",
 }
-"""What has become of a changed file, by the field that says so."""
+"""Status of a changed file, by the field that is true for it."""
 
 _SITE: Final = ForgeSite(
     name="gitlab",
@@ -151,7 +151,7 @@ class _GitLabClient(IssueClient):
 
 
 def _change_word(file: JsonObject) -> str:
-    """Return what has become of a changed file."""
+    """Return the status of a changed file."""
     for field, word in _CHANGE_WORDS.items():
         if file.get(field) is True:
             return word
@@ -159,7 +159,7 @@ def _change_word(file: JsonObject) -> str:
 
 
 def _note_place(note: JsonObject) -> str:
-    """Return the file and line that a note is about, as the beginning of its text."""
+    """Return the file and line that a note is about, as a prefix of its text."""
     place = text_at(note, "position", "new_path") or text_at(note, "position", "old_path")
     if not place:
         return ""
@@ -174,7 +174,7 @@ class GitLabIssue(ForgeIssue):
 
     The token (with scope `api`), the URL of the API and further people who may steer are read from
     GITLAB_TOKEN, GITLAB_API_URL or CI_API_V4_URL, and GITLAB_TRUSTED_USERS unless they are passed
-    as arguments, which are the same for every forge. Commands begin with an exclamation mark,
+    as arguments. All forges have the same arguments. Commands begin with an exclamation mark,
     because GitLab interprets `/approve` itself.
 
     Raises:

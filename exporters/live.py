@@ -59,35 +59,35 @@ _TIME_WIDTH: Final = 9
 _MIN_TEXT_WIDTH: Final = 20
 
 MAX_ROWS: Final = 16
-"""Lines of tasks in the picture of a run; fewer on a low terminal."""
+"""Maximum lines of tasks in the picture of a run; fewer on a short terminal."""
 
 MAX_PICTURES: Final = 3
-"""Runs that are drawn at the same time."""
+"""Maximum number of runs drawn at the same time."""
 
 MAX_TASKS_LISTED: Final = 1_000
-"""Tasks of the largest plan that is drawn as a whole.
+"""Maximum number of tasks of a plan that is drawn in full.
 
-Of larger ones, only the running and the failed tasks are.
+Of a larger plan, only the running and the failed tasks are drawn.
 """
 
 _MAY_STRAIN: Final = (AttemptFailed, AttemptTimedOut, AttemptInterrupted, PlanRevised)
 
 
 def _is_in_picture(body: RecordBody, live: LivePlan) -> bool:
-    """Return whether the picture of a run shows an event, so that it needs no line."""
+    """Return whether the picture of a run shows an event, which then needs no line."""
     if isinstance(body, AttemptStarted):
         return True
-    # A list may have a thousand elements, which its row counts.
+    # A list may have a thousand elements; its row counts them.
     return isinstance(body, AttemptSucceeded) and live.entry(body.task).template is not None
 
 
 class _ShownRun:
-    """A run as its records tell it, with the words for them."""
+    """Run on the screen: its replayed state and its narrator."""
 
     def __init__(self, replayed: ReplayedRun, seq: int, past: dict[str, float]) -> None:
         self.replayed = replayed
         self.seq = seq
-        self.started = replayed.updated  # of what this process shows
+        self.started = replayed.updated  # when this process began to show it
         self._past = past
         self.narrator = Narrator(lambda: PlanView(replayed.live))
 
@@ -96,15 +96,15 @@ class _ShownRun:
 
 
 class LiveExporter(Exporter):
-    """Exporter that tells on standard error what happens in runs, and draws their tasks below that.
+    """Exporter that prints the events of runs to standard error and draws their tasks below.
 
-    There is a line for each event that matters to a person. On a terminal, the tasks, the progress
-    and the expected remaining time are drawn below the lines several times a second, until the run
-    ends. In a file or pipe there are only the lines. It is what the command line shows of a run.
+    Each event that matters to a person has a line. On a terminal, the tasks, the progress and the
+    expected remaining time are redrawn below the lines several times a second, until the run ends.
+    A file or pipe gets only the lines. The command line shows runs with this exporter.
 
     Args:
-        picture: False draws no tasks, also on a terminal.
-        result: False says nothing at the end of a run, because something else does.
+        picture: draw the tasks if standard error is a terminal.
+        result: print the result at the end of a run.
 
     Attributes:
         draws: whether the tasks are drawn.
@@ -119,7 +119,7 @@ class LiveExporter(Exporter):
         console = Console(stderr=True, markup=False, highlight=False, emoji=False)
         self._console: Console | None = console if picture and console.is_terminal else None
         self.draws = self._console is not None
-        self._tells_result = result
+        self._shows_result = result
         self.questions_on_terminal = False
         self._context: ExporterContext | None = None
         self._runs: dict[RunId, _ShownRun] = {}
@@ -132,11 +132,11 @@ class LiveExporter(Exporter):
         self._lock = threading.Lock()
 
     def attach(self, exporter_context: ExporterContext) -> None:
-        """Read from the store what an earlier process has recorded, and the time from the clock."""
+        """Use the store, for the records of earlier processes, and the clock of an engine."""
         self._context = exporter_context
 
     async def export(self, run: RunId, record: Record) -> None:
-        """Show a record, and those before it that were not handed over."""
+        """Show a record, and any before it that this exporter has missed."""
         assert self._context is not None, "an engine attaches it first"
         shown = self._runs.get(run)
         records = [record]
@@ -153,7 +153,7 @@ class LiveExporter(Exporter):
                 self._show_record(run, shown, one)
 
     def _first_seen(self, run: RunId, record: Record) -> _ShownRun | None:
-        """Return a run whose first record here is this one; None if it was shown to its end."""
+        """Start showing a run at a record; return None for a record after the end of the run."""
         context = self._context
         assert context is not None, "an engine attaches it first"
         past: Iterable[Record] = [record]
@@ -178,7 +178,7 @@ class LiveExporter(Exporter):
         with self._lock:
             apply_record(record, shown.replayed.live, shown.replayed.ledger, run)
         shown.seq = record.seq
-        for event in self._told_events(body, shown):
+        for event in self._narrated_events(body, shown):
             line = shown.narrator.line_for(event)
             if line is None:
                 continue
@@ -186,14 +186,14 @@ class LiveExporter(Exporter):
                 line = line._replace(text=f"{run}: {line.text}")
             self._print(line, elapsed)
         if isinstance(body, RunEnded):
-            if self._tells_result:
+            if self._shows_result:
                 text = f"run {run} {status_phrase(body.status)}: {body.reason}"
                 self._print(Line("●", text, "bold"), elapsed)
             del self._runs[run]
             self._update_picture()
 
-    def _told_events(self, body: RecordBody, shown: _ShownRun) -> list[object]:
-        """Return the events of a record that are told in lines."""
+    def _narrated_events(self, body: RecordBody, shown: _ShownRun) -> list[object]:
+        """Return the events of a record that get a line."""
         if self.draws and _is_in_picture(body, shown.replayed.live):
             return []
         if self.questions_on_terminal and isinstance(body, QuestionAsked | QuestionReminded):
@@ -206,7 +206,7 @@ class LiveExporter(Exporter):
         return events
 
     def show_note(self, symbol: str, text: str, style: str = "") -> None:
-        """Show a line of one's own, once a run is shown."""
+        """Print a line of the caller, as soon as a run is shown."""
         elapsed = 0.0
         if self._runs and self._context is not None:
             last = next(reversed(self._runs.values()))
@@ -214,10 +214,10 @@ class LiveExporter(Exporter):
         self._print(Line(symbol, text, style), elapsed)
 
     def _print(self, line: Line, elapsed: float) -> None:
-        """Print a line; later, while the terminal is left to others.
+        """Print a line, or defer it while others use the terminal.
 
-        Nothing more is printed when the reader or the terminal is gone, or the disk is full: the
-        run continues.
+        When the reader or the terminal is gone, or the disk is full, printing stops and the run
+        continues.
         """
         if self._suspend_count or not self._runs:
             self._deferred_lines.append((line, elapsed))
@@ -281,7 +281,7 @@ class LiveExporter(Exporter):
         self._update_picture()
 
     def _update_picture(self) -> None:
-        """Draw while there are runs, and nobody else uses the terminal."""
+        """Start or stop drawing, which needs a run and a terminal that nobody else uses."""
         if self._console is None:
             return
         live = self._live
@@ -322,11 +322,11 @@ class LiveExporter(Exporter):
                 parts += self._picture_of(run, len(runs))
         if len(runs) > MAX_PICTURES:
             parts.append(f"  and {pluralise(len(runs) - MAX_PICTURES, 'more run')}")
-        # Below each line it is drawn again, not rendered again.
+        # Rendered once here: each new line makes Rich draw it again.
         return Segments(self._console.render(Group(*parts)))
 
     def _picture_of(self, run: _ShownRun, beside: int) -> Iterator[RenderableType]:
-        """Yield the tasks of a run, how many there are of each kind, the progress, and the cost."""
+        """Yield the tasks of a run, their counts, the progress and the cost."""
         from rich.text import Text
 
         assert self._console is not None, "it draws"
@@ -353,12 +353,12 @@ class LiveExporter(Exporter):
 
 
 def _counts_in_words(live: LivePlan) -> list[str]:
-    """Return how many tasks there are of each kind; always of those that run or are done."""
+    """Return the counts of tasks by kind, without zeros except for running and done."""
     counts = live.counts
     waiting = 0
     for state in WAITING:
         waiting += counts[state]
-    # Lists that were expanded have the state of replaced tasks.
+    # Expanded lists have the state of replaced tasks.
     lists = len(list(live.expanded_tasks()))
     numbers = {
         "running": counts[TaskState.RUNNING],

@@ -47,7 +47,7 @@ _COMMENT_DELIMITER: Final = re.compile(r"^<!-- (?=comment |end of comment )", re
 
 
 def _stored_comment(number: str, at: str, body: str) -> str:
-    """Return a comment as it stands in the file, without lines that begin or end a comment."""
+    """Return a comment as stored in the file, without lines that begin or end a comment."""
     lines = "\n".join(body.splitlines())  # with line ends as reading the file converts them
     text = _COMMENT_DELIMITER.sub("<!--", lines)
     return f"<!-- comment {number} at {at} -->\n\n{text}\n\n<!-- end of comment {number} -->\n"
@@ -173,7 +173,7 @@ class FileForge:
 
 
 EDIT_INTERVAL: Final = 3.0
-"""Shortest interval between edits of a checklist, in seconds; they sum up what has changed."""
+"""Minimum seconds between edits of a checklist; an edit covers all changes since the last one."""
 
 _POLL_INTERVAL: Final = 0.5
 """Seconds between reads of new records during a wait."""
@@ -184,10 +184,10 @@ _INITIAL_BACKOFF: Final = 10.0
 _MAX_BACKOFF: Final = 300.0
 
 _FINAL_RETRY_DELAYS: Final = (0.0, 0.5, 1.0)
-"""Seconds before each of the last tries, on closing."""
+"""Delay before each final attempt to post on closing, in seconds."""
 
 _FINAL_RESPONSE_TIMEOUT: Final = 3.0
-"""Seconds of silence after which a forge is not asked again at the end of a run."""
+"""Seconds without a response after which the end of a run no longer waits for a forge."""
 
 _TEXT_REJECTED_STATUSES: Final = (400, 413, 422)
 """Statuses that reject one text (or, on GitHub, too many in a short time), not the whole issue."""
@@ -203,11 +203,11 @@ class Notifier(Exporter):
         notifier = Notifier(GitHubIssue("owner/repo#12"))
         planning = PlanningCoordinator(settings, model, tools, task, exporters=[notifier])
 
-    Every notice is posted once, also if the run is resumed elsewhere: comments carry hidden
-    markers, and are read before anything is written. The checklist is one comment, edited in place.
+    Every notice is posted once, even if the run is resumed elsewhere: comments carry hidden
+    markers and are read before anything is written. The checklist is one comment, edited in place.
     A failing forge does not harm the run: it is reported once, and unsent notices are posted later,
-    at the latest when this is closed or the run is resumed. A forge that does not respond at the
-    end of a run is not waited for again.
+    at the latest when the notifier is closed or the run is resumed. At the end of a run, a forge
+    that does not respond is not waited for again.
 
     Args:
         forge: the forge.
@@ -320,7 +320,7 @@ class Notifier(Exporter):
             raise ForgeError(self.problem)
 
     async def _send_rest(self, notices: RunNotices) -> None:
-        """Post what is left of a run with a few tries; a failure is in `problem`."""
+        """Post the unsent notices of a run in a few attempts; `problem` has the failure."""
         if self._unresponsive:
             return
         for delay in _FINAL_RETRY_DELAYS:
@@ -522,14 +522,14 @@ class ConsoleNotifier(Exporter):
             self._progress[run] = progress
             lines.append(f"📋 {progress}")
         if notices.is_finished:
-            del self._runs[run]  # if it goes on all the same, everything is read again
+            del self._runs[run]  # if the run is resumed, its journal is read again
         stream = sys.stderr if self._stream is None else self._stream
         for line in lines:
             stream.write(f"{line}\n")
         stream.flush()
 
     def _first_seen(self, run: RunId, record: Record) -> RunNotices:
-        """Return a run of which nothing from before a record is printed."""
+        """Return the notices of a run, with those from before a record taken as printed."""
         notices = RunNotices(run)
         for past in self._journals.records_until(run, 0, record):
             if past is not record:

@@ -165,8 +165,8 @@ class OtlpExporter(Exporter):
         self.endpoint = without_password.geturl()
         self._losses = _LossCounter()
         name = service_name or os.environ.get("OTEL_SERVICE_NAME") or "replanning"
-        # By its host Jaeger knows that the clocks of all processes of a run are one, and does not
-        # correct their times.
+        # The host tells Jaeger that all processes of a run share a clock. Otherwise it would
+        # adjust their times.
         host = Resource({HOST_NAME: socket.gethostname()})
         resource = host.merge(Resource.create({SERVICE_NAME: name, SERVICE_VERSION: __version__}))
         # The SDK takes fractions of a second, whatever older versions declare.
@@ -174,8 +174,7 @@ class OtlpExporter(Exporter):
         spans = OTLPSpanExporter(endpoint=f"{base}/v1/traces", **options)
         self._losses.track(spans, SpanExportResult.FAILURE, "spans")
         queue_size = None if "OTEL_BSP_MAX_QUEUE_SIZE" in os.environ else MAX_QUEUE_SIZE
-        # The end of the program is handled below: the SDK's own handler has no limit that could be
-        # set.
+        # The end of the program is handled below: the SDK's own handler has no time limit.
         self._tracer_provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._tracer_provider.add_span_processor(
             BatchSpanProcessor(spans, max_queue_size=queue_size)
@@ -188,14 +187,14 @@ class OtlpExporter(Exporter):
             batches = OTLPMetricExporter(endpoint=place, **options)
             self._losses.track(batches, MetricExportResult.FAILURE, "batches of metrics")
             reader = PeriodicExportingMetricReader(batches)
-            # Each process has counters of its own, which are told apart by this.
+            # Distinguishes the counters of each process.
             process = Resource({SERVICE_INSTANCE_ID: str(uuid.uuid4())}).merge(resource)
             self._meter_provider = MeterProvider([reader], process, shutdown_on_exit=False)
         self._close_limit = close_limit
         self._closed = False
         self._problem = ""
-        # The SDK waits for as long as a request lasts; a daemon thread can be left to itself. It is
-        # started now because from Python 3.12 on none can be started at the end of a program.
+        # The SDK's shutdown lasts as long as its request; a daemon thread can be abandoned. It is
+        # started now because Python 3.12 and later cannot start one at the end of a program.
         self._close_requested = threading.Event()
         self._close_thread = threading.Thread(
             target=self._shut_down_providers, name="otlp-close", daemon=True

@@ -203,7 +203,8 @@ def test_what_is_missing_is_sent_later(folder):
         told = answer(folder, "notify", "r", "--to", "news.md", **environ)
         assert told == {"run": "r", "posted_to": ["news.md"], "unsent": []}
     assert (
-        "**Success Criteria** (met: all, as the model judges):" in (folder / "news.md").read_text()
+        "**Success Criteria** (met: all, according to the model):"
+        in (folder / "news.md").read_text()
     )
 
 

@@ -77,7 +77,7 @@ def test_model_judges_on_the_command_line(graded):
     assert lines(graded / "said.txt") == ["go away r/write", "say please r/write#continued-1"]
     assert ["the greeting is polite" in prompt for prompt in prompts] == [True, True]
     assert "the results of tasks are shown to openai (" in done.stderr
-    assert "write is not finished and is run again: say please" in done.stderr
+    assert "write is unfinished and runs again: say please" in done.stderr
     assert answer(graded, "status", "r")["spent"]["calls"] == 2
 
 

@@ -390,7 +390,7 @@ def test_ctrl_c_pauses(tmp_path: Path, gate: Gate, number: signal.Signals) -> No
         started.until("hold started")
         started.process.send_signal(number)
         started.until(
-            f"pausing: {number.name} was received; waiting for 1 task to finish; do it again to stop at once"
+            f"pausing: {number.name} was received; waiting for 1 task to finish; send it again to stop at once"
         )
         gate.open()
         out = started.end(3)

@@ -126,7 +126,7 @@ async def test_a_post_whose_fate_is_unknown(fake, forge, status, arrives):
     """A post that may have arrived is not sent again by itself; who writes notices looks for it before the next try."""
     fake.faults = [Fault("POST", status, done=arrives)]
     index, mark = CommentIndex(forge), Marker("checklist", "r")
-    with pytest.raises(ForgeError, match="may have had its effect") as caught:
+    with pytest.raises(ForgeError, match="may have taken effect") as caught:
         await index.write(mark, f"news\n\n{mark}")
     assert not caught.value.final
     assert fake.count("POST") == 1

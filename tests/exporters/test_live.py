@@ -116,4 +116,4 @@ async def test_branch_that_is_left_out_is_told_with_its_condition(monkeypatch):
     told = [line.partition("s ")[2].strip() for line in screen.getvalue().splitlines()]
     assert "↷ deploy skipped: its condition 'context.go' does not hold; with it smoke, tell" in told
     assert "↷ alone skipped: its condition 'context.go' does not hold" in told
-    assert "• down runs in any case, although what it depends on failed" in told
+    assert "• down runs anyway, although a dependency failed" in told
