@@ -58,9 +58,9 @@ from replanning.secrets import MASK, Redactor, name_fields
 
 Finding = tuple[JsonPath, str]
 _Expression = Condition | tuple[Reference, ...] | str
-"""Parsed condition, or references of a text; or why there is none."""
+"""Parsed condition, or references in a text; or the message why parsing failed."""
 _ParsedBody = tuple[JsonPath, TaskBody, list[tuple[str, _Expression]]]
-"""A task, fallback or undo task: its path in the task, itself, and its expressions by field."""
+"""Path of a task, fallback or undo task in its task, the body, and its expressions by field."""
 Graph = Sequence[Sequence[int]]
 """Dependencies of numbered nodes: `graph[i]` are the nodes that i depends on."""
 
@@ -83,10 +83,10 @@ _PATTERN_FIELDS: Final = (
 _COMMAND_PREFIX: Final = "$ "
 _MAX_CYCLE_NAMES: Final = 10
 _MAX_TOOL_RESULTS: Final = 20
-"""Results in what one tool expects that are looked up for each task that uses it."""
+"""Limit of results that one tool reads and that are checked for each task with this tool."""
 
 _TARGETS_PER_PASS: Final = 4096
-"""Targets answered for in one pass: one bit each per node, so half a KiB per node."""
+"""Targets checked in one pass: each node has a bit per target, so half a KiB."""
 _JSON_TYPES: Final = {"string": str, "integer": int, "boolean": bool, "array": list, "object": dict}
 _PARAMETER_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "string": (str,),
@@ -104,7 +104,7 @@ _SIMPLE_TYPES: Final[Mapping[str, frozenset[type]]] = {
     "number": frozenset({int, float}),
     "any": frozenset({*_JSON_TYPES.values(), float, NoneType}),
 }
-"""Types of most values of parameters, without subclasses."""
+"""Types of most parameter values, without subclasses."""
 
 _PARTS_WITH_NAMES: Final = frozenset(
     {
@@ -120,7 +120,7 @@ _PARTS_WITH_NAMES: Final = frozenset(
         "fields",
     }
 )
-_NO_ELEMENT: Final = "is about an element: only a task with `for_each` has any"
+_NO_ELEMENT: Final = "refers to an element: only a task with `for_each` has any"
 _COMPARISON: Final = re.compile("[=<>!]+")
 
 
@@ -133,9 +133,9 @@ def check_plan(
     servers: Mapping[str, McpServer],
     parameters: Parameters,
 ) -> Iterator[Finding]:
-    """Yield everything that is wrong with a plan whose parts are each valid.
+    """Yield the problems of a plan whose parts are each valid.
 
-    Lazily: nothing is looked for once there are more problems than anybody reads.
+    Lazily, so that a caller can stop after as many problems as anybody reads.
     """
     by_name = {tool.name: tool for tool in tools}
     scope = TaskScope(by_name, resources, objects, servers, parameters=parameters)
@@ -172,7 +172,7 @@ def _check_tasks(
     ids = {task.id for task in tasks}
     bodies: list[list[_ParsedBody]] = []
     for task in tasks:
-        # A plan may have a hundred thousand tasks, and most of them need no further look.
+        # A plan may have a hundred thousand tasks, and most need no further checks.
         if _is_simple_call(task, scope) and not _is_expanded(task):
             bodies.append([])
         else:
@@ -205,17 +205,17 @@ def _check_inclusion(task: Task) -> Iterator[Finding]:
     if task.include is None:
         for name, value in (("with", task.with_), ("outputs", task.outputs)):
             if value is not None:
-                yield (name,), f"`{name}` is about the plan under `include`, which is missing"
+                yield (name,), f"`{name}` needs `include`, which is missing"
         return
     if not isinstance(task.include, SubPlan):
-        text = f"the plan {task.include!r} is read only where the plan that includes it is a file"
+        text = f"the plan {task.include!r} is read only if the plan that includes it is a file"
         yield ("include",), text
         return
     for name in ("tool", "confirm", "undo", "undo_on_replace", "expect", "timeout", "retry"):
         if getattr(task, name) is not None:
             text = f"a task with `include` has no `{name}`: state it in the included plan"
             yield (name,), text
-    with suppress(PlanError):  # it is told with the plan itself
+    with suppress(PlanError):  # reported with the included plan itself
         declared = declared_parameters(task.include)
         for problem in with_problems(declared, task.with_ or {}):
             yield ("with",), problem
@@ -223,7 +223,7 @@ def _check_inclusion(task: Task) -> Iterator[Finding]:
     try:
         for reference in find_references(task.outputs, ids):
             if reference.task not in ids:
-                text = f"{reference} is no output of a task of the included plan"
+                text = f"{reference} is not an output of a task of the included plan"
                 yield ("outputs",), text
     except ExpressionError as error:
         yield ("outputs",), str(error)
@@ -237,7 +237,7 @@ def _check_included(
         declared = declared_parameters(included)
     except PlanError as error:
         for problem in error.problems:
-            # Without the name of what was read.
+            # The first step only names the model.
             yield parse_path(problem.place)[1:], problem.message
         return
     yield from _check_declared(declared, included.tasks)
@@ -246,10 +246,7 @@ def _check_included(
 
 
 def check_graph(tasks: Sequence[Task]) -> list[Problem]:
-    """Return the problems between tasks.
-
-    These are duplicate and reserved ids, wrong dependencies, and references to unavailable results.
-    """
+    """Return the problems between tasks: ids, dependencies, cycles, and references to results."""
     ids = {task.id for task in tasks}
     bodies = [_parsed_bodies(task, ids) for task in tasks]
     found = _check_graph(tasks, bodies, NameSuggester(), {})
@@ -264,9 +261,8 @@ def _check_graph(
 ) -> Iterator[Finding]:
     """Yield the problems between tasks: ids, dependencies, cycles, and references to results.
 
-    What a task can see is known only where all dependencies are sound, so references are checked
-    against the graph last, and only if nothing else was found. Otherwise one misspelt name would
-    be reported again for everything behind it.
+    References are checked against the graph last, and only if all dependencies are valid. Otherwise
+    one misspelt name would be reported again for every task downstream.
     """
     yield from _check_reserved_ids(tasks)
     yield from _check_unique("task", [task.id for task in tasks], "id")
@@ -286,14 +282,14 @@ def _check_graph(
         graph.append([number_of[name] for name in known if name != task.id])
     for cycle in find_cycles(graph):
         sound = False
-        # The first one is named again at the end, which closes the circle.
+        # The first task is named again at the end, which closes the cycle.
         closed = [*cycle, cycle[0]]
         names = [repr(tasks[number].id) for number in closed]
         more = len(names) - _MAX_CYCLE_NAMES
         if more > 0:
             names[_MAX_CYCLE_NAMES - 1 : -1] = [f"… ({more} more) …"]
         circle = " → ".join(names)
-        text = f"the tasks depend on one another in a circle: {circle}"
+        text = f"dependency cycle: {circle}"
         yield ("tasks", cycle[0], "depends_on"), f"{text}; remove one of these dependencies"
 
     uses = []
@@ -308,7 +304,7 @@ def _check_graph(
             sound = False
             hint = hints(name, number_of)
             task_id = tasks[number].id
-            reason = f"{name!r} is no task of the plan{hint}"
+            reason = f"{name!r} is not a task of the plan{hint}"
             message = f"task {task_id!r} refers to {text}, and {reason}"
             yield ("tasks", number, *path), message
     if not uses or not sound:
@@ -328,7 +324,7 @@ def _check_graph(
 
 
 def _known_task(name: str, known: Container[str]) -> str:
-    """Return the task that a reference is about; for an element, the task that has the list."""
+    """Return the task that a reference names; for an element, the task with the list."""
     if name in known:
         return name
     template = template_of(TaskId(name))
@@ -346,7 +342,7 @@ def _check_dependencies(
                 why = "itself"
             elif needed not in number_of:
                 hint = hints(needed, number_of)
-                why = f"{needed!r}, which is no task of the plan{hint}"
+                why = f"{needed!r}, which is not a task of the plan{hint}"
             elif needed in seen:
                 why = f"{needed!r} twice"
             if why:
@@ -356,7 +352,7 @@ def _check_dependencies(
 
 
 def check_task(task: TaskBody, scope: TaskScope) -> list[str]:
-    """Return the problems of one task and its fallbacks, without its relations to other tasks."""
+    """Return the problems of one task and its fallbacks, apart from those between tasks."""
     problems = []
     bodies: list[_ParsedBody] = []
     if not _is_simple_call(task, scope) or may_read_results(task):
@@ -368,8 +364,7 @@ def check_task(task: TaskBody, scope: TaskScope) -> list[str]:
         if isinstance(task.include, SubPlan):
             found = chain(found, _check_staged_inclusion(task.include, scope))
         has_own_parameters = PARAMETERS in (task.scope or {})
-    # A plan without parameters may have a task of that name, and which tasks there are is not
-    # known.
+    # A plan without parameters may have a task called `parameters`; the tasks are unknown here.
     if scope.parameters and not has_own_parameters:
         found = chain(found, _check_parameters(bodies, scope))
     for path, text in found:
@@ -383,16 +378,16 @@ def check_task(task: TaskBody, scope: TaskScope) -> list[str]:
 
 
 def _check_staged_inclusion(included: SubPlan, scope: TaskScope) -> Iterator[Finding]:
-    """Yield what is wrong with an included plan, where the message has to say the place as well."""
+    """Yield the problems of an included plan, with the place repeated in each message."""
     for path, text in _check_included(included, scope, {}):
         place = ("include", *path)
         yield place, f"{format_path(place)}: {text}"
 
 
 def _is_simple_call(task: TaskBody, scope: TaskScope) -> bool:
-    """Return whether a task only calls a tool, with values of the stated types, or states no tool.
+    """Return whether a task only calls a tool with values of the stated types, or has no tool.
 
-    A quick look: most tasks are like that, and they need no further check.
+    A quick test: most tasks pass it, and need no further checks.
     """
     if task.resources or task.fallbacks or task.undo or task.undo_on_replace or task.when:
         return False
@@ -416,9 +411,7 @@ def _is_simple_call(task: TaskBody, scope: TaskScope) -> bool:
 
 
 def result_references(task: Task, known: Container[str]) -> Iterator[tuple[JsonPath, str, str]]:
-    """Yield the results that a task and its fallbacks read.
-
-    Each with its path, the id of the other task, and the reference as written.
+    """Yield the results that a task and its fallbacks read: path, id of the other task, reference.
 
     Args:
         task: the task.
@@ -428,10 +421,7 @@ def result_references(task: Task, known: Container[str]) -> Iterator[tuple[JsonP
 
 
 def may_read_results(task: TaskBody) -> bool:
-    """Return whether a task, or a fallback or undo task of it, may read results.
-
-    A quick look: most tasks read none.
-    """
+    """Return whether a task, its fallbacks or undo tasks may read results; a quick test."""
     if task.when or task.fallbacks or task.undo:
         return True
     if isinstance(task, Task) and _is_expanded(task):
@@ -446,14 +436,14 @@ def _results_read(task: Task, bodies: Sequence[_ParsedBody]) -> Iterator[tuple[J
             if isinstance(parsed, Condition):
                 for read in sorted(parsed.names("results")):
                     yield where, read, f"results.{read}"
-                # How a task has ended is known no earlier than its result.
-                for asked in sorted(parsed.names("status")):
-                    yield where, asked, f"status.{asked}"
+                # The status of a task is known no earlier than its result.
+                for read in sorted(parsed.names("status")):
+                    yield where, read, f"status.{read}"
             elif not isinstance(parsed, str):
-                # A text says why the expression is wrong; it is reported with the task.
+                # A string is a parse error, which is reported with the task.
                 for reference in parsed:
                     read_by_undo = "undo" in path and reference.task == task.id
-                    # What undoes a task runs after it, and may read what it has returned.
+                    # An undo task runs after its task, and may read the output.
                     if reference.task is not None and not read_by_undo:
                         yield where, reference.task, str(reference)
 
@@ -463,11 +453,11 @@ def _results_compared(
 ) -> Iterator[tuple[JsonPath, str, str]]:
     """Yield the results that a task and its tools read under `expect` and `confirm`.
 
-    Each with its path, the id of the other task, and how it is written.
+    Each has its path, the id of the other task, and its text.
 
     Args:
         task: the task.
-        uses_of_tools: the results that tools read, by their names, each with where.
+        uses_of_tools: by tool name, the results that the tool reads and where it states them.
     """
     for path, body in nested_bodies(task):
         found: list[tuple[JsonPath, str, str]] = []
@@ -478,21 +468,21 @@ def _results_compared(
             use = f"results.{name} in what its tool {body.tool!r} {where}"
             found.append((("tool",), name, use))
         for inner, name, use in found:
-            # What undoes a task runs after it.
+            # An undo task runs after its task.
             if name != task.id or "undo" not in path:
                 yield (*path, *inner), name, use
 
 
 def _results_of_tool(tool: ToolSpec) -> dict[str, str]:
-    """Return the results that a tool reads wherever it is used, each with where that is stated.
+    """Return the results that a tool needs wherever it is used, and where it states them.
 
-    A tool may be used before and after a task, and ask which of these it is. The first results
-    suffice: each of many tasks may use the tool.
+    Results whose presence the tool tests are left out: it may also be used before that task. The
+    number is limited, because each of many tasks may use the tool.
     """
     uses: dict[str, str] = {}
-    for path, names, asked in _results_stated(tool):
+    for path, names, tested in _results_stated(tool):
         where = "expects" if path[0] == "expect" else "states under `confirm`"
-        for name in sorted(names - asked):
+        for name in sorted(names - tested):
             uses.setdefault(name, where)
     return dict(islice(uses.items(), _MAX_TOOL_RESULTS))
 
@@ -500,10 +490,10 @@ def _results_of_tool(tool: ToolSpec) -> dict[str, str]:
 def _results_stated(
     part: ToolSpec | TaskBody,
 ) -> Iterator[tuple[JsonPath, frozenset[str], frozenset[str]]]:
-    """Yield the results that a tool or a task reads under `expect` and `confirm`, by their places.
+    """Yield the results that a tool or a task reads under `expect` and `confirm`.
 
-    Each place with the tasks whose results it reads, and those of which it asks whether they have
-    any.
+    Each item has the path, the tasks whose results are read there, and the tasks whose presence
+    among the results is tested.
     """
     conditions: list[tuple[JsonPath, str]] = []
     if part.expect is not None:
@@ -527,7 +517,7 @@ def _results_stated(
 
 
 def _check_declared(parameters: Parameters, tasks: Sequence[Task]) -> Iterator[Finding]:
-    """Yield the problems of parameters, and the tasks whose outputs would be written alike."""
+    """Yield the problems of parameters, and the tasks whose outputs look like parameters."""
     yield from declaration_problems(parameters)
     if not parameters:
         return
@@ -538,7 +528,7 @@ def _check_declared(parameters: Parameters, tasks: Sequence[Task]) -> Iterator[F
 
 
 def _check_parameters(bodies: Sequence[_ParsedBody], scope: TaskScope) -> Iterator[Finding]:
-    """Yield the uses of parameters that the plan does not declare, in a task and what is in it."""
+    """Yield the uses of undeclared parameters in a task, its fallbacks and undo tasks."""
     for path, body, expressions in bodies:
         for name, parsed in expressions:
             for read, text in _parameters_in(parsed):
@@ -565,7 +555,7 @@ def _undeclared(name: str, scope: TaskScope) -> str:
 
 
 def _parameters_in(parsed: _Expression) -> Iterator[tuple[str, str]]:
-    """Yield the parameters that an expression reads, each with how it is written."""
+    """Yield the parameters that an expression reads, each with its text."""
     if isinstance(parsed, Condition):
         for name in sorted(parsed.names(PARAMETERS)):
             yield name, f"{PARAMETERS}.{name}"
@@ -578,7 +568,7 @@ def _parameters_in(parsed: _Expression) -> Iterator[tuple[str, str]]:
 def _parameters_stated(part: ToolSpec | TaskBody) -> Iterator[tuple[JsonPath, str, str]]:
     """Yield the parameters that a tool or a task reads under `expect`, `confirm` and `undo`.
 
-    Each with its place and how it is written.
+    Each has its path and its text.
     """
     conditions: list[tuple[JsonPath, str]] = []
     values: list[tuple[JsonPath, JsonValue, tuple[str, ...]]] = []
@@ -599,7 +589,7 @@ def _parameters_stated(part: ToolSpec | TaskBody) -> Iterator[tuple[JsonPath, st
         try:
             references = root_references(value, roots)
         except ExpressionError:
-            continue  # it is a problem of its own
+            continue  # reported on its own
         for reference in references:
             root, *steps = reference.path
             if root == PARAMETERS:
@@ -607,9 +597,9 @@ def _parameters_stated(part: ToolSpec | TaskBody) -> Iterator[tuple[JsonPath, st
 
 
 def parameters_of_work(task: TaskBody, tool: ToolSpec | None) -> dict[str, None]:
-    """Return the parameters that the result of a task depends on, or whether it runs."""
+    """Return the parameters that decide whether a task runs, or that its result depends on."""
     names: dict[str, None] = {}
-    # In an included plan, the names are those of its own parameters.
+    # In an included plan, these names are its own parameters.
     if isinstance(task, Task) and PARAMETERS in (task.scope or {}):
         return names
     for _, parsed in _parsed_expressions(task, (), ("",)):
@@ -627,7 +617,7 @@ def parameters_of_work(task: TaskBody, tool: ToolSpec | None) -> dict[str, None]
 def nested_bodies(task: TaskBody) -> list[tuple[JsonPath, TaskBody]]:
     """Return a task with its fallbacks and undo tasks at all levels, each with its path.
 
-    Fallbacks that state no field are left out: a hostile plan may have hundreds of thousands.
+    Empty fallbacks are left out: a hostile plan may have hundreds of thousands.
     """
     bodies: list[tuple[JsonPath, TaskBody]] = [((), task)]
     if task.undo is None and not task.fallbacks:
@@ -645,8 +635,8 @@ class ToolDemands(NamedTuple):
     """Requirements of a tool on its tasks and on the plan.
 
     Attributes:
-        required: the arguments that it cannot do without.
-        excess: the resources that it takes too much of, each with the amount.
+        required: the required arguments.
+        excess: the resources that it needs more of than the plan has, each with the amount.
         placeholders: the placeholders in its patterns, each with its first field.
     """
 
@@ -663,9 +653,9 @@ class TaskScope:
         tools: the described tools by name; if there are none, any tool name is accepted.
         capacity: the amount of each resource.
         objects: the type of each object that arguments may name.
-        servers: the servers that may have further tools.
+        servers: the MCP servers, which may have further tools.
         parameters: the parameters of the plan.
-        hints: finds the names that somebody may have meant.
+        hints: suggests names for misspelt ones.
     """
 
     tools: Mapping[str, ToolSpec]
@@ -693,7 +683,7 @@ class TaskScope:
 
     def may_be_served(self, name: str) -> bool:
         """Return whether a server may have a tool of this name; only the server can confirm it."""
-        # Names of servers and of tools may have dots, so each of them may be the one between.
+        # Names of servers and tools may contain dots, so any dot may be the separator.
         for dot, character in enumerate(name[:-1]):
             if character != ".":
                 continue
@@ -729,7 +719,7 @@ class TaskScope:
         optional = frozenset(tool.optional)
         required = [name for name in tool.parameters if name not in optional]
         if not tool.parameters:
-            # Only its patterns tell what it cannot do without.
+            # Only its patterns show the arguments that it needs.
             required = list(fields)
         excess: list[tuple[str, float]] = []
         if tool.resources:
@@ -738,7 +728,7 @@ class TaskScope:
         return self._demands[tool.name]
 
     def element_in(self, name: str | None) -> str:
-        """Return how a tool reads the element of a list; empty if it does not."""
+        """Return the expression of a tool that reads a list element; empty if it reads none."""
         if name is None or name not in self.tools:
             return ""
         if name not in self._elements:
@@ -762,7 +752,7 @@ def _check_unique(what: str, names: Sequence[str], key: str) -> Iterator[Finding
         before = first.setdefault(name, index)
         if before != index:
             place = f"{what}s[{before}]"
-            text = f"{what} {name!r} is there already, as {place}; each needs its own {key}"
+            text = f"{what} {name!r} is already defined as {place}; each needs its own {key}"
             yield (f"{what}s", index, key), text
 
 
@@ -787,13 +777,13 @@ def _check_tool(tool: ToolSpec, scope: TaskScope) -> Iterator[Finding]:
     for number, parameter in enumerate(tool.optional):
         if parameter not in tool.parameters:
             hint = hints(parameter, tool.parameters)
-            yield ("optional", number), f": {parameter!r} is no parameter of it{hint}"
+            yield ("optional", number), f": {parameter!r} is not one of its parameters{hint}"
     # A tool without stated parameters takes any, so no placeholder can be wrong.
     if tool.parameters:
         for hole, name in scope.demands(tool).placeholders.items():
             if hole not in tool.parameters:
                 hint = hints(hole, tool.parameters)
-                yield (name,), f": {{{hole}}} in {name} is no parameter of it{hint}"
+                yield (name,), f": {{{hole}}} in {name} is not one of its parameters{hint}"
     for resource in tool.resources:
         for path, text in _check_resource_declared(resource, scope):
             yield path, f": {text}"
@@ -811,7 +801,7 @@ def _check_undo(tool: ToolSpec, scope: TaskScope) -> Iterator[Finding]:
 
 
 def _check_undo_call(tool: ToolSpec, undo: Undo, scope: TaskScope) -> Iterator[Finding]:
-    """Yield the problems of the call that takes back the effect of a tool."""
+    """Yield the problems of the call that undoes the effect of a tool."""
     body = TaskBody(tool=undo.tool, arguments=undo.arguments)
     yield from _check_bodies([((), body, [])], scope)
     try:
@@ -835,8 +825,8 @@ def _agreement_problem(expect: Expectation | None, own: str, scope: TaskScope) -
     """Return why the second tool cannot confirm an output; empty if it can, or none is named.
 
     Args:
-        expect: what is expected of the output, if anything.
-        own: the tool whose output it is.
+        expect: the expectation of the output, if any.
+        own: the tool that returned the output.
         scope: the tools of the plan.
     """
     if expect is None or not expect.second_tool:
@@ -844,7 +834,7 @@ def _agreement_problem(expect: Expectation | None, own: str, scope: TaskScope) -
     name = expect.second_tool
     if name in scope.tools:
         return confirmation_problem(name, own, scope.tools)
-    # Only the server can tell what its tools do; they are described before a run begins.
+    # Only the server can describe its tools; this happens before a run begins.
     if scope.may_be_served(name):
         return ""
     hint = scope.hints(name, scope.tools)
@@ -905,7 +895,7 @@ def _check_bodies(bodies: Sequence[_ParsedBody], scope: TaskScope) -> Iterator[F
             if problem:
                 yield (*path, "expect", "agrees_with"), problem
         elif body.tool is not None and (scope.tools or scope.servers):
-            # A plan that describes no tool at all may name any.
+            # A plan without described tools may name any.
             if not scope.may_be_served(body.tool):
                 hint = scope.hints(body.tool, scope.tools)
                 text = f"there is no tool {body.tool!r}{hint}; describe it under `tools`"
@@ -924,17 +914,17 @@ def _check_bodies(bodies: Sequence[_ParsedBody], scope: TaskScope) -> Iterator[F
 
 
 def _check_reserved_ids(tasks: Sequence[Task]) -> Iterator[Finding]:
-    """Yield the tasks whose names are reserved for the elements of lists."""
+    """Yield the tasks with ids that are reserved for the elements of lists."""
     if all(task.for_each is None for task in tasks):
         return
     for number, task in enumerate(tasks):
         if task.id in ELEMENT_ROOTS:
-            text = f"a plan with `for_each` has no task {task.id!r}: it is what an element has"
+            text = f"a plan with `for_each` reserves the id {task.id!r} for elements"
             yield ("tasks", number, "id"), f"{text}; choose another id"
 
 
 def _check_list(task: Task, bodies: Sequence[_ParsedBody], scope: TaskScope) -> Iterator[Finding]:
-    """Yield the fields about lists or elements of a task without any."""
+    """Yield the fields of a task that need `for_each`, and the element references without one."""
     has_element = "item" in (task.scope or {})
     if task.for_each is not None:
         for name in ("name", "goal"):
@@ -945,14 +935,14 @@ def _check_list(task: Task, bodies: Sequence[_ParsedBody], scope: TaskScope) -> 
                     yield (name,), problem
     else:
         for name in LIST_FIELDS:
-            # Each element says what becomes of its list when it fails.
+            # An element's task keeps this field of its list.
             if has_element and name == "on_item_failure":
                 continue
             if getattr(task, name) != Task.model_fields[name].default:
-                yield (name,), f"`{name}` is about the elements of `for_each`, which is missing"
+                yield (name,), f"`{name}` needs `for_each`, which is missing"
     if has_element:
         return
-    # A task that only calls its tool has no bodies.
+    # A task that only calls its tool has no parsed bodies.
     for path, body, expressions in bodies or [((), task, [])]:
         for name, parsed in expressions:
             found = _element_in(parsed)
@@ -970,7 +960,7 @@ def _check_list(task: Task, bodies: Sequence[_ParsedBody], scope: TaskScope) -> 
 
 
 def _element_in(parsed: _Expression) -> str:
-    """Return how an expression reads an element of a list; empty if it does not."""
+    """Return the part of an expression that reads a list element; empty if none does."""
     if isinstance(parsed, Condition):
         if parsed.reads_element():
             return f"the condition {parsed.text!r}"
@@ -995,7 +985,7 @@ def _elements_stated(part: ToolSpec | TaskBody) -> Iterator[tuple[JsonPath, str]
     if isinstance(part.undo, Undo):
         values.append((("undo", "arguments"), part.undo.arguments))
     for path, value in values:
-        with suppress(ExpressionError):  # it is a problem of its own
+        with suppress(ExpressionError):  # reported on its own
             for reference in root_references(value, CONFIRMED_ROOTS):
                 if reference.path[0] in ELEMENT_ROOTS:
                     yield path, str(reference)
@@ -1012,7 +1002,7 @@ def _check_acceptance(bodies: Sequence[_ParsedBody]) -> Iterator[Finding]:
             if text.startswith(_COMMAND_PREFIX):
                 command = brief_repr(text.removeprefix(_COMMAND_PREFIX))
                 cure = f"write it as `expect: {{commands: [{command}]}}`"
-                yield (*path, "acceptance", number), f"commands are no prose: {cure}"
+                yield (*path, "acceptance", number), f"a command is not prose: {cure}"
 
 
 def _check_confirmation_by(tool: ToolSpec, scope: TaskScope) -> Iterator[Finding]:
@@ -1037,7 +1027,7 @@ def _check_confirmation(confirm: Confirmation, scope: TaskScope) -> Iterator[Fin
 
 
 def _check_call(body: TaskBody, tool: ToolSpec, scope: TaskScope) -> Iterator[Finding]:
-    """Yield the problems of the arguments of a task, from which its tool takes its parameters."""
+    """Yield the problems of a task's arguments for the parameters of its tool."""
     arguments = body.arguments
     parameters = tool.parameters
     for name, value in arguments.items():
@@ -1057,7 +1047,7 @@ def _check_call(body: TaskBody, tool: ToolSpec, scope: TaskScope) -> Iterator[Fi
             yield ("arguments",), f"tool {tool.name!r} needs the argument {needed}"
             continue
         where = demands.placeholders[name]
-        text = f"tool {tool.name!r} names {{{name}}} in its {where}: give that argument"
+        text = f"tool {tool.name!r} names {{{name}}} in its {where}: add that argument"
         if where == "command":
             text += f"; write {{{{{name}}}}} there if the braces are meant"
         yield ("arguments",), text
@@ -1079,7 +1069,7 @@ def _check_resources(body: TaskBody, tool: ToolSpec | None, scope: TaskScope) ->
         yield from _check_resource_declared(resource, scope)
     excess = []
     if tool is not None:
-        # The amount that a task states itself replaces that of its tool.
+        # An amount that the task states replaces that of its tool.
         excess += [item for item in scope.demands(tool).excess if item[0] not in own]
     if own:
         excess += scope.excess(own)
@@ -1090,7 +1080,7 @@ def _check_resources(body: TaskBody, tool: ToolSpec | None, scope: TaskScope) ->
             place = ("resources", resource)
             taker = "it takes"
         capacity = scope.capacity[resource]
-        text = f"{amount:g} of {resource!r}, and the plan has {capacity:g} in all"
+        text = f"{amount:g} of {resource!r}, but the plan has only {capacity:g}"
         yield place, f"{taker} {text}"
 
 
@@ -1099,9 +1089,9 @@ def _type_mismatch(value: JsonValue, kind: str, scope: TaskScope) -> str:
     if isinstance(value, str) and value.startswith("${") and value.endswith("}"):
         return _parameter_mismatch(value, kind, scope)
     is_object = kind in scope.object_types
-    # A type of objects that is called `path` means those objects, not paths of files.
+    # An object type called `path` means those objects, not file paths.
     if kind in _PARAMETER_TYPES and not (is_object and kind == "path"):
-        # A boolean is an integer in Python, and no number in JSON.
+        # A boolean is an integer in Python, but not a number in JSON.
         is_boolean = isinstance(value, bool) and kind in ("integer", "number")
         if isinstance(value, _PARAMETER_TYPES[kind]) and not is_boolean:
             return ""
@@ -1114,7 +1104,7 @@ def _type_mismatch(value: JsonValue, kind: str, scope: TaskScope) -> str:
 
 
 def _parameter_mismatch(reference: str, kind: str, scope: TaskScope) -> str:
-    """Return the type expected instead of a parameter's; "" if it fits, or is part of one."""
+    """Return the type expected instead of a parameter's; "" if it fits or is not known here."""
     name = reference.removeprefix(f"${{{PARAMETERS}.").removesuffix("}")
     parameter = scope.parameters.get(name)
     if parameter is None or kind not in _PARAMETER_TYPES or kind in scope.object_types:
@@ -1129,14 +1119,14 @@ def _parameter_mismatch(reference: str, kind: str, scope: TaskScope) -> str:
     return f"{kind}, and the parameter is of type {parameter.type}"
 
 
-# Names that hold secrets: they are refused, because names are not masked.
+# Secrets in names: refused, because names are not masked.
 
 
 def secret_name_problems(
     part: BaseModel | Sequence[BaseModel], redactor: Redactor
 ) -> list[Problem]:
-    """Return the names in a plan or in changes that hold secrets, by their places."""
-    # All at once and without their places: hardly any plan has such a name.
+    """Return the names in a plan or in changes that contain secrets, by their places."""
+    # First all names at once, without their places: hardly any plan has such a name.
     names: dict[str, None] = {}
     _collect_names(part, "", names)
     if not redactor.is_secret_name("\n".join(names)):
@@ -1150,7 +1140,7 @@ def secret_name_problems(
 
 
 def _masked_place(path: JsonPath, redactor: Redactor) -> str:
-    """Return a path into a document, as `tasks[3].id`, without the secrets in its names."""
+    """Return a path into a document, such as `tasks[3].id`, with its secrets masked."""
     steps: list[str | int] = []
     for step in path:
         is_secret = isinstance(step, str) and redactor.is_secret_name(step)
@@ -1163,8 +1153,8 @@ def _collect_names(part: Any, field: str, names: dict[str, None]) -> None:
 
     Args:
         part: a part of a plan or of changes.
-        field: the field or member that it is.
-        names: gets the names.
+        field: the field or key that holds it.
+        names: the collected names.
     """
     kind: Any = type(part)
     fields = _fields_with_names(kind)
@@ -1175,7 +1165,7 @@ def _collect_names(part: Any, field: str, names: dict[str, None]) -> None:
             if inner not in fields:
                 continue
             value = values[inner]
-            # Most names are such fields, and a call for each would take longer than all the rest.
+            # Most names are such fields; a call for each would dominate the time.
             if type(value) is str and inner != "when":
                 names[value] = None
             else:
@@ -1192,7 +1182,7 @@ def _collect_names(part: Any, field: str, names: dict[str, None]) -> None:
 
 
 def _name_in(text: str, field: str) -> str:
-    """Return a name as it is judged. A condition compares, which looks like an assignment."""
+    """Return the text to search for secrets; a comparison would look like an assignment."""
     if field == "when":
         return _COMPARISON.sub(" ", text)
     return text
@@ -1210,7 +1200,7 @@ def _iter_names(part: object, path: JsonPath) -> Iterator[tuple[JsonPath, str]]:
         yield path, _name_in(part, str(path[-1]))
     elif isinstance(part, Mapping):
         for name, value in part.items():
-            # Fields of a change are those of a task, and not all of them are names.
+            # The fields of a change are those of a task, and not all are names.
             if path[-1] != "fields" or name in name_fields(Task):
                 yield (*path, name), name
                 yield from _iter_names(value, (*path, name))
@@ -1228,7 +1218,7 @@ def _fields_with_names(kind: type) -> frozenset[str] | None:
     return names.intersection(kind.model_fields)
 
 
-# Algorithms on graphs of any size and shape: none recurses or is quadratic in the number of nodes.
+# Graph algorithms; none recurses or is quadratic in the number of nodes.
 
 
 def reverse_graph(dependencies: Graph) -> list[list[int]]:
@@ -1241,9 +1231,9 @@ def reverse_graph(dependencies: Graph) -> list[list[int]]:
 
 
 def topological_order(dependencies: Graph) -> list[int]:
-    """Return the nodes, each after its dependencies, without those on a cycle or behind one.
+    """Return the nodes, each after its dependencies; nodes on or behind a cycle are left out.
 
-    Among the nodes that could be next, the first one is.
+    Of several ready nodes, the one with the lowest number comes first.
     """
     dependents = reverse_graph(dependencies)
     missing = list(map(len, dependencies))
@@ -1286,10 +1276,9 @@ def unreachable_pairs(
 ) -> set[tuple[int, int]]:
     """Return the pairs of `queries` whose node does not depend on its target, even indirectly.
 
-    Each pair is (node, target). The graph must have no cycle. In one pass over the graph in
-    topological order, each node gets one bit for each target that it depends on: the bits of its
-    dependencies, and their own. That answers for thousands of targets at once, where a search from
-    each node would be quadratic.
+    Each pair is (node, target). The graph must have no cycle. One pass in topological order gives
+    each node a bit for every target that it depends on: the bits of its dependencies, and their
+    own. This checks thousands of targets at once; a search from each node would be quadratic.
     """
     wanted: dict[int, list[int]] = {}
     for node, target in queries:
@@ -1304,7 +1293,7 @@ def unreachable_pairs(
     apart = set()
     for first in range(0, len(targets), _TARGETS_PER_PASS):
         batch = targets[first : first + _TARGETS_PER_PASS]
-        # Nothing before the first target depends on any, and nobody asks about what comes after.
+        # Nodes before the first target depend on none, and nodes after the last query are unused.
         start = position[batch[0]]
         asking = chain.from_iterable(wanted[target] for target in batch)
         end = max(map(position.__getitem__, asking))
@@ -1329,11 +1318,10 @@ def unreachable_pairs(
 def _strongly_connected_components(
     dependencies: Graph, nodes: Iterable[int]
 ) -> Iterator[list[int]]:
-    """Yield the nodes in sets that depend on one another (Kosaraju's algorithm).
+    """Yield the strongly connected components (Kosaraju's algorithm).
 
-    A depth-first search along the dependencies gives the order in which it leaves the nodes. From
-    the node left last, the reversed edges lead only to nodes of its own set, or of sets that were
-    yielded before.
+    A depth-first search along the dependencies yields a postorder. From the last node of it, the
+    reversed edges lead only to nodes of its own component, or of components yielded before.
     """
     seen = set()
     order = []

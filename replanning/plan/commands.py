@@ -1,9 +1,8 @@
-"""Command templates: their arguments are words for the shell, never text of the script.
+"""Command templates: arguments become words for the shell, never text of the script.
 
-The script reaches `/bin/sh` as it was written, with a variable of the shell in the place of each
-hole; the values travel beside it. So no value is ever parsed by the shell, whatever it holds. What
-could still go wrong is a hole in a place where a variable is not one word (inside quotes, a
-comment, a here-document): those are refused when the template is read.
+The script reaches `/bin/sh` as written, with a shell variable in place of each hole; the values
+are passed beside it. So the shell never parses a value. A hole where a variable is not one word
+(inside quotes, a comment, a here-document) is refused when the template is read.
 
 A value may still begin with a dash. `option_problems` refuses it where a program would read it as
 an option.
@@ -24,13 +23,13 @@ from replanning.plan.messages import truncate
 from replanning.plan.references import fill_placeholders, placeholders
 
 HOLE_DELIMITER: Final = "\0"
-"""Delimiter of marked holes; no template, value or variable contains it."""
+"""Delimiter of marked holes, which no template, value or variable contains."""
 
 MARKED_HOLE: Final = re.compile(f"{HOLE_DELIMITER}([^{HOLE_DELIMITER}]+){HOLE_DELIMITER}")
 """A hole in a marked template."""
 
 ENV_REFERENCE: Final = re.compile(r"(?<![${])\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
-"""A variable in a template."""
+"""An environment variable in a template."""
 
 _TOKEN: Final = re.compile(
     rf"""
@@ -52,24 +51,24 @@ _TOKEN: Final = re.compile(
 _HOLE_ERRORS: Final = {
     "backslash": "{hole} follows a backslash; values are quoted for you, remove it",
     "quotes": (
-        "{hole} stands inside quotes; values are quoted for you, remove the quotes, or "
+        "{hole} is inside quotes; values are quoted for you, remove the quotes, or "
         "write {{{hole}}} for that text itself"
     ),
-    "backquotes": "{hole} stands inside backquotes; write $(…) instead",
+    "backquotes": "{hole} is inside backquotes; write $(…) instead",
     "arithmetic": (
-        "{hole} stands inside $((…)), where the shell would calculate with a value it "
+        "{hole} is inside $((…)), where the shell would calculate with a value it "
         "cannot trust; assign it to a variable before"
     ),
     "expansion": (
-        "{hole} stands inside ${{…}}; assign it to a variable before, or write "
+        "{hole} is inside ${{…}}; assign it to a variable before, or write "
         "${{name}} for a variable of the shell"
     ),
-    "comment": "{hole} stands in a comment; remove it, or write {{{hole}}} for that text itself",
-    "document": "{hole} stands in a here-document; use printf and a pipe instead",
+    "comment": "{hole} is in a comment; remove it, or write {{{hole}}} for that text itself",
+    "document": "{hole} is in a here-document; use printf and a pipe instead",
 }
 
 _MAX_COMMAND_CHARS: Final = 100_000
-"""Longest template, in characters; the system passes on no longer one."""
+"""Longest template, in characters; the operating system accepts hardly more."""
 
 _BEFORE_WORD: Final = frozenset(" \t\n;|&(")
 _AFTER_WORD: Final = frozenset(" \t\n;|&)<>")
@@ -85,12 +84,12 @@ _SHELL_BUILTINS: Final = frozenset(
 
 
 def env_references(text: str) -> tuple[str, ...]:
-    """Return the variables that a template refers to, each once, in order."""
+    """Return the environment variables that a template refers to, each once, in order."""
     return tuple(dict.fromkeys(ENV_REFERENCE.findall(text)))
 
 
 def mark_holes(template: str) -> str:
-    """Return the template with each placeholder as a marked hole, and `{{name}}` as that text."""
+    """Return the template with placeholders as marked holes, and `{{name}}` as literal text."""
     return fill_placeholders(
         template,
         {name: f"{HOLE_DELIMITER}{name}{HOLE_DELIMITER}" for name in placeholders(template)},
@@ -101,13 +100,13 @@ def argument_text(name: str, value: JsonValue) -> str:
     """Return a value as text for a process or a server.
 
     Raises:
-        ValueError: it has no such text; the message names the argument and the reason.
+        ValueError: it has no text form; the message names the argument and the reason.
     """
     if value is None:
         raise ValueError(f"{name!r} is null, which has no text")
     try:
         text = as_text(value)
-        # Only encoding notices half a character, which a text of Python may contain.
+        # A Python string may contain a lone surrogate, which only encoding detects.
         text.encode()
     except UnicodeEncodeError:
         raise ValueError(f"{name!r} holds half a character (a lone surrogate)") from None
@@ -120,14 +119,14 @@ def argument_text(name: str, value: JsonValue) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Script for the shell, and the words that it refers to."""
+    """Shell script, and the words that it refers to."""
 
     text: str
     words: tuple[str, ...]
 
 
 def command_problems(command: str) -> list[str]:
-    """Return the problems of a command template, in the order of the text."""
+    """Return the problems of a command template, in text order."""
     if not command.strip():
         return ["its command is empty"]
     if HOLE_DELIMITER in command:
@@ -136,8 +135,7 @@ def command_problems(command: str) -> list[str]:
         return [f"its command has more than {_MAX_COMMAND_CHARS} characters; write it into a file"]
     problems = [
         f"its command refers to {{env:{name}}}, which every user of the machine could read in "
-        "the list of "
-        f'processes; write "${name}", or pass it on under `env`'
+        f'the process list; write "${name}", or pass it on under `env`'
         for name in env_references(command)
     ]
     for kind, text, _ in _tokens(mark_holes(command)):
@@ -160,7 +158,7 @@ def compile_command(
     Args:
         command: the template.
         arguments: values by name.
-        parameters: the types of arguments, as `option_problems` takes them.
+        parameters: the types of arguments, as for `option_problems`.
 
     Raises:
         ValueError: arguments cannot be words; the message lists all of them.
@@ -192,12 +190,12 @@ def compile_command(
                 except ValueError as error:
                     problems.append(str(error))
         parts.append(" ".join(names.get(name, ())))
-    # Arguments that are no words cannot be read as options either, and need one message only.
+    # An argument that cannot be a word is not reported as an option as well.
     if not problems:
         problems = option_problems(command, arguments, parameters)
     if problems:
         raise ValueError("; ".join(dict.fromkeys(problems)))
-    if words:  # kept out of reach of `set`, `shift` and functions
+    if words:  # in variables, because `set`, `shift` and functions change $1, $2, …
         named = " ".join(
             f"_replanning_{number}=${{{number}}}" for number in range(1, len(words) + 1)
         )
@@ -214,22 +212,22 @@ def option_problems(
 
     Args:
         command: the template.
-        arguments: values by name; missing ones have no problems.
-        parameters: the types of arguments; one that is a number may be negative.
+        arguments: values by name; missing ones are not checked.
+        parameters: the types of arguments; a number may be negative.
     """
     return leading_problems(leading_holes(command), arguments, parameters)
 
 
 @dataclass(frozen=True, slots=True)
 class LeadingHoles:
-    """Holes at the beginning of a word, or one of `curl`'s, and what they must not hold.
+    """Holes at the start of a word, or in a word of `curl`, and their forbidden beginnings.
 
-    The second hole counts only if the first is filled with nothing.
+    A further hole counts only if those before it are filled with empty text.
     """
 
     names: tuple[str, ...]
     forbidden: re.Pattern[str]
-    """Beginnings that the argument must not have."""
+    """Pattern of beginnings that the argument must not have."""
 
     exempt: int
     """Number of words of a list that may have them: 1 after an option that takes a value."""
@@ -260,14 +258,14 @@ _VALUE_OPTIONS: Final = (
     ),
     (re.compile(r"tar"), re.compile(r"-\w*[fC]")),
 )
-"""Common programs, and their options after which the next word is a value, whatever it is."""
+"""Common programs, and their options that take the next word as a value, whatever it is."""
 
 
 LAUNCHERS: Final = re.compile(
     "xargs|find|timeout|setsid|stdbuf|ionice|chroot|parallel|watch|flock|strace|busybox|ssh|sudo"
     "|doas|eval|docker|podman|kubectl|uv|uvx|poetry|conda|npx|npm|pnpm|nix|tmux|systemd-run|-[^vV].*"
 )
-"""Programs that start another one from their words; `env`, `nice`, `nohup` have options."""
+"""Programs that start another one; the last pattern is an option of `env`, `nice` or `nohup`."""
 
 _EMPTY_PREFIX: Final = re.compile(r"""(?:''|""|"?\$[\w@*#?!$-]+"?|"?\$\{[^{}]*\}"?)*""")
 """Parts before a hole that may be empty."""
@@ -322,7 +320,7 @@ def _names_at_start(word: str) -> tuple[str, ...]:
 def leading_problems(
     holes: Iterable[LeadingHoles], arguments: Mapping[str, JsonValue], parameters: Mapping[str, str]
 ) -> list[str]:
-    """Return the problems of arguments in leading holes, as `option_problems` does."""
+    """Return the problems of arguments in leading holes; see `option_problems`."""
     problems: dict[str, None] = {}
     for leading in holes:
         for name in leading.names:
@@ -338,8 +336,7 @@ def leading_problems(
                 if leading.forbidden is _DASH:
                     problem += (
                         f"an option; if it may begin with a dash, write -- before {{{name}}} in "
-                        "the "
-                        f"command, or --option={{{name}}}"
+                        f"the command, or --option={{{name}}}"
                     )
                 else:
                     problem += (
@@ -352,9 +349,9 @@ def leading_problems(
 
 
 def command_programs(command: str) -> list[str]:
-    """Return the programs that a command plainly starts, each once, in order."""
+    """Return the programs that a command obviously starts, each once, in order."""
     if re.search(r"\bcase\b|\(\s*\)", command):
-        return []  # patterns of `case` and names of functions look like programs
+        return []  # patterns of `case` and function names look like programs
     programs: dict[str, None] = {}
     for words in simple_commands(mark_holes(command)):
         name = words[0]
@@ -369,10 +366,10 @@ def program_name(word: str) -> str:
 
 
 def simple_commands(marked: str) -> list[list[str]]:
-    """Return the words of each simple command in a template, roughly; quotes stay.
+    """Return the words of each simple command in a template, approximately, with their quotes.
 
     Assignments and keywords before the program are left out. Words after a closing parenthesis
-    make a command of their own, `)`: they belong to a command that began before it.
+    form a separate command that starts with `)`: they belong to a command that began before it.
     """
     commands: list[list[str]] = []
     words: list[str] = []

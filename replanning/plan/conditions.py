@@ -1,8 +1,8 @@
 """Conditions (`when`) of tasks, such as `context.region == "eu"`.
 
-A condition is parsed with Python's grammar, to which `matches` is added, and limited to names,
-literals, comparisons, `len(…)`, and / or / not over `context.*`, `parameters.*`, `results.*` and
-`status.*`. No code is evaluated.
+The grammar is Python's with the operator `matches`, limited to names, literals, comparisons,
+`len(…)`, and / or / not over `context.*`, `parameters.*`, `results.*` and `status.*`. No code is
+evaluated.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_CONDITION_DEPTH: Final = 20
 """Deepest nesting of a condition."""
 
 STATUSES: Final = ("DONE", "SKIPPED", "FAILED", "BLOCKED", "CANCELLED")
-"""Values of `status.TASK` for a task that has ended."""
+"""Values of `status.TASK` after the task has ended."""
 
 _ROOTS: Final = ("context", "parameters", "results", "status", *ELEMENT_ROOTS)
 
@@ -56,7 +56,7 @@ OUTPUT_ROOTS: Final = (
 """Roots of a condition on an output."""
 
 _VALUES: Final = ("output", "text", *ELEMENT_ROOTS)
-"""Roots that are one value; the others are looked up by a name."""
+"""Roots that are one value; the others need a name."""
 _NAMED_CONSTANTS: Final = {"true": True, "false": False, "null": None}
 _UNSUPPORTED_NODES: Final[Mapping[type[ast.expr], str]] = {
     ast.Call: "calls but len(…)",
@@ -81,10 +81,10 @@ _COMPARISON_OPERATORS: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], bool]
 _ORDERINGS: Final = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 _PLAIN_TYPES: Final = frozenset({str, int, bool, type(None)})
-"""Types whose values are their own JSON form."""
+"""Types with values that are their own JSON form."""
 
 _MATCHES: Final = "matches"
-"""Operator that compares a text with a pattern. The parser sees `@` in its place."""
+"""Operator that compares a text with a pattern. Python's parser sees `@` instead."""
 
 _OTHER_OPERATORS: Final[Mapping[str, str]] = {
     "===": "==",
@@ -100,7 +100,7 @@ _OTHER_OPERATORS: Final[Mapping[str, str]] = {
     "OR": "or",
     "NOT": "not",
 }
-"""How other languages write an operator, and how a condition does; longer ones first."""
+"""Operators of other languages, with those of a condition; longer ones first."""
 
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d.*)?\Z")
 
@@ -110,15 +110,15 @@ class Condition:
     """Parsed condition, evaluated with the values of its roots.
 
     Attributes:
-        text: the condition as it is written.
-        tree: its expression, of nodes that the language has; `matches` is the operator `@` there.
+        text: the condition as written.
+        tree: its syntax tree, of supported nodes only; `matches` is the operator `@`.
     """
 
     text: str
     tree: ast.expr = field(compare=False, repr=False)
 
     @classmethod
-    # The check of a plan and every evaluation parse the same texts.
+    # The checks of a plan and every evaluation parse the same texts.
     @lru_cache(maxsize=4096)
     def parse(cls, text: str, roots: tuple[str, ...] = _ROOTS) -> Condition:
         """Return a parsed condition.
@@ -128,26 +128,26 @@ class Condition:
             roots: the roots that it may use.
 
         Raises:
-            ExpressionError: it is too long, too deep, or not in the language; says at which column.
+            ExpressionError: it is too long, too deep, or not in the language; names the column.
         """
         if len(text) > MAX_CONDITION_CHARS:
             limit = f"a condition has at most {MAX_CONDITION_CHARS} characters"
             raise ExpressionError(f"{limit}, this one has {len(text)}")
-        # Python would read a line break as the end, and spaces before as indentation.
+        # Python would read a line break as the end, and leading spaces as indentation.
         line = re.sub(r"\s", " ", text).rstrip()
         start = len(line) - len(line.lstrip())
         try:
-            with warnings.catch_warnings():  # of Python, about its own language
+            with warnings.catch_warnings():  # Python's own, such as SyntaxWarning
                 warnings.simplefilter("ignore")
                 tree = ast.parse(_with_operators(line[start:]), mode="eval").body
         except SyntaxError as error:
             column, written = _other_operator(line[start:])
-            # What follows a quotation mark without another one is no part of the condition.
+            # After an unterminated quotation mark, an operator may be part of the text.
             if written and not error.msg.startswith("unterminated"):
                 place = f"{_name(text)}, column {start + column + 1}"
                 reason = f"write {_OTHER_OPERATORS[written]} instead of {written}"
                 raise ExpressionError(f"{place}: {reason}") from error
-            # Python names no column where it has read to the end.
+            # Python gives no column for an error at the end.
             column = start + error.offset if error.offset else len(line) + 1
             place = f"{_name(text)}, column {column}"
             reason = "cannot be read"
@@ -170,11 +170,10 @@ class Condition:
         Args:
             context: the context of the plan.
             results: the outputs of tasks.
-            status: how tasks have ended, see `STATUSES`.
+            status: the final states of tasks, see `STATUSES`.
 
         Raises:
-            ExpressionError: it names a value that does not exist, or compares values that cannot
-                be compared.
+            ExpressionError: it reads a missing value, or compares incomparable values.
         """
         return self.holds({"context": context, "results": results, "status": status})
 
@@ -195,7 +194,7 @@ class Condition:
         return self._value(self.tree, roots)
 
     def operands(self, roots: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-        """Yield the lookups that the condition makes, as they are written, with their values."""
+        """Yield the lookups of the condition, as written, with their values."""
         stack: list[ast.AST] = [self.tree]
         while stack:
             node = stack.pop()
@@ -210,7 +209,7 @@ class Condition:
                     stack += reversed(list(ast.iter_child_nodes(node)))
 
     def names(self, root: str) -> frozenset[str]:
-        """Return the keys of the context, the parameters, or the tasks, that it reads of a root."""
+        """Return the names that it reads from a root: context keys, parameters or task ids."""
         found = set()
         for node in ast.walk(self.tree):
             match node:
@@ -227,18 +226,18 @@ class Condition:
         return frozenset(found)
 
     def renamed(self, ids: Mapping[TaskId, TaskId]) -> str:
-        """Return the text of the condition with other ids of the tasks that it reads."""
+        """Return the text of the condition with task ids replaced."""
         return shown(_Renaming(ids).visit(copy.deepcopy(self.tree)))
 
     def reads_element(self) -> bool:
-        """Return whether it reads the element of a list, so that each element has its own."""
+        """Return whether it reads a list element, so that it is evaluated for each element."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Name) and node.id in ELEMENT_ROOTS:
                 return True
         return False
 
     def questions(self, root: str) -> frozenset[str]:
-        """Return the keys whose presence in a root the condition tests: `"key" in root`."""
+        """Return the keys that the condition tests for presence in a root: `"key" in root`."""
         found = set()
         for node in ast.walk(self.tree):
             match node:
@@ -250,7 +249,7 @@ class Condition:
 
     def _value(self, node: ast.expr, roots: Mapping[str, object]) -> object:
         match node:
-            # First, because conditions consist of lookups.
+            # First, because lookups are the most frequent nodes.
             case ast.Attribute() | ast.Subscript():
                 return self._found(node, roots)
             case ast.Constant(value=value):
@@ -265,7 +264,7 @@ class Condition:
             case ast.BoolOp(op=op, values=values):
                 decisive = isinstance(op, ast.Or)
                 decided = None
-                # The result is the value that decides, as in Python.
+                # As in Python, the result is the operand that decides.
                 for operand in values:
                     decided = self._value(operand, roots)
                     if bool(decided) is decisive:
@@ -283,11 +282,11 @@ class Condition:
                 return self._matches(node, self._value(left, roots), self._value(right, roots))
             case ast.Call(args=[ast.Attribute() | ast.Subscript() as argument]):
                 found = self._lookup(argument, roots)
-                # Its JSON form, which is a copy, would be as long (benchmark `tools_that_fail`).
+                # A copy as JSON would have the same length (benchmark `tools_that_fail`).
                 if type(found) in (str, list, dict):
                     return self._length(node, found)
                 return self._length(node, self._value(argument, roots))
-        # `_validate_node` let nothing else pass.
+        # `_validate_node` permits nothing else.
         call = cast("ast.Call", node)
         return self._length(call, self._value(call.args[0], roots))
 
@@ -301,7 +300,7 @@ class Condition:
             raise ExpressionError(f"{_name(self.text)}: {shown(node)}: {error}") from None
 
     def _matches(self, node: ast.expr, text: object, pattern: object) -> bool:
-        # The output of a task that was left out is like no text.
+        # The output of a skipped task is null, which matches no pattern.
         if text is None:
             return False
         if not isinstance(text, str) or not isinstance(pattern, str):
@@ -318,7 +317,7 @@ class Condition:
         return len(value)
 
     def _lookup(self, node: ast.Attribute | ast.Subscript, roots: Mapping[str, object]) -> object:
-        """Return the value that a lookup finds, before it takes its JSON form."""
+        """Return the value that a lookup finds, not yet in its JSON form."""
         key = cast("str | int", literal_key(node))
         if isinstance(node.value, ast.Attribute | ast.Subscript):
             container = self._lookup(node.value, roots)
@@ -336,8 +335,8 @@ class Condition:
         left = self._value(node.left, roots)
         for operation, comparator in zip(node.ops, node.comparators, strict=True):
             right = self._value(comparator, roots)
-            # The output of a task that was left out is null: neither above nor below a limit, and
-            # a collection of nothing.
+            # The output of a skipped task is null: neither above nor below a limit, and as a
+            # collection, empty.
             if type(operation) in _ORDERINGS and (left is None or right is None):
                 return False
             if right is None and isinstance(operation, ast.In | ast.NotIn):
@@ -348,7 +347,7 @@ class Condition:
             try:
                 holds = _COMPARISON_OPERATORS[type(operation)](*operands)
             except NoResult as error:
-                # Whether a task is among the results is unknown where its result was lost.
+                # The result of the task was lost, so its presence is unknown.
                 raise ExpressionError(f"{_name(self.text)}: {error}") from None
             except TypeError:
                 types = f"{json_type_name(left)} with {json_type_name(right)}"
@@ -362,7 +361,7 @@ class Condition:
 
 
 class _Renaming(ast.NodeTransformer):
-    """Replaces ids of tasks wherever a condition can name one."""
+    """Replaces task ids wherever a condition can name one."""
 
     def __init__(self, ids: Mapping[TaskId, TaskId]) -> None:
         self._ids = ids
@@ -384,7 +383,7 @@ class _Renaming(ast.NodeTransformer):
         if not isinstance(node.value, ast.Name):
             self.generic_visit(node)
             return node
-        # Of an output, or of another value without names, it may be a number.
+        # The key may be a number, as in an output.
         key = literal_key(node)
         name = self._name(node.value.id, key)
         if name.value == key or not isinstance(key, str):
@@ -402,15 +401,15 @@ def output_lookup(path: str) -> Condition:
     """Return the lookup of a value within an output.
 
     Args:
-        path: where it is: `json.items[0].id`, `["unit-price"]` or `[0].id`.
+        path: its path: `json.items[0].id`, `["unit-price"]` or `[0].id`.
 
     Raises:
-        ExpressionError: this is not such a path.
+        ExpressionError: the path is malformed.
     """
     dot = "." if path[:1] != "[" else ""
     lookup = Condition.parse(f"output{dot}{path}", OUTPUT_ROOTS)
     if not isinstance(lookup.tree, ast.Attribute | ast.Subscript):
-        raise ExpressionError(f"{truncate(path, 81)!r} is no path such as json.items[0].id")
+        raise ExpressionError(f"{truncate(path, 81)!r} is not a path such as json.items[0].id")
     return lookup
 
 
@@ -429,7 +428,7 @@ def _listed(roots: Sequence[str], conjunction: str = "or") -> str:
 
 
 def _validate_node(node: ast.expr, text: str, start: int, depth: int, roots: Sequence[str]) -> None:
-    """Check that the language has a node and all nodes in it, within the limit of nesting."""
+    """Check that a node and its descendants are supported and not nested too deep."""
     if depth < 0:
         reason = f"is nested more than {MAX_CONDITION_DEPTH} deep"
     else:
@@ -445,7 +444,7 @@ def _validate_node(node: ast.expr, text: str, start: int, depth: int, roots: Seq
 
 
 def _node_problem(node: ast.expr, roots: Sequence[str]) -> str:
-    """Return the problem of a node itself, as the end of a sentence; empty if there is none."""
+    """Return the problem of a node itself, as the end of a sentence; empty if none."""
     match node:
         case ast.Compare():
             return _comparison_problem(node, roots)
@@ -453,7 +452,7 @@ def _node_problem(node: ast.expr, roots: Sequence[str]) -> str:
             return _root_problem(name, literal_key(node), roots)
         case ast.Attribute() | ast.Subscript():
             key = literal_key(node)
-            # A boolean is an integer in Python, and would look up the first or the second item.
+            # A boolean is an integer in Python, and would select the first or second item.
             if isinstance(key, bool) or not isinstance(key, str | int):
                 return 'looks up by a literal: ["key"] or [0]'
         case ast.Name(id=name):
@@ -491,13 +490,13 @@ def _node_problem(node: ast.expr, roots: Sequence[str]) -> str:
 
 
 def _root_problem(name: str, key: object, roots: Sequence[str]) -> str:
-    """Return the problem of looking up a key in a root; empty if there is none."""
+    """Return the problem of looking up a key in a root; empty if none."""
     if name not in roots:
         return _unknown_name_message(name, roots)
     if name not in _VALUES and not isinstance(key, str):
         return f'looks up {name} by a name: {name}.key or {name}["key"]'
     if name == "run" and key != "started":
-        return f"knows no run.{key}: of a run it knows run.started alone"
+        return f"cannot read run.{key}, only run.started"
     return ""
 
 
@@ -516,12 +515,12 @@ def _comparison_problem(node: ast.Compare, roots: Sequence[str]) -> str:
             for text in _literal_texts(operand):
                 if text not in STATUSES:
                     known = ", ".join(STATUSES)
-                    return f"compares the status of a task with {text!r}: it is one of {known}"
+                    return f"compares the status of a task with {text!r}: expected one of {known}"
     return ""
 
 
 def _is_status(node: ast.expr) -> bool:
-    """Return whether a node is of the form `status.TASK`."""
+    """Return whether a node has the form `status.TASK`."""
     match node:
         case (
             ast.Attribute(value=ast.Name(id="status")) | ast.Subscript(value=ast.Name(id="status"))
@@ -531,7 +530,7 @@ def _is_status(node: ast.expr) -> bool:
 
 
 def _literal_texts(node: ast.expr) -> Iterator[str]:
-    """Yield the text that a literal is, or the texts in a list of literals."""
+    """Yield the text of a literal, or the texts in a list of literals."""
     match node:
         case ast.Constant(value=str(text)):
             yield text
@@ -541,7 +540,7 @@ def _literal_texts(node: ast.expr) -> Iterator[str]:
 
 
 def _is_membership(node: ast.expr) -> bool:
-    """Return whether a node is of the form `"key" in context`, where a root stands by itself."""
+    """Return whether a node has the form `"key" in context`, with a whole root on the right."""
     match node:
         case ast.Compare(
             left=ast.Constant(value=str()),
@@ -553,14 +552,14 @@ def _is_membership(node: ast.expr) -> bool:
 
 
 def _is_json_literal(value: object) -> bool:
-    # JSON has no infinity, which `1e999` would be.
+    # `1e999` is infinity, which JSON lacks.
     if isinstance(value, float):
         return math.isfinite(value)
     return value is None or isinstance(value, str | int)
 
 
 def _checked_children(node: ast.expr) -> list[ast.expr]:
-    """Return the parts of a node that must be valid by themselves, as a root or a key is not."""
+    """Return the children of a node to validate on their own; roots and keys are left out."""
     match node:
         case ast.Attribute(value=ast.Name()) | ast.Subscript(value=ast.Name()):
             return []
@@ -574,18 +573,18 @@ def _checked_children(node: ast.expr) -> list[ast.expr]:
 
 
 def _with_operators(line: str) -> str:
-    """Return a line that Python can parse: with `@` in the place of the operator `matches`.
+    """Return a line that Python can parse, with `@` instead of the operator `matches`.
 
-    The columns stay. `matches` is the operator between two operands, and a name elsewhere.
+    Columns are preserved. After an operand `matches` is the operator, elsewhere it is a name.
 
     Raises:
-        SyntaxError: the line has an `@` of its own.
+        SyntaxError: the line itself contains `@`.
     """
     if _MATCHES not in line and "@" not in line:
         return line
     replaced = line
     before: tokenize.TokenInfo | None = None
-    with suppress(tokenize.TokenError):  # the parser says where
+    with suppress(tokenize.TokenError):  # the parser reports the place
         for token in tokenize.generate_tokens(io.StringIO(line).readline):
             column = token.start[1]
             if token.type == tokenize.OP and token.string.startswith("@"):
@@ -598,13 +597,13 @@ def _with_operators(line: str) -> str:
 
 
 def _other_operator(line: str) -> tuple[int, str]:
-    """Return the column of the first operator that other languages have, and the operator.
+    """Return the column and text of the first operator of another language.
 
-    Empty if the line has none.
+    The text is empty if the line has none.
     """
-    with suppress(tokenize.TokenError, SyntaxError):  # the parser says where
+    with suppress(tokenize.TokenError, SyntaxError):  # the parser reports the place
         for token in tokenize.generate_tokens(io.StringIO(line).readline):
-            # What Python does not know, such as `!`, is an error or an operator by its version.
+            # The Python version decides whether `!` is an error token or an operator.
             if token.type not in (tokenize.OP, tokenize.NAME, tokenize.ERRORTOKEN):
                 continue
             column = token.start[1]
@@ -624,9 +623,9 @@ def _ends_operand(token: tokenize.TokenInfo) -> bool:
 
 
 def matches_wildcards(text: str, pattern: str) -> bool:
-    """Return whether a whole text fits a pattern, in which `*` stands for any characters.
+    """Return whether a whole text matches a pattern with `*` for any characters.
 
-    The time is that of a search for each part of the pattern, whatever the text.
+    Without backtracking: each part of the pattern is searched for once.
     """
     first, *rest = pattern.split("*")
     if not rest:
@@ -644,7 +643,7 @@ def matches_wildcards(text: str, pattern: str) -> bool:
 
 
 def _as_times(left: object, right: object) -> tuple[object, object]:
-    """Return two values as times if both are texts of ISO 8601; one without a zone is of UTC."""
+    """Return two values as times if both are ISO 8601 texts; without a zone, UTC is assumed."""
     times = []
     for value in (left, right):
         if not isinstance(value, str) or not _TIME.match(value):
@@ -660,7 +659,7 @@ def _as_times(left: object, right: object) -> tuple[object, object]:
 
 
 def shown(node: ast.expr) -> str:
-    """Return a part of a condition as it is written."""
+    """Return the text of a part of a condition."""
     return ast.unparse(node).replace(" @ ", f" {_MATCHES} ")
 
 
@@ -671,20 +670,20 @@ def _name(text: str) -> str:
 def _unknown_name_message(name: str, roots: Sequence[str]) -> str:
     hint = did_you_mean(name, roots)
     if hint:
-        return f"knows no {name!r}; {hint}"
+        return f"cannot read {name!r}; {hint}"
     if name in _ROOTS or name in OUTPUT_ROOTS:
-        return f"knows no {name!r} here: write {_listed(roots)}, or quote a text"
+        return f"cannot read {name!r} here: write {_listed(roots)}, or quote a text"
     if "output" in roots:
-        return f"knows no {name!r}: write output.{name}, arguments.{name}, or quote a text"
+        return f"cannot read {name!r}: write output.{name}, arguments.{name}, or quote a text"
     instead = (
         f"write context.{name}, results.{name} for a task's output, status.{name} for how it "
         "ended, or quote a text"
     )
-    return f"knows no {name!r}: {instead}"
+    return f"cannot read {name!r}: {instead}"
 
 
 def literal_key(node: ast.Attribute | ast.Subscript) -> object:
-    """Return the name, text or number by which a node looks a value up; None if not a literal."""
+    """Return the literal key of a lookup: a name, text or number; None if it is not a literal."""
     match node:
         case ast.Attribute(attr=name):
             return name

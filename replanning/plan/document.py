@@ -1,7 +1,7 @@
 """The plan document: a goal and a DAG of tasks, frozen, checked as a whole.
 
-A `Plan` that exists is valid: building one from parts that do not fit together raises `PlanError`,
-which names every problem. `LivePlan` holds the state of a plan while it runs.
+Every `Plan` object is valid: the constructor raises `PlanError` with all problems of a plan whose
+parts do not fit together. `LivePlan` holds the state of a plan while it runs.
 """
 
 from __future__ import annotations
@@ -63,10 +63,13 @@ from replanning.plan.tasks import (
 from replanning.plan.types import JsonObject, JsonPath, TaskId
 
 _MAX_ERRORS: Final = 10 * MAX_PROBLEMS
+"""Number of pydantic errors above which only the first items of each list are described."""
+
 _TASKS_PER_CHUNK: Final = 500
-_MAX_WARNED_PLACES: Final = 8
-"""Maximum number of places in one message."""
 """Tasks in one chunk of the canonical JSON."""
+
+_MAX_WARNED_PLACES: Final = 8
+"""Maximum number of places in the warning about secrets."""
 
 _canonical_json: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
@@ -78,13 +81,13 @@ class Plan(StrictModel):
         PlanError: the plan is not valid; the error lists every problem with its place.
     """
 
-    id: Name | None = Field(default=None, description="Names the plan across runs.")
-    name: Text | None = Field(default=None, description="How people call it.")
+    id: Name | None = Field(default=None, description="Identifies the plan across runs.")
+    name: Text | None = Field(default=None, description="Display name.")
     goal: Goal = Field(description="The goal of the plan.")
     parameters: Mapping[ParameterName, Parameter] = Field(
         default_factory=dict,
-        description="Values that are given when the plan is run, and referred to as parameters.*: "
-        "name to description, or to the type alone.",
+        description="Values to pass at the start of a run, referred to as parameters.*: "
+        "name to declaration, or to the type alone.",
     )
     context: JsonObject = Field(
         default_factory=dict,
@@ -98,7 +101,7 @@ class Plan(StrictModel):
         description="Servers of the Model Context Protocol; their tools are called SERVER.TOOL.",
     )
     tools: Items[ToolSpec] = Field(
-        default=(), description="The tools; all that tasks name, or none at all."
+        default=(), description="The tools: either all that tasks name, or none."
     )
     tasks: Items[Task] = Field(
         default=(), description="The steps; their order implies no dependencies."
@@ -107,19 +110,19 @@ class Plan(StrictModel):
         default=None, description="Facts that hold at the start; no others hold."
     )
     objects: Mapping[Name, Name] = Field(
-        default_factory=dict, description="The things that facts speak of: name to type."
+        default_factory=dict, description="Objects that facts may name: name to type."
     )
     sequential: StrictBool = Field(
         default=False, description="Make each task depend on the one before it in the list."
     )
     on_stale: OnStale = Field(
         default="warn",
-        description="Reaction to stale results, of finished tasks that read values of the context "
-        "that changed since: ignore them, warn of them, or redo the tasks and their dependents.",
+        description="Reaction to stale results, which were computed from context values that have "
+        "changed since: ignore them, warn, or redo the tasks and their dependents.",
     )
     budget: Budget | None = Field(default=None, description="The budget of a run.")
 
-    # Keyed by the tuple it was made from, because model_copy copies private attributes as well.
+    # Each with the tuple that it indexes, because model_copy copies private attributes as well.
     _task_index: tuple[Sequence[Task], dict[TaskId, Task]] | None = PrivateAttr(None)
     _tool_index: tuple[Sequence[ToolSpec], dict[str, ToolSpec]] | None = PrivateAttr(None)
 
@@ -132,15 +135,15 @@ class Plan(StrictModel):
             plan = handler(data)
         except ValidationError as error:
             problems = _error_problems(error, data, handler, cls)
-            # Without the wrong fields, the checks between the parts can name their problems, too.
+            # Without the wrong fields, the checks between the parts can report their problems, too.
             rest = _without_invalid_fields(problems, data, cls)
             if rest is not None:
                 with suppress(ValidationError):  # a corrected name may have a wrong value
                     plan = handler(rest)
-        # A plan that is validated again is itself, and was checked before.
+        # Validating a plan again returns the plan itself, which was checked before.
         if plan is not None and plan is not data:
             if plan.sequential:
-                # Frozen, and not handed out yet.
+                # Frozen, but nobody else has it yet.
                 object.__setattr__(plan, "tasks", _in_sequence(plan.tasks))
             found = check_plan(
                 plan.tasks,
@@ -221,7 +224,7 @@ class Plan(StrictModel):
         parameters: Mapping[str, JsonValue],
         source: str,
     ) -> Plan:
-        """Return the plan that a document is; problems have the lines of its text."""
+        """Return the plan in a document; problems have the positions in its text."""
         try:
             _check_number_of_tasks(document)
             plan = cls.model_validate(document)
@@ -230,13 +233,13 @@ class Plan(StrictModel):
             raise PlanError(with_positions(error.problems, text, format, source)) from None
 
     def with_parameters(self, values: Mapping[str, JsonValue]) -> Self:
-        """Return the plan with values of its parameters; existing values stay.
+        """Return the plan with additional parameter values.
 
-        A run needs a value of every parameter without a default.
+        A run needs a value for every parameter without a default.
 
         Raises:
-            PlanError: a value is of another type, or the plan has no such parameter; names every
-                one, and the parameters that still need a value.
+            PlanError: a value has the wrong type, or the plan has no such parameter; lists every
+                problem, and the parameters that still lack a value.
         """
         if not values:
             return self
@@ -300,7 +303,7 @@ class Plan(StrictModel):
                 tasks = self.tasks[start : start + _TASKS_PER_CHUNK]
                 piece = self.model_copy(update={"tasks": tasks})
                 document = piece.model_dump(mode="json", exclude_defaults=True, include={"tasks"})
-                # Without the brackets of the chunk, which is a part of one array.
+                # Without its brackets: all chunks form one array.
                 inner = _canonical_json(document["tasks"])[1:-1]
                 yield f"{separator}{inner}"
                 separator = ","
@@ -310,7 +313,7 @@ class Plan(StrictModel):
     def _to_document(self) -> JsonObject:
         document = self.model_dump(mode="json", exclude_defaults=True)
         if "tasks" in document:
-            # The id names the task, so it comes before the fields that all bodies have.
+            # The id identifies the task, so it comes first.
             document["tasks"] = [{"id": task["id"], **task} for task in document["tasks"]]
         return document
 
@@ -328,7 +331,7 @@ def _read_plan(text: str, format: Format, source: str) -> JsonObject:  # noqa: A
 
 
 def _in_sequence(tasks: Sequence[Task]) -> tuple[Task, ...]:
-    """Return tasks that each depend on the one before."""
+    """Return the tasks, each with a dependency on the one before."""
     sequence = [*tasks[:1]]
     for before, task in pairwise(tasks):
         if before.id in task.depends_on:
@@ -340,9 +343,9 @@ def _in_sequence(tasks: Sequence[Task]) -> tuple[Task, ...]:
 
 
 def _check_number_of_tasks(document: JsonObject) -> None:
-    """Refuse a document of too many tasks before it becomes a plan.
+    """Refuse a document with too many tasks before the plan is built.
 
-    The parts of a plan take a hundred times the memory of its document.
+    A plan takes many times the memory of its document.
     """
     count = 0
     lists: list[tuple[JsonPath, JsonValue]] = [(("tasks",), document.get("tasks"))]
@@ -356,7 +359,7 @@ def _check_number_of_tasks(document: JsonObject) -> None:
             count += 1
         if count > MAX_PLAN_TASKS:
             limit = f"more than {MAX_PLAN_TASKS} tasks, fallbacks and undo tasks"
-            text = f"with these there are {limit}; divide the plan"
+            text = f"with these, the plan has {limit}; divide it"
             raise PlanError.at(format_path(path), text)
         for where, body in bodies:
             if isinstance(body, dict):
@@ -373,7 +376,7 @@ def _error_problems(
 ) -> list[Problem]:
     """Return the problems of a document.
 
-    Of far too many, only those of the first items of each list: to describe all would take long.
+    If there are far too many, only the first items of each list are described, to save time.
     """
     if error.error_count() > _MAX_ERRORS:
         try:
@@ -392,19 +395,19 @@ def _with_first_items(value: object) -> object:
 
 
 def plan_schema() -> JsonObject:
-    """Return the JSON Schema (draft 2020-12) of plan files, for editors and generators of plans."""
+    """Return the JSON Schema (draft 2020-12) of plan files, for editors and plan generators."""
     schema = Plan.model_json_schema(schema_generator=_SchemaGenerator)
     return {"$schema": _SchemaGenerator.schema_dialect, **schema}
 
 
 class _SchemaGenerator(GenerateJsonSchema):
-    """Generator without the titles that only repeat the names of fields."""
+    """Generator without titles, which would only repeat the field names."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:  # pydantic does not export its type
         return False
 
 
-# Fields that the checks between the parts of a plan read.
+# Fields that the checks across the parts of a plan read.
 _CROSS_CHECKED_FIELDS: Final = {
     "tasks": frozenset({"id", "depends_on", "arguments"}),
     "tools": frozenset({"name", "parameters"}),
@@ -416,7 +419,7 @@ _NEEDED_BY: Final = {
     "server": "kind",
     "undo": "undo_on_replace",
 }
-"""Fields of a tool that another one needs, each with the one that needs it."""
+"""Fields of a tool, each with the field that needs it."""
 
 _CROSS_CHECKED_PLAN_FIELDS: Final = frozenset(
     {"tasks", "tools", "resources", "objects", "parameters", "sequential", "mcp"}
@@ -426,15 +429,15 @@ _CROSS_CHECKED_PLAN_FIELDS: Final = frozenset(
 def _without_invalid_fields(
     problems: list[Problem], data: object, model: type[StrictModel]
 ) -> dict[str, object] | None:
-    """Return a plan document without its wrong fields, for the checks between its parts.
+    """Return a plan document without its wrong fields, for the checks across its parts.
 
-    A misspelt name of a field that these checks read is corrected. A wrong field of a tool takes
-    the one that needs it along, so that it is not reported as missing. None if a field that the
-    checks read is itself wrong: they would blame other parts for it.
+    A misspelt name of a field that these checks read is corrected. With a wrong field of a tool,
+    the field that needs it is dropped as well, so that it is not reported as missing. None if a
+    field that the checks read is wrong: they would blame other parts for it.
     """
     if not isinstance(data, dict):
         return None
-    # The caller's document is not changed: its lists are copied here, and a part before it is.
+    # The caller's document must not change: lists are copied here, a part before its change.
     rest = {}
     for key, value in data.items():
         rest[key] = value
@@ -482,7 +485,7 @@ def _closest_name(name: str, names: frozenset[str]) -> str:
 
 
 def redaction_warning(clean: Plan, plan: Plan) -> str:
-    """Return a warning about the secrets in a plan that its journal does not keep; "" if none."""
+    """Return a warning about secrets in a plan, which its journal does not keep; "" if none."""
     tools = [
         f"tool {new.name!r}"
         for new, old in zip(clean.tools, plan.tools, strict=True)
@@ -510,7 +513,7 @@ def redaction_warning(clean: Plan, plan: Plan) -> str:
         return ""
     where = join_names(places, _MAX_WARNED_PLACES)
     return (
-        f"what looks like a secret stands in {where}; the run uses it, and its journal does not "
-        "keep it: after a resume it is missing unless the plan is given again (`replanning resume "
-        "RUN --plan FILE`, or `run_or_resume`); let tools refer to it as {env:NAME} instead"
+        f"what looks like a secret is in {where}; the run uses it, but its journal does not keep "
+        "it: after a resume it is missing unless you pass the plan again (`replanning resume RUN "
+        "--plan FILE`, or `run_or_resume`); let tools refer to it as {env:NAME} instead"
     )

@@ -1,4 +1,4 @@
-"""Elements of the list under `for_each`, and the tasks that are made of them."""
+"""Elements of the list under `for_each`, and the tasks made from them."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ FOR_EACH: Final = "for_each"
 """Author of the revisions that expand a task, or skip elements that failed."""
 
 INCLUDE: Final = "include"
-"""Author of the revisions that replace a task with the tasks of the plan that it includes."""
+"""Author of the revisions that replace a task with the tasks of its included plan."""
 
 FORESEEN: Final = (FOR_EACH, INCLUDE)
 """Authors of revisions that the plan itself calls for, unlike edits and replans."""
 
 LIST_FIELDS: Final = ("key", "max_items", "max_parallel", "on_item_failure")
-"""Fields of a task that say how the list under its `for_each` is carried out."""
+"""Fields of a task that control how the list under its `for_each` is executed."""
 
 _MAX_SHOWN: Final = 5
-"""Limit of offending elements that a message names."""
+"""Number of offending elements that a message names."""
 
 _NOT_IN_TEXT: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 """Characters that are not allowed in the name and the goal of a task."""
@@ -44,8 +44,8 @@ class Elements(NamedTuple):
     """Elements of a list or mapping.
 
     Attributes:
-        items: the elements in order; of a mapping, its values.
-        keys: their keys, if they have any; otherwise they are numbered from 0.
+        items: the elements in order; for a mapping, its values.
+        keys: their keys; None if they are numbered from 0.
     """
 
     items: tuple[JsonValue, ...]
@@ -69,8 +69,8 @@ def read_elements(task: Task, value: JsonValue) -> Elements:
         elements = Elements(tuple(value), None)
     else:
         got = f"{json_type_name(value)}: {brief_repr(value)}"
-        raise ExpressionError(f"`for_each` needs a list or a mapping, and got {got}")
-    # Before the keys, which take time.
+        raise ExpressionError(f"`for_each` needs a list or a mapping, got {got}")
+    # Before the keys, which take longer.
     too_many = _number_problem(task, elements.items)
     if too_many:
         raise ExpressionError(too_many)
@@ -83,7 +83,7 @@ def read_elements(task: Task, value: JsonValue) -> Elements:
 
 
 def elements_problem(task: Task, elements: Elements) -> str:
-    """Return why a task cannot be carried out for these elements; empty if it can."""
+    """Return why a task cannot be expanded into these elements; empty if it can."""
     items, keys = elements
     problem = _number_problem(task, items)
     if problem or keys is None:
@@ -127,10 +127,10 @@ def _sample(names: Iterable[str]) -> str:
 
 
 def _stated_keys(key: str, items: Sequence[JsonValue]) -> tuple[str, ...]:
-    """Return the keys that a task states, as `${item.id}`.
+    """Return the values of a task's `key`, such as `${item.id}`, for its elements.
 
     Raises:
-        ExpressionError: elements have none, or one that is neither a text nor a number.
+        ExpressionError: a key is missing, or is neither a text nor a number.
     """
     keys: list[str] = []
     problems: list[str] = []
@@ -153,12 +153,12 @@ def _stated_keys(key: str, items: Sequence[JsonValue]) -> tuple[str, ...]:
 
 
 def element_id(task_id: TaskId, key: str | int) -> TaskId:
-    """Return the id of the task of an element."""
+    """Return the id of an element's task."""
     return TaskId(f"{task_id}[{key}]")
 
 
 def template_of(element: TaskId) -> TaskId:
-    """Return the task of an element, such as `convert` for `convert[0]`; else the id itself."""
+    """Return the task with the list, such as `convert` for `convert[0]`; else the id itself."""
     name, bracket, _ = element.partition("[")
     if bracket and element.endswith("]"):
         return TaskId(name)
@@ -179,15 +179,15 @@ def slot_resource(task_id: TaskId) -> str:
 
 
 def has_condition_of_its_own(task: Task) -> bool:
-    """Return whether `when` reads the element, so that it is evaluated for each of them."""
+    """Return whether `when` reads the element, so that it is evaluated for each element."""
     return task.when is not None and Condition.parse(task.when).reads_element()
 
 
 def element_tasks(template: Task, elements: Elements) -> list[Task]:
     """Return the tasks of elements, in order.
 
-    They are copies of the template, each with its element, so that references to that are resolved
-    when the task starts, like all others.
+    They are copies of the template, each with its element, so that references to the element are
+    resolved when the task starts, like all others.
 
     Raises:
         ExpressionError: the name or the goal refers to a part that an element lacks.
@@ -199,7 +199,7 @@ def element_tasks(template: Task, elements: Elements) -> list[Task]:
         "max_parallel": None,
     }
     if not has_condition_of_its_own(template):
-        # It has decided about the list as a whole.
+        # It was evaluated once, for the whole list.
         common["when"] = None
     if template.max_parallel is not None:
         common["resources"] = {**template.resources, slot_resource(template.id): 1.0}
@@ -208,7 +208,7 @@ def element_tasks(template: Task, elements: Elements) -> list[Task]:
         text = getattr(template, name)
         if has_references(text):
             texts[name] = text
-    # All of them share what is the same, and the names of what is stated.
+    # All copies share the equal values, and one set of stated field names.
     stated = {*template.model_fields_set, *common, "id", "scope"}
     tasks: list[Task] = []
     for index, task_id in enumerate(element_ids(template.id, elements)):
@@ -229,7 +229,7 @@ def element_tasks(template: Task, elements: Elements) -> list[Task]:
 
 
 def stated_elements(template: Task, tasks: Sequence[Task]) -> JsonValue:
-    """Return the list or mapping that a template was expanded by, as `for_each` states it.
+    """Return the list or mapping from which a template was expanded, in the form of `for_each`.
 
     Args:
         template: the template.
@@ -239,7 +239,7 @@ def stated_elements(template: Task, tasks: Sequence[Task]) -> JsonValue:
     by_key: JsonObject = {}
     for task in tasks:
         scope = task.scope or {}
-        # In a plan, what looks like a reference is one.
+        # In a plan, text that looks like a reference is one.
         item = map_strings(scope["item"], escape_reference)
         items.append(item)
         key = scope["key"]
@@ -254,12 +254,12 @@ def _filled_text(text: str, scope: JsonObject) -> str:
 
 
 def in_place_of_element(task: Task, element: Task, limits: Mapping[str, float]) -> Task:
-    """Return a task as it replaces that of an element: it gets the element and its limits.
+    """Return a task as a replacement of an element's task: with the element and its limits.
 
     Args:
-        task: the task.
-        element: the task that it replaces; others than those of elements hand nothing on.
-        limits: what that takes of the resources that enforce `max_parallel`.
+        task: the new task.
+        element: the replaced task; if it has no element, the new task stays as it is.
+        limits: the amounts that the replaced task takes of `max_parallel` resources.
     """
     if element.scope is None or task.scope is not None:
         return task
@@ -273,12 +273,12 @@ def in_place_of_element(task: Task, element: Task, limits: Mapping[str, float]) 
 
 
 def is_same_element(task: Task, earlier: Task) -> bool:
-    """Return whether a task does the same for the same element as an earlier one.
+    """Return whether two tasks ask for the same work on the same element.
 
-    A task that reads results of other tasks never does, because they may have changed.
+    False if they read results of other tasks, which may have changed.
     """
-    asked = ("tool", "arguments", "goal", "expect", "acceptance", "include", "with_", "outputs")
-    for name in asked:
+    compared = ("tool", "arguments", "goal", "expect", "acceptance", "include", "with_", "outputs")
+    for name in compared:
         if getattr(task, name) != getattr(earlier, name):
             return False
     new = dict(task.scope or {})
@@ -287,11 +287,11 @@ def is_same_element(task: Task, earlier: Task) -> bool:
     reads = find_references(read)
     if any(reference.task is not None for reference in reads):
         return False
-    # Its place in the list matters only to a task that reads it.
+    # The position in the list matters only if the task reads it.
     if all(reference.root != "index" for reference in reads):
         new.pop("index", None)
         old.pop("index", None)
-    # Without a key of its own, an element is called by its place.
+    # An integer key is only the position.
     for scope in (new, old):
         if isinstance(scope.get("key"), int):
             scope.pop("key")

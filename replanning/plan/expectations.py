@@ -1,4 +1,4 @@
-"""Expectations of outputs, to notice failures that look like successes."""
+"""Checks of outputs against expectations, to detect failures that look like successes."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from replanning.plan.tasks import Agreement, Expectation
 from replanning.plan.types import JsonValue
 
 _MAX_FOUND: Final = 5
-"""Values that a message shows beside a condition that does not hold."""
+"""Limit of values that a message about a false condition shows."""
 
 
 def broken_expectation(
     expectations: Iterable[Expectation], output: object, roots: Mapping[str, object]
 ) -> UnexpectedOutput | None:
-    """Return why an output is not as expected; None if it is.
+    """Return the first violated expectation as an error; None if the output satisfies all.
 
-    An output that is a text with a JSON object or array counts as that value.
+    A text output that contains a JSON object or array counts as that value.
 
     Args:
-        expectations: what it must satisfy.
+        expectations: the expectations.
         output: the output.
-        roots: what conditions see beside `output` and `text`.
+        roots: the roots of conditions other than `output` and `text`.
     """
     try:
         value, text = readable_output(output)
@@ -62,7 +62,7 @@ def broken_expectation(
 
 
 def readable_output(output: object) -> tuple[JsonValue, str]:
-    """Return an output as conditions and schemas see it (`output`), and as text (`text`).
+    """Return an output in the form for conditions and schemas (`output`), and as text (`text`).
 
     Raises:
         ValueError: it has no JSON form.
@@ -74,11 +74,13 @@ def readable_output(output: object) -> tuple[JsonValue, str]:
 def disagreement(agreement: Agreement, output: object, other: object) -> UnexpectedOutput | None:
     """Return how the output of a second tool differs from an output; None if they agree.
 
+    A value that only the first output lacks is a difference. A value that the second lacks cannot
+    be compared, which is an `UnverifiedOutput`.
+
     Args:
-        agreement: what is compared. A value that only the first output lacks makes a difference;
-            one that the second lacks cannot be compared, which is an `UnverifiedOutput`.
+        agreement: the values to compare, and the tolerance.
         output: the output, which is JSON or has a JSON form.
-        other: that of the second tool, likewise.
+        other: the output of the second tool, which is JSON or has a JSON form.
     """
     own_roots = {"output": readable_output(output)[0]}
     other_roots = {"output": readable_output(other)[0]}
@@ -92,7 +94,7 @@ def disagreement(agreement: Agreement, output: object, other: object) -> Unexpec
         try:
             theirs = lookup.value(other_roots)
         except ExpressionError as error:
-            missing.append(str(error))  # it names the value and what there is instead
+            missing.append(str(error))  # it names the value, and the existing ones
             continue
         try:
             mine = lookup.value(own_roots)
@@ -110,13 +112,13 @@ def disagreement(agreement: Agreement, output: object, other: object) -> Unexpec
     if missing:
         listed = "; ".join(missing[:_MAX_FOUND])
         return UnverifiedOutput(
-            f"the output of {agreement.tool!r} lacks what is compared; {listed}", output
+            f"the output of {agreement.tool!r} lacks values to compare; {listed}", output
         )
     return None
 
 
 def _is_same(one: object, other: object, tolerance: Decimal) -> bool:
-    """Return whether two values of JSON are equal, but for numbers that differ by the tolerance."""
+    """Return whether two JSON values are equal, with numbers within the tolerance."""
     pairs = [(one, other)]
     while pairs:
         mine, theirs = pairs.pop()
@@ -134,16 +136,16 @@ def _is_same(one: object, other: object, tolerance: Decimal) -> bool:
 
 
 def _is_near(one: object, other: object, tolerance: Decimal) -> bool:
-    # A boolean is an integer in Python, and no number in JSON.
+    # A boolean is an integer in Python, but not a number in JSON.
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if not isinstance(one, int | float) or not isinstance(other, int | float):
         return one == other
-    # As they are written: 10.01 and 10 differ by 0.01, which binary fractions would miss.
+    # As decimals: 10.01 and 10 differ by 0.01, which binary fractions would miss.
     mine, theirs = _decimal(one), _decimal(other)
     if mine.is_finite() and theirs.is_finite():
         return abs(mine - theirs) <= tolerance
-    return str(mine) == str(theirs)  # JSON in a text may have NaN, which equals nothing
+    return str(mine) == str(theirs)  # JSON in a text may contain NaN, which never equals itself
 
 
 def _decimal(number: float) -> Decimal:
@@ -153,22 +155,22 @@ def _decimal(number: float) -> Decimal:
 
 
 def _text_of(value: JsonValue) -> str:
-    """Return an output as text: of a command, an HTTP answer and an MCP result what they say."""
+    """Return an output as text: for a command, HTTP response or MCP result, their text part."""
     if isinstance(value, str):
         return value
     if isinstance(value, dict):
-        said = value.get("stdout", value.get("text"))
-        if isinstance(said, str):
-            return said
+        text = value.get("stdout", value.get("text"))
+        if isinstance(text, str):
+            return text
         content = value.get("content")
         if isinstance(content, list):
             texts = [part.get("text") for part in content if isinstance(part, dict)]
-            return "\n".join([text for text in texts if isinstance(text, str)])
+            return "\n".join([part for part in texts if isinstance(part, str)])
     return json.dumps(value, ensure_ascii=False)
 
 
 def _parsed(value: JsonValue) -> JsonValue:
-    """Return the object or array that a text is as JSON; any other value as it is."""
+    """Return the JSON object or array in a text; any other value unchanged."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
     try:
@@ -179,7 +181,7 @@ def _parsed(value: JsonValue) -> JsonValue:
 
 
 def says_error(text: str, pattern: str) -> bool:
-    """Return whether a text fits one of the texts under `errors`."""
+    """Return whether a text matches an entry of `errors`."""
     if "*" not in pattern:
         return text.lstrip().startswith(pattern)
     return matches_wildcards(text, pattern)

@@ -24,10 +24,10 @@ _MERGED: Final = ("tools", "mcp", "resources", "objects")
 """Parts of an included plan that are merged into the including plan."""
 
 _IGNORED: Final = ("id", "name", "goal")
-"""Parts of an included plan that describe it, and have no effect where it is included."""
+"""Parts of an included plan that only describe it."""
 
 _FIELDS: Final = (*_MERGED, *_IGNORED, "parameters", "tasks", "sequential")
-"""All parts that an included plan may have."""
+"""Parts that an included plan may have."""
 
 
 class _File(NamedTuple):
@@ -65,9 +65,9 @@ class IncludedFiles:
     Its state is the document as merged so far, and the origins of its parts.
 
     Args:
-        document: the document of the including plan, which is changed.
+        document: the document of the including plan, changed by `read`.
         path: the path of its file.
-        text: the contents of that file.
+        text: the contents of its file.
     """
 
     document: JsonObject
@@ -81,7 +81,7 @@ class IncludedFiles:
         """Read and merge all included files, at any depth.
 
         Raises:
-            PlanError: files cannot be read or merged; names every problem.
+            PlanError: files cannot be read or merged; lists every problem.
         """
         self._include(self.document, (), [self.path.resolve()])
         if self.problems:
@@ -109,7 +109,7 @@ class IncludedFiles:
         Args:
             document: the whole document, or an included plan in it.
             place: the path of the included plan in the whole document.
-            chain: the files from the outermost to that of this document.
+            chain: the files from the outermost to the one with this document.
         """
         tasks = document.get("tasks")
         if not isinstance(tasks, list):
@@ -127,7 +127,7 @@ class IncludedFiles:
             path = chain[-1].parent / name
             if self._number_of_tasks > MAX_PLAN_TASKS:
                 self._reject(
-                    where, f"with the included plans there are over {MAX_PLAN_TASKS} tasks"
+                    where, f"with the included plans, the plan has over {MAX_PLAN_TASKS} tasks"
                 )
                 return
             resolved = path.resolve()
@@ -148,13 +148,13 @@ class IncludedFiles:
                 self.problems += error.problems
                 continue
             if not isinstance(included, dict):
-                self._reject(where, f"{name} is no plan: expected a mapping with tasks")
+                self._reject(where, f"{name} is not a plan: expected a mapping with tasks")
                 continue
             self._take(task, included, file, where)
             self._include(included, where, [*chain, resolved])
 
     def _take(self, task: JsonObject, included: JsonObject, file: _File, place: JsonPath) -> None:
-        """Merge an included plan: its tasks into the task, its tools into the whole plan."""
+        """Merge an included plan: put its tasks into the task, its tools into the whole plan."""
         for name in included:
             if name not in _FIELDS:
                 text = f"an included plan has no `{name}`: state it in the plan that includes it"
@@ -181,7 +181,7 @@ class IncludedFiles:
                 self._take_named(name, included.get(name), file)
 
     def _take_tools(self, tools: JsonValue, file: _File) -> None:
-        """Merge the tools of an included file; two files may describe a tool only alike."""
+        """Merge the tools of an included file; descriptions of one tool must be equal."""
         known = self.document.setdefault("tools", [])
         if not isinstance(tools, list) or not isinstance(known, list):
             return
@@ -200,7 +200,7 @@ class IncludedFiles:
                 self._reject(("tools", index), text, file)
 
     def _take_named(self, part: str, stated: JsonValue, file: _File) -> None:
-        """Merge servers, resources or objects; where both state one, the outer plan decides."""
+        """Merge servers, resources or objects; the outer plan decides the amount of a resource."""
         if not isinstance(stated, dict):
             return
         known = self.document.setdefault(part, {})
@@ -218,14 +218,14 @@ class IncludedFiles:
                 self._reject((part, name), text, file)
 
     def _file_of(self, place: JsonPath) -> Path:
-        """Return the file that a tool, server or object of the document comes from."""
+        """Return the source file of a tool, server or object of the document."""
         for origin in self._origins:
             if origin.place == place:
                 return origin.file.path
         return self.path
 
     def _in_own_folder(self, stated: JsonObject, file: _File) -> JsonObject:
-        """Return a tool or server whose program works in the folder of its file."""
+        """Return a tool or server with the folder of its file as the working directory."""
         folder = file.path.parent.resolve()
         if folder == self.path.parent.resolve():
             return stated
@@ -243,7 +243,7 @@ class IncludedFiles:
 def locate_problems(problems: Sequence[Problem], path: str | Path) -> list[Problem]:
     """Return problems of a loaded plan with their files, lines and columns.
 
-    They are unchanged if the file cannot be read any more.
+    They are unchanged if the file can no longer be read.
     """
     try:
         text = read_text_file(path)
@@ -253,7 +253,7 @@ def locate_problems(problems: Sequence[Problem], path: str | Path) -> list[Probl
     files = IncludedFiles({}, Path(path), text)
     if isinstance(document, dict):
         files.document = document
-        with suppress(PlanError):  # the plan was loaded before its files became wrong
+        with suppress(PlanError):  # an included file may have become invalid since
             files.read()
     return files.locate(problems)
 
@@ -280,10 +280,10 @@ def _conflict(what: str, one: JsonValue, other: JsonValue, path: Path) -> str:
     """Return why two files cannot both describe a tool, a server or an object.
 
     Args:
-        what: what they describe.
-        one: the description that is refused.
-        other: the description that was read before.
-        path: the file of the other one.
+        what: the described thing, for the message.
+        one: the refused description.
+        other: the description read before.
+        path: the file of the other description.
     """
     if isinstance(one, dict) and isinstance(other, dict):
         if {**one, "cwd": None} == {**other, "cwd": None}:
@@ -292,13 +292,13 @@ def _conflict(what: str, one: JsonValue, other: JsonValue, path: Path) -> str:
                 "rename one of them, or let the `cwd` of both lead to the same folder"
             )
     return (
-        f"{what} is described in another way in {path}: rename one of them, or delete one of the "
+        f"{what} has a different description in {path}: rename one of them, or delete one of the "
         "descriptions"
     )
 
 
 def _in_sequence(tasks: JsonValue) -> JsonValue:
-    """Return the tasks of a `sequential` plan with a dependency of each on the one before."""
+    """Return the tasks of a `sequential` plan, each with a dependency on the one before."""
     if not isinstance(tasks, list):
         return tasks
     sequence: list[JsonValue] = []

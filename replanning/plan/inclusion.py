@@ -1,4 +1,4 @@
-"""Included plans: the tasks of one, in place of the task that includes it."""
+"""Included plans: their tasks replace the task that includes them."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from replanning.plan.tasks import (
 from replanning.plan.types import JsonObject, TaskId
 
 NewIds = Mapping[TaskId, TaskId]
-"""Ids of tasks in a run, by their ids in their own plan file."""
+"""Ids of tasks in a run, by their ids in the included plan file."""
 
 
 def included_ids(task: Task, taken: Container[TaskId]) -> NewIds:
     """Return unused ids for the tasks of an included plan, such as `notes/read`.
 
-    The second time that the plan is carried out they end in `~2`, and so on.
+    When the plan is executed a second time they end in `~2`, and so on.
 
     Args:
         task: the task that includes the plan.
-        taken: the ids that were ever used.
+        taken: all ids used so far.
 
     Raises:
         ExpressionError: the file of the included plan was not read.
@@ -72,7 +72,7 @@ def included_plan(task: Task) -> SubPlan:
 
 
 def used_tools(tasks: Iterable[Task]) -> set[str | None]:
-    """Return the tools of tasks and of the plans that they include; None for tasks without one."""
+    """Return the tools of tasks and of their included plans; None for tasks without one."""
     used: set[str | None] = set()
     for task in tasks:
         if isinstance(task.include, SubPlan):
@@ -92,7 +92,7 @@ def declared_parameters(included: SubPlan) -> dict[str, Parameter]:
     """Return the parameters of an included plan.
 
     Raises:
-        PlanError: a declaration is invalid; names every one.
+        PlanError: declarations are invalid; lists every one.
     """
     return dict(_Declared.model_validate({"parameters": included.parameters}).parameters)
 
@@ -131,7 +131,7 @@ def included_values(task: Task, stated: Mapping[str, JsonValue]) -> JsonObject:
         stated: the values that it passes, with references resolved.
 
     Raises:
-        ExpressionError: values have the wrong type; names every one.
+        ExpressionError: values have the wrong type; lists every one.
     """
     problems: list[str] = []
     values: JsonObject = {}
@@ -149,17 +149,16 @@ def included_values(task: Task, stated: Mapping[str, JsonValue]) -> JsonObject:
 def included_tasks(
     task: Task, ids: NewIds, values: JsonObject, limits: Mapping[str, float]
 ) -> list[Task]:
-    """Return the tasks of the plan that a task includes, as the run has them, in order.
+    """Return the tasks of an included plan with their ids in the run, in order.
 
-    They refer to one another by their new ids, and to the values as their parameters. Those that
-    depend on none of the others depend on what the task itself depends on.
+    They refer to one another by these ids, and to the values as their parameters. Tasks that depend
+    on none of the others get the dependencies of the including task.
 
     Args:
         task: the task that includes the plan.
-        ids: their ids in the run.
+        ids: the ids in the run.
         values: the values of the parameters of the included plan.
-        limits: what the task takes of the resources that enforce `max_parallel`, if it is that of
-            an element.
+        limits: the amounts of `max_parallel` resources that the including task takes.
 
     Raises:
         ExpressionError: the file of the included plan was not read.
@@ -191,7 +190,7 @@ def included_output(
     Args:
         task: the task.
         outputs: the outputs of the tasks of the plan, by their ids in its file.
-        last: the tasks that no other one depends on.
+        last: the tasks without dependents.
 
     Raises:
         ExpressionError: `outputs` refers to a part that the output of a task lacks.
@@ -204,7 +203,7 @@ def included_output(
 
 
 def last_tasks(parts: Sequence[Task]) -> list[TaskId]:
-    """Return the tasks that no other one depends on, in order."""
+    """Return the tasks without dependents, in order."""
     needed: set[TaskId] = set()
     for part in parts:
         needed.update(part.depends_on)

@@ -1,4 +1,4 @@
-"""JSON form of values: what references `${…}` and conditions see of an output."""
+"""JSON form of values, as references `${…}` and conditions see an output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
 
 
 class _NoOutput:
-    """Output of a task that has none: null in expressions, and so is every part of it."""
+    """Output of a task without one; it and all of its parts are null in expressions."""
 
     __slots__ = ()
 
@@ -39,8 +39,8 @@ def json_form(value: object) -> JsonValue:
 
     Dates and times become ISO text, a timedelta its seconds, a Decimal, UUID or path its text,
     bytes their base64 text, a tuple or set an array (a set in the order of its items' texts), an
-    Enum its value, a dataclass or pydantic model an object. A float that is not finite is `NaN`,
-    `Infinity` or `-Infinity`.
+    Enum its value, a dataclass or pydantic model an object. A float that is not finite becomes the
+    text `NaN`, `Infinity` or `-Infinity`.
 
     Raises:
         ValueError: it has no JSON form, or cannot be read; the message names its type.
@@ -52,14 +52,14 @@ def json_form(value: object) -> JsonValue:
     except ValueError:
         raise
     except Exception as error:
-        # Of the value's own code, such as a row of a database whose connection is closed.
+        # Raised by the value's own code, such as a database row whose connection is closed.
         reason = f"{type(error).__name__}: {error}"
         name = type(value).__name__
         raise ValueError(f"a value of type {name} cannot be read: {reason}") from error
 
 
 def shown_form(value: object) -> JsonValue:
-    """Return a value as JSON for people and models; one without JSON names its type."""
+    """Return a value as JSON for people and models; without a JSON form, a note with its type."""
     try:
         return json_form(value)
     except ValueError as error:
@@ -67,10 +67,10 @@ def shown_form(value: object) -> JsonValue:
 
 
 def get_item(value: object, key: str | int) -> object:
-    """Return the member of an object or the item of an array, as the JSON form of a value has them.
+    """Return the member or item that the JSON form of a value has under a key or index.
 
     Raises:
-        LookupError: it does not exist; the message is the end of a sentence.
+        LookupError: it does not exist; the message continues a sentence about the key.
     """
     if value is NO_OUTPUT:
         return NO_OUTPUT
@@ -90,20 +90,20 @@ def get_item(value: object, key: str | int) -> object:
         raise LookupError(
             f"does not exist; there is {names}" if names else "does not exist; there is nothing yet"
         )
-    # The characters of a text are no items in JSON, although Python indexes them.
+    # Python can index the characters of a text, but JSON has no such items.
     if isinstance(value, Sequence) and not isinstance(value, str | bytes) and isinstance(key, int):
         if -len(value) <= key < len(value):
             return value[key]
         raise LookupError(f"does not exist; the array has {len(value)} items")
-    raise LookupError(f"does not exist: it would be in {json_type_name(value)}")
+    raise LookupError(f"does not exist: its parent is {json_type_name(value)}")
 
 
 def _json_form(value: object) -> JsonValue:
-    # Most values are plain, and need no search through the cases.
+    # Most values are plain; this skips the search through the cases.
     if type(value) in _PLAIN_TYPES:
         return _number_form(value) if type(value) is float else value  # type: ignore[return-value]
     match value:
-        # Before text and numbers, because a member of an `IntEnum` is an int as well.
+        # Before text and numbers, because a member of an `IntEnum` is also an int.
         case Enum():
             return _json_form(value.value)
         case bool() | int() | str():
@@ -133,7 +133,7 @@ def _json_form(value: object) -> JsonValue:
 
 
 def _number_form(number: float) -> JsonValue:
-    # JSON has no other numbers, and one of them must not make the whole output unreadable.
+    # JSON has only finite numbers; another one must not make the whole output unreadable.
     if math.isfinite(number):
         return number
     if math.isnan(number):
@@ -142,13 +142,13 @@ def _number_form(number: float) -> JsonValue:
 
 
 def _key_text(key: object) -> str:
-    # Outputs may have numbers or dates as keys, and JSON has only texts.
+    # Outputs may have numbers or dates as keys, but JSON has only strings.
     form = _json_form(key)
     return as_text(form)
 
 
 def _is_key(other: object, key: str) -> bool:
-    """Return whether a key that is no text has this text in the JSON form."""
+    """Return whether a key other than a string has this text in the JSON form."""
     if isinstance(other, str):
         return False
     try:

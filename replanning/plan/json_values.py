@@ -14,12 +14,12 @@ from replanning.secrets import MASK
 _ValueT = TypeVar("_ValueT")
 
 _CHARS_PER_ITEM = 10
-"""Characters that any item counts for, so that many small ones are not small."""
+"""Minimum number of characters for any item, so that many small items count."""
 
 
 def iter_strings(value: JsonValue, *, keys: bool = True) -> Iterator[str]:
     """Yield the strings in a value, in order, with keys of objects if `keys` is true."""
-    # A stack of its own, because outputs may be nested deeper than Python recurses.
+    # An explicit stack, because outputs may be nested deeper than Python's recursion limit.
     stack = [value]
     while stack:
         item = stack.pop()
@@ -70,8 +70,8 @@ def exceeds_depth(value: JsonValue, limit: int) -> bool:
 
 
 def measure_json(value: JsonValue, limit: int) -> int:
-    """Return about how many characters a value takes as JSON, measured up to `limit`."""
-    # Not encoded for it: the text of a huge value would fill the memory that the limit protects.
+    """Return roughly how many characters a value takes as JSON; stops above `limit`."""
+    # Encoding a huge value would fill the memory that the limit protects.
     size = 0
     stack = [value]
     while stack and size <= limit:
@@ -82,20 +82,19 @@ def measure_json(value: JsonValue, limit: int) -> int:
         elif isinstance(item, list):
             stack += item
         elif isinstance(item, dict):
-            size += sum(
-                len(str(key)) for key in item
-            )  # outputs of functions may have keys that are no strings
+            # Outputs of functions may have other keys than strings.
+            size += sum(len(str(key)) for key in item)
             stack += item.values()
     return size
 
 
 def as_object(value: JsonValue) -> dict[str, JsonValue]:
-    """Return a value that is an object; an empty object for any other."""
+    """Return the value if it is an object, otherwise an empty object."""
     return value if isinstance(value, dict) else {}
 
 
 def copy_json(value: _ValueT) -> _ValueT:
-    """Return a deep copy of a JSON value; one too deep to be recorded is returned as it is."""
+    """Return a deep copy of a JSON value; one nested too deep to record is returned itself."""
     try:
         copy: _ValueT = _copy(value)
     except RecursionError:
@@ -112,7 +111,7 @@ def _copy(value: Any) -> Any:
 
 
 def members(value: object) -> dict[str, object]:
-    """Return the fields of a dataclass or of a pydantic model by name."""
+    """Return the fields of a dataclass or pydantic model by name."""
     if isinstance(value, BaseModel):
         return dict(value)
     return {each.name: getattr(value, each.name) for each in fields(value)}  # type: ignore[arg-type]
@@ -130,7 +129,7 @@ def json_type_name(value: object) -> str:
     match value:
         case None:
             return "null"
-        # Before numbers, because a boolean is one in Python.
+        # Before numbers, because a boolean is an integer in Python.
         case bool():
             return "a boolean"
         case int() | float():

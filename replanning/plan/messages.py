@@ -1,4 +1,4 @@
-"""Words for messages: paths, shortened values and lists, near names, pydantic's errors."""
+"""Formatting of messages: paths, shortened values and lists, near names, pydantic's errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from replanning.plan.types import JsonPath
 from replanning.secrets import mask_secrets
 
 MAX_PROBLEMS: Final = 1_000
-"""Maximum number of problems that an error lists; nobody reads more of them."""
+"""Maximum number of problems that an error lists; nobody reads more."""
 
 FURTHER_PROBLEMS: Final = Problem("", "there are further problems")
 """Last problem of an error that does not list them all."""
@@ -33,15 +33,15 @@ _QUOTED: Final = re.compile("'([^']*)'")
 _BARE_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _PATH_STEP: Final = re.compile(r'\.?([A-Za-z_][A-Za-z0-9_-]*)|\[(\d+)\]|\[("(?:[^"\\]|\\.)*")\]')
 _CUT_MARGIN: Final = 2_000
-"""Characters that are read beyond a cut, for a secret that lies across it."""
+"""Number of characters read beyond a cut, for a secret that lies across it."""
 
 
 class _SafeRepr(reprlib.Repr):
-    """Shortened repr without secrets, which are recognised only while they are whole."""
+    """Shortened repr that masks secrets before it cuts, because half a secret is not recognised."""
 
     def repr_str(self, x: str, level: int) -> str:
-        """Return the repr of a text, whose middle is left out if it is long."""
-        # Only the ends are shown, so a huge text must not be searched as a whole.
+        """Return the repr of a text; a long text loses its middle."""
+        # Only the ends are shown, so a huge text is not searched as a whole.
         if len(x) > 2 * _CUT_MARGIN:
             x = x[:_CUT_MARGIN] + x[-_CUT_MARGIN:]
         return super().repr_str(mask_secrets(x), level)
@@ -53,7 +53,7 @@ _BRIEF_REPR.maxlist = 12
 
 
 def spoken_id(counted: str) -> str:
-    """Return how people name a question or a replan of a run: `question 1`, `replan 2`."""
+    """Return the id of a question or replan as words: `question 1`, `replan 2`."""
     match = _COUNTED_ID.fullmatch(counted)
     return f"{'question' if match[1] == 'q' else 'replan'} {match[2]}" if match else counted
 
@@ -70,7 +70,7 @@ def format_duration(seconds: float) -> str:
         return f"{seconds:.2g} s"
     if seconds < 120:
         return f"{seconds:.1f}".removesuffix(".0") + " s"
-    # Two units are enough: nobody reads the seconds of a day.
+    # Two units are enough: seconds do not matter in days.
     number, rest = divmod(round(seconds), 60)
     larger = "min"
     smaller = "s"
@@ -103,7 +103,7 @@ def format_path(path: Sequence[str | int]) -> str:
 
 
 def parse_path(text: str) -> JsonPath:
-    """Return the path that `format_path` wrote; a key that was shortened stays so."""
+    """Return the path that `format_path` wrote; a shortened key stays shortened."""
     path: list[str | int] = []
     for match in _PATH_STEP.finditer(text):
         name, index, quoted = match.groups()
@@ -120,12 +120,12 @@ def brief_repr(value: object) -> str:
     """Return the repr of a value without secrets, shortened if it is long."""
     try:
         return mask_secrets(_BRIEF_REPR.repr(value))
-    except ValueError:  # Python writes no number of thousands of digits
+    except ValueError:  # Python refuses to print numbers with thousands of digits
         return f"<{type(value).__name__}>"
 
 
 def cut(text: str, limit: int, *, from_end: bool = False) -> str:
-    """Return the first or last characters of a text, masked first: half a secret is unknown."""
+    """Return the first or last characters of a text, masked before the cut."""
     if len(text) <= limit:
         return text
     most = limit + _CUT_MARGIN
@@ -154,7 +154,7 @@ def join_names(names: Collection[str], limit: int) -> str:
 
 
 def join_parts(*parts: str) -> str:
-    """Return the parts of a message with semicolons between them; empty ones are left out."""
+    """Return the non-empty parts of a message, with semicolons between them."""
     return "; ".join(filter(None, parts))
 
 
@@ -165,7 +165,7 @@ def join_alternatives(texts: Sequence[str]) -> str:
 
 
 def error_lines(error: ValidationError, limit: int = 10, *, root: str = "") -> list[str]:
-    """Return the first errors of pydantic as `path: message`; `root` names the whole."""
+    """Return the first errors of pydantic as `path: message`, or `root: message` for the whole."""
     # The input may contain a secret, and these lines go into logs.
     details = error.errors(include_url=False, include_context=False, include_input=False)[:limit]
     places = [".".join(map(str, item["loc"])) or root for item in details]
@@ -177,9 +177,8 @@ def error_lines(error: ValidationError, limit: int = 10, *, root: str = "") -> l
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
     """Return `did you mean 'x'?` for the nearest of the known names; "" if none is near."""
-    if (
-        len(known) > _MAX_CANDIDATES or len(name) > _MAX_NAME_CHARS
-    ):  # comparing takes the product of the lengths
+    # The time grows with the number of names and with the product of the lengths.
+    if len(known) > _MAX_CANDIDATES or len(name) > _MAX_NAME_CHARS:
         return ""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {near[0]!r}?" if near else ""
@@ -187,7 +186,7 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
 
 @dataclass
 class NameSuggester:
-    """Suggestions of near names for many unknown ones, within one bound on the time."""
+    """Suggests near names for many unknown ones, within a limit of comparisons for all."""
 
     _candidates_left: int = _MAX_CANDIDATES
 
@@ -252,10 +251,10 @@ def validation_problems(
                 message += _comma_hint(str(path[-1]), value)
             case _ if kind in _EXPECTED_BY_ERROR_TYPE:
                 message = f"expected {_EXPECTED_BY_ERROR_TYPE[kind]}{got}"
-                # YAML reads a version such as 1.10 as a number, which is hard to see in a file.
+                # YAML reads a version such as 1.10 as a number, which is easy to overlook.
                 if kind == "string_type" and isinstance(value, bool | int | float):
                     message += "; put it in quotes"
-                # YAML 1.1 reads these words as booleans, so many people expect that.
+                # YAML 1.1 reads these words as booleans, and many people expect it.
                 elif kind == "bool_type" and str(value).lower() in ("yes", "no", "on", "off"):
                     message += "; yes, no, on and off are text here"
             case "string_too_short" | "too_short":
@@ -290,7 +289,7 @@ def validation_problems(
 def _unknown_fields(
     errors: Sequence[ErrorDetails], model: type[BaseModel], hints: NameSuggester
 ) -> dict[JsonPath, str]:
-    """Return the places of fields that do not exist, each with a suggestion, which may be empty."""
+    """Return the places of unknown fields, each with a suggestion, which may be empty."""
     unknown: dict[JsonPath, str] = {}
     for details in errors:
         if details["type"] == "extra_forbidden":
@@ -302,7 +301,7 @@ def _unknown_fields(
 
 
 def _comma_hint(field: str, value: object) -> str:
-    """Return what to do about `{a: b, c d}`, in which YAML reads `c d` as a field; "" if it is none of that kind."""
+    """Return a hint for `{a: b, c d}`, where YAML reads `c d` as a field; "" for other fields."""
     if value is None and " " in field:
         return "; put a text with a comma in quotes"
     return ""
@@ -311,9 +310,9 @@ def _comma_hint(field: str, value: object) -> str:
 def _without_misspelt(
     errors: Sequence[ErrorDetails], unknown: Mapping[JsonPath, str]
 ) -> Iterator[ErrorDetails]:
-    """Yield the errors but those of missing fields that are there under misspelt names.
+    """Yield the errors, without missing fields that are present under misspelt names.
 
-    That is one mistake, which is reported where the name is.
+    That is one mistake, reported at the misspelt name.
     """
     misspelt = {(*path[:-1], hint) for path, hint in unknown.items()}
     for details in errors:
@@ -324,13 +323,13 @@ def _without_misspelt(
 
 
 def _field_names(model: type[BaseModel] | None) -> list[str]:
-    """Return the fields of a model in the form of a document; none if it is not a model."""
+    """Return the fields of a model as a document spells them; none for None."""
     fields: Mapping[str, FieldInfo] = getattr(model, "model_fields", {})
     return [each.alias or name for name, each in fields.items()]
 
 
 def _showing(value: object, message: str) -> str:
-    """Return a message with the wrong value, unless it quotes it, as for a condition."""
+    """Return a message with the wrong value appended, unless the message quotes the value."""
     shown = brief_repr(value)
     if isinstance(value, str) and shown in message:
         return message
@@ -338,7 +337,7 @@ def _showing(value: object, message: str) -> str:
 
 
 _STEPS_OF_PYDANTIC: Final = ("[key]", "[file]", "[plan]")
-"""Steps into a key, and into one of the forms of `include`, which no document has."""
+"""Pydantic's steps into a key and into a form of `include`, which no document has."""
 
 
 def _without_union_tags(location: tuple[int | str, ...]) -> JsonPath:
@@ -364,7 +363,7 @@ def model_at(model: type[BaseModel], path: JsonPath) -> type[BaseModel] | None:
         field = part.model_fields.get(step)
         annotation = None if field is None else field.annotation
         part = _model_in_annotation(annotation)
-        # The next step is the name of one of several parts, and no field.
+        # The next step is a key of the mapping, not a field.
         is_key = get_origin(annotation) is Mapping
     return part
 

@@ -1,7 +1,7 @@
-"""Parameters of a plan: their declarations, and the values that a run is given for them.
+"""Parameters of a plan: their declarations, and their values in a run.
 
-A value never changes while a run lasts. Tasks refer to it, and the reference is resolved when a
-task is handed out, so that a value with `${` in it stays text.
+A value never changes during a run. References to it are resolved when a task is handed out, so a
+value that contains `${` stays text.
 """
 
 from __future__ import annotations
@@ -62,23 +62,21 @@ ParameterType = Literal["string", "integer", "number", "boolean", "array", "obje
 
 
 class Parameter(StrictModel):
-    """Value that a plan leaves open for the person who runs it.
+    """Parameter of a plan: a value to be chosen when the plan is run.
 
-    The JSON form of a plan leaves out the value of a secret, so no journal or file contains it.
+    The JSON form omits the value of a secret, so no journal or file contains it.
     """
 
     type: ParameterType = Field(default="string", description="The JSON type of its value.")
     description: Text = Field(default="", description="Its purpose, for people and models.")
     default: JsonValue = Field(
-        default=None, description="Its value where none is given; without it, one must be given."
+        default=None, description="Value if none is passed; without a default, one is required."
     )
     secret: StrictBool = Field(
         default=False,
         description="Keep the value out of journals, logs, prompts and files; a string.",
     )
-    value: JsonValue = Field(
-        default=None, description="The value that was given, as --set gives it."
-    )
+    value: JsonValue = Field(default=None, description="The passed value, such as one from --set.")
 
     @property
     def current(self) -> JsonValue:
@@ -87,7 +85,7 @@ class Parameter(StrictModel):
 
     def value_problem(self, value: JsonValue) -> str:
         """Return why it cannot have this value; empty if it can."""
-        # A boolean is an integer in Python, and no number in JSON.
+        # A boolean is an integer in Python, but not a number in JSON.
         is_boolean = isinstance(value, bool) and self.type != "boolean"
         if is_boolean or not isinstance(value, _TYPES[self.type]):
             if self.secret:
@@ -171,7 +169,7 @@ def _missing(name: str, parameter: Parameter) -> Problem:
     if parameter.description:
         what += f": {parameter.description}"
     text = (
-        f"parameter {name!r} has no value ({what}): give it as `--set {name}=…`, or in Python with"
+        f"parameter {name!r} has no value ({what}): pass `--set {name}=…`, or in Python use"
         " `plan.with_parameters`"
     )
     return Problem(format_path((PARAMETERS, name)), text)
@@ -206,7 +204,7 @@ def with_values(
             continue
         stated = {field: getattr(parameter, field) for field in parameter.model_fields_set}
         try:
-            # A list or an object may hold what JSON has no form for.
+            # A list or an object may contain values without a JSON form.
             changed[name] = Parameter.model_validate({**stated, "value": value})
         except PlanError as error:
             problems.append(Problem(place, f"parameter {name!r}: {error.problems[0].message}"))
@@ -218,7 +216,7 @@ def with_values(
 
 
 def current_values(parameters: Parameters) -> JsonObject:
-    """Return the values of those parameters that have one, by name."""
+    """Return the values of parameters by name, for those that have one."""
     values: JsonObject = {}
     for name, parameter in parameters.items():
         if parameter.current is not None:
@@ -245,7 +243,7 @@ def secret_values(parameters: Parameters) -> Iterator[str]:
 def with_values_of(
     parameters: Parameters, others: Parameters, *, secret_only: bool = False
 ) -> Parameters:
-    """Return parameters that take the values they lack from other parameters of the same names."""
+    """Return parameters with missing values taken from others of the same names."""
     found: dict[str, Parameter] = {}
     for name, parameter in parameters.items():
         if parameter.value is not None:
@@ -255,7 +253,7 @@ def with_values_of(
         other = others.get(name, parameter)
         if other.value is None:
             continue
-        # It may be declared with another type now.
+        # The declared type may have changed.
         if not parameter.value_problem(other.value):
             found[name] = parameter.model_copy(update={"value": other.value})
     if not found:

@@ -1,7 +1,6 @@
-"""Reading of YAML and JSON under limits, with the line and column of every problem.
+"""Reader of YAML and JSON with limits, which reports the line and column of every problem.
 
-The text is untrusted: its size, depth, aliases and kinds of values are bounded before anything is
-built.
+The text is untrusted: its size, depth, aliases and types are checked before anything is built.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ MAX_PLAN_DEPTH: Final = 100
 """Deepest nesting of a plan file."""
 
 MAX_PLAN_TASKS: Final = 100_000
-"""Limit of tasks in a plan file, fallbacks and undo tasks included."""
+"""Maximum number of tasks in a plan file, fallbacks and undo tasks included."""
 
 MAX_ALIASED_NODES: Final = 100_000
-"""Number of values that all YAML aliases together may stand for."""
+"""Maximum number of values that all YAML aliases of a file stand for."""
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-_SURROGATE_MESSAGE: Final = "half of a surrogate pair is no character"
+_SURROGATE_MESSAGE: Final = "half of a surrogate pair is not a character"
 
 
 def read_text_file(
@@ -57,7 +56,7 @@ def read_text_file(
 
     Args:
         path: the file.
-        noun: the name of its content in messages.
+        noun: the word for its content in messages.
         max_size: the largest size in bytes.
 
     Raises:
@@ -69,7 +68,7 @@ def read_text_file(
         file_path = pathlib.Path(path)
         # Reading any of these may never end.
         if file_path.is_fifo():
-            # The shell's <(…) and /dev/stdin are pipes, too, and somebody writes to them.
+            # The shell's <(…) and /dev/stdin are pipes, too, but have a writer.
             if not str(file_path.absolute()).startswith(("/dev/", "/proc/")):
                 kind = "a named pipe"
         elif file_path.is_char_device() or file_path.is_block_device():
@@ -79,10 +78,10 @@ def read_text_file(
             kind = "a socket"
         if kind:
             raise ValueError(f"it is {kind}; give a file")
-        # A pipe does not tell its size, so the reading itself is bounded.
+        # A pipe has no size to check, so the read itself is limited.
         with file_path.open("rb") as file:
             content = file.read(max_size + 1)
-    except (OSError, TypeError, ValueError) as error:  # the last two say that this is no path
+    except (OSError, TypeError, ValueError) as error:  # the last two are raised for non-paths
         reason = getattr(error, "strerror", None) or error
         raise PlanError.at(place, f"the {noun} cannot be read: {reason}") from error
     if len(content) > max_size:
@@ -108,7 +107,7 @@ def read_document(
     format: Format,  # noqa: A002
     source: str = "<text>",
     max_size: int = MAX_PLAN_SIZE,
-) -> JsonValue:  # the plain word
+) -> JsonValue:
     """Return the JSON value of a YAML or JSON text; None if the text is empty.
 
     Args:
@@ -145,10 +144,10 @@ def with_positions(
     text: str,
     format: Format,  # noqa: A002
     source: str,
-) -> list[Problem]:  # likewise
+) -> list[Problem]:
     """Return problems of a valid text with line and column before the path.
 
-    A missing field has those of its parent.
+    A missing field gets the position of its parent.
     """
     paths = [parse_path(problem.place) for problem in problems]
     wanted: set[JsonPath] = set()
@@ -173,11 +172,11 @@ def find_positions(
     text: str,
     format: Format,  # noqa: A002
     paths: Collection[JsonPath],
-) -> dict[JsonPath, tuple[int, int]]:  # likewise
+) -> dict[JsonPath, tuple[int, int]]:
     """Return line and column of the given paths in a valid text.
 
-    They are those of the key of a field, or of the start of an item. A path is found only if its
-    parents are given, too.
+    The position of a field is that of its key; that of an item is its start. A path is found only
+    if its parents are given, too.
     """
     if format == "yaml":
         tokens = _yaml_tokens(text)
@@ -194,7 +193,7 @@ def find_positions(
 
 
 def write_yaml(document: JsonValue) -> str:
-    """Return a document as YAML with its fields in their order."""
+    """Return a document as YAML, with its fields in order."""
     text: str = yaml.dump(
         document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False
     )
@@ -234,21 +233,21 @@ class _Dumper(_SafeDumper):  # type: ignore[misc, valid-type] # the base depends
         return True
 
 
-# Text that this reader would take for a number must be quoted.
+# Text that this reader would read as a number must be quoted.
 _Dumper.add_implicit_resolver(
     f"{_TAG_PREFIX}float", re.compile(rf"(?:{_FLOAT.pattern})$"), sorted(_NUMBER_START)
 )
 
 
 def _plain_value(word: str) -> JsonValue:
-    """Return the value of a scalar without quotes.
+    """Return the value of an unquoted scalar.
 
     Raises:
-        ValueError: it is a number of too many digits.
+        ValueError: it is a number with too many digits.
     """
     if word in _PLAIN_CONSTANTS:
         return _PLAIN_CONSTANTS[word]
-    # Most words are text, and need no comparison with the two patterns.
+    # Most words are text; this skips the two patterns.
     if word[0] not in _NUMBER_START:
         return word
     if _INTEGER.fullmatch(word):
@@ -260,10 +259,10 @@ def _plain_value(word: str) -> JsonValue:
 
 @dataclass(slots=True)
 class _OpenNode:
-    """An array or object that is being read.
+    """Array or object that is being read.
 
-    `key` is that of its next value, `first_node` the number of values before it, and `height` that
-    of the highest value in it so far.
+    `key` belongs to its next value, `first_node` is the number of values before it, and `height`
+    the height of its tallest value so far.
     """
 
     value: list[JsonValue] | dict[str, JsonValue]
@@ -274,7 +273,7 @@ class _OpenNode:
 
 
 class _Anchored(NamedTuple):
-    """A finished value that aliases may stand for, with its number of values and its height."""
+    """Finished value of an anchor, with its number of values and its height."""
 
     value: JsonValue
     nodes: int
@@ -286,9 +285,9 @@ class _YamlBuilder:
     """Document built from the events of a YAML parser.
 
     Only `read` changes it: `_open` is the stack of arrays and objects from the root to the one
-    being read, `_anchors` has the finished values with a name. An alias is the value itself, not a
-    copy, so a few lines could stand for billions of values: it counts with all values in it, and
-    its height adds to the depth where it stands.
+    being read, `_anchors` has the finished values by name. An alias is the value itself, not a
+    copy, so a few lines could stand for billions of values: each alias counts all values in it, and
+    its height adds to the depth of its place.
     """
 
     _open: list[_OpenNode] = field(default_factory=lambda: [_OpenNode([])])
@@ -301,7 +300,7 @@ class _YamlBuilder:
         """Return the value of a text; None if it is empty.
 
         Raises:
-            PlanError: it is no YAML, or not the YAML of a plain document.
+            PlanError: it is not YAML, or not a plain document.
         """
         try:
             for event in iter(_Loader(text).get_event, None):
@@ -322,7 +321,7 @@ class _YamlBuilder:
         except yaml.MarkedYAMLError as error:
             why = ", ".join(filter(None, (error.context, error.problem)))
             message = f"this is not YAML: {why}"
-            # The parser reads ahead, and newer versions of libyaml have a limit of their own.
+            # The parser reads ahead, and newer versions of libyaml have their own limit.
             if "maximum nesting depth" in why:
                 message = f"nested more than {MAX_PLAN_DEPTH} deep"
             self._problems.append(Problem(_mark_position(error.problem_mark), message))
@@ -338,7 +337,7 @@ class _YamlBuilder:
         if event.tag is not None:
             self._check_tag(event)
         value: JsonValue = event.value
-        # Quoted text is text, whatever it looks like.
+        # Quoted text is always text.
         if event.implicit[0]:
             try:
                 value = _plain_value(event.value)
@@ -361,7 +360,7 @@ class _YamlBuilder:
         parent = self._open[-1]
         if parent.key is None and isinstance(parent.value, dict):
             raise self._fatal(event, "a key is text; this one is an array or an object")
-        # Until it is finished, its name stands for nothing: a value must not contain itself.
+        # Until it is finished, its anchor is undefined: a value must not contain itself.
         if event.anchor is not None:
             self._anchors.pop(event.anchor, None)
         self._open.append(_OpenNode(value, None, event.anchor, self._nodes))
@@ -380,7 +379,7 @@ class _YamlBuilder:
     def _read_alias(self, event: AliasEvent) -> None:
         name = str(event.anchor)
         if name not in self._anchors:
-            text = f"the alias *{name} stands for nothing, or for what it is part of"
+            text = f"the alias *{name} is undefined, or refers to a value that contains it"
             raise self._fatal(event, text)
         anchored = self._anchors[name]
         self._nodes += anchored.nodes
@@ -396,11 +395,11 @@ class _YamlBuilder:
         self._add(event, anchored.value)
 
     def _add(self, event: Event, value: JsonValue) -> None:
-        """Add a finished value to the array or object around it, or take it as its next key."""
+        """Add a finished value to the enclosing array or object, or make it the next key."""
         parent = self._open[-1]
         if isinstance(parent.value, list):
             if len(parent.value) == MAX_PLAN_TASKS and self._reads_tasks():
-                # Here already: reading the rest would take long, for the same answer.
+                # Checked here, because reading the rest first would take long.
                 raise self._fatal(event, f"more than {MAX_PLAN_TASKS} tasks; divide the plan")
             parent.value.append(value)
         elif parent.key is not None:
@@ -418,7 +417,7 @@ class _YamlBuilder:
             parent.key = value
 
     def _reads_tasks(self) -> bool:
-        """Return whether the array that is being read is the field `tasks` of the document."""
+        """Return whether the current array is the field `tasks` of the document."""
         return len(self._open) == 3 and self._open[1].key == "tasks"
 
     def _check_tag(self, event: ScalarEvent | MappingStartEvent | SequenceStartEvent) -> None:
@@ -444,7 +443,7 @@ class _YamlBuilder:
             raise PlanError(first_problems(self._problems))
 
     def _fatal(self, event: Event, message: str) -> PlanError:
-        """Return the error of this problem alone: later ones would only repeat it."""
+        """Return an error with this problem alone: later ones would only follow from it."""
         return PlanError([self._problem_at(event, message)])
 
 
@@ -470,7 +469,7 @@ def _read_json(text: str) -> JsonValue:
             repeated = True
         return built
 
-    # The parser gives no positions, so the text is read again, but only if something is wrong.
+    # The parser gives no positions, so the text is scanned again if something is wrong.
     try:
         document = json.loads(text, object_pairs_hook=build)
         too_deep = exceeds_depth(document, MAX_PLAN_DEPTH)
@@ -487,7 +486,7 @@ def _read_json(text: str) -> JsonValue:
     if repeated:
         raise PlanError(first_problems(_duplicate_keys(text)))
     if _ESCAPED_SURROGATE.search(text):
-        # Two halves that belong together are one character by now.
+        # The parser has already joined valid pairs of surrogates.
         for _, scalar, line, column in _json_tokens(text):
             if _SURROGATE.search(scalar):
                 raise PlanError.at(f"{line}:{column}", _SURROGATE_MESSAGE)
@@ -546,7 +545,7 @@ def _json_tokens(source: str) -> Iterator[_Token]:
             continue
         kind = _JSON_BRACKETS.get(text, "scalar")
         if text[0] == '"':
-            # Most strings have no escapes, and taking the quotes away is much faster.
+            # Most strings have no escapes, and stripping the quotes is much faster.
             if "\\" in text:
                 text = json.loads(text, strict=False)
             else:
@@ -563,10 +562,10 @@ def _iter_paths(
     """Yield every field (at its key) and item (at its start) with its path.
 
     Args:
-        tokens: those of a whole document, or those after the `opening` of the part at `path`.
-        within: the parts to look into; all by default.
-        path: the part that the tokens belong to.
-        opening: the bracket with which that part begins.
+        tokens: the tokens of a whole document, or those after the `opening` of the part at `path`.
+        within: the parts to descend into; all by default.
+        path: the path of the part with these tokens.
+        opening: the opening bracket of that part.
     """
     if not opening:
         opening = next((kind for kind, *_ in tokens), "")
@@ -580,7 +579,7 @@ def _iter_paths(
         inner = (*path, step)
         yield inner, token
         if opening == "{":
-            # A token of its own is the value of the field.
+            # The value of the field is the next token.
             kind, *_ = next(tokens)
         if kind == "scalar":
             continue

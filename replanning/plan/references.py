@@ -30,7 +30,7 @@ _PLACEHOLDER: Final = re.compile(
 )
 _PARENTHESIS: Final = re.compile(r"[()]")
 _MAX_MATCH_STEPS: Final = 1_000
-"""Limit of steps of the search for the values of a pattern, which bounds the time of a match."""
+"""Maximum number of search steps for one match of a pattern, which bounds its time."""
 
 
 IDEMPOTENCY_KEY: Final = "idempotency_key"
@@ -43,7 +43,7 @@ def placeholders(text: str) -> tuple[str, ...]:
         return ()
     names: dict[str, None] = {}
     for match in _PLACEHOLDER.finditer(text):
-        # Doubled braces match as well, without a name.
+        # Doubled braces match as well, but without a name.
         if match[1]:
             names[match[1]] = None
     return tuple(names)
@@ -67,13 +67,13 @@ def fill_placeholders(text: str, values: Mapping[str, str]) -> str:
 
 
 class FactPattern:
-    """Pattern of facts, such as `on({x},{y})`: finds the values of its placeholders in a fact.
+    """Pattern of facts, such as `on({x},{y})`, which extracts placeholder values from a fact.
 
-    A placeholder takes the shortest text with which the rest of the pattern fits.
+    A placeholder takes the shortest text that lets the rest of the pattern match.
 
     Args:
         pattern: the pattern.
-        choices: the values of each placeholder that is limited.
+        choices: the possible values of each restricted placeholder.
     """
 
     def __init__(
@@ -116,8 +116,8 @@ class FactPattern:
             return {}
         if not fact.startswith(self._start):
             return None
-        # A search with backtracking: the stack has the remaining ends for each placeholder so far,
-        # and `values` what the placeholders have at the current ones.
+        # A search with backtracking: the stack has the remaining ends of each placeholder so far,
+        # and `values` has the current values.
         values: dict[str, str] = {}
         stack = [self._value_ends(fact, 0, len(self._start), values)]
         for _ in range(_MAX_MATCH_STEPS):
@@ -135,12 +135,11 @@ class FactPattern:
     def _value_ends(
         self, fact: str, place: int, start: int, values: dict[str, str]
     ) -> Iterator[int]:
-        """Set the value of a placeholder to each text that fits; yield the end of what follows it.
+        """Set a placeholder to each value that fits; yield the end of the text that follows it.
 
         The value begins at `start`, and is followed by the text of the pattern up to the next
-        placeholder. The cases are a placeholder that has a value already, one whose values are
-        listed, the last one, which takes all that is left, and any other, which may end wherever
-        the text after it occurs.
+        placeholder. Cases: a placeholder that already has a value; one with listed values; the last
+        one, which takes the rest; and any other, which may end wherever the text after it occurs.
         """
         name = self._names[place]
         text = self._texts[place]
@@ -158,18 +157,18 @@ class FactPattern:
                 ends = (len(fact) - len(text),)
         else:
             ends = _occurrences(text, fact, start + 1)
-            # After the last limited placeholder, no place is better than the first.
+            # After the last restricted placeholder, the first occurrence is always best.
             if place > self._last_limited:
                 ends = islice(ends, 1)
         for end in ends:
             after = end + len(text)
-            # Nothing of the fact may be left over.
+            # The match must reach the end of the fact.
             if is_last and after < len(fact):
                 continue
             if fact.startswith(text, end):
                 values[name] = fact[start:end]
                 yield after
-        # Another end of an earlier placeholder begins with no value here.
+        # Backtracking to an earlier placeholder starts without a value here.
         if is_new:
             values.pop(name, None)
 
@@ -205,7 +204,7 @@ def fact_problem(text: str) -> str:
 
 
 MAX_FILLED_CHARS: Final = 10_000_000
-"""Limit of characters that references may add to the arguments of a task."""
+"""Maximum number of characters that references may add to the arguments of a task."""
 
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
 _PATH_STEP: Final = re.compile(r"""\.([^.\[\]]+)|\[(-?\d{1,9})\]|\["([^"]+)"\]|\['([^']+)'\]""")
@@ -215,7 +214,7 @@ _NO_FORM_ADVICE: Final = "read it in the work, from context.results, or return a
 
 
 ELEMENT_ROOTS: Final = ("item", "index", "key")
-"""Further roots for the task of an element: the element, its number from 0, and its key."""
+"""Additional roots in the task of an element: the element, its index from 0, and its key."""
 
 KEY_ROOTS: Final = ("item", "index")
 """Roots for the `key` of a task with `for_each`."""
@@ -244,7 +243,7 @@ UNDO_ROOTS: Final = (
 """Roots for the arguments of a tool's `undo`."""
 
 _SINGLE_VALUES: Final = ("output", "text", IDEMPOTENCY_KEY, *ELEMENT_ROOTS)
-"""Roots that are values themselves; of the others, a part is named."""
+"""Roots that are values themselves; the others need a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +253,7 @@ class Reference:
     text: str
     """The text between the braces."""
     task: TaskId | None
-    """The task whose output it is; None for another root."""
+    """The task with the output; None for another root."""
     path: JsonPath
     """The steps into the output or the other root."""
     root: str = ""
@@ -265,7 +264,7 @@ class Reference:
 
 
 def has_references(value: object) -> bool:
-    """Return whether arguments may have references; a quick look, as most have none."""
+    """Return whether arguments may have references; a quick test, as most have none."""
     parts = [value]
     for part in parts:  # grows while it is iterated
         if isinstance(part, str):
@@ -283,9 +282,8 @@ def find_references(value: JsonValue, task_ids: Container[str] = ()) -> tuple[Re
 
     Args:
         value: the arguments of a task, or a part of them.
-        task_ids: the ids of all tasks, which separate `${a.output.b}` of a task `a` from that of a
-            task `a.output`: the longest known id is meant, or the shortest possible one if none is
-            known.
+        task_ids: the ids of all tasks, because `${a.output.output.b}` may belong to a task `a` or
+            `a.output`. The longest known id wins, or the shortest possible one if none is known.
 
     Raises:
         ExpressionError: a `${` is neither a reference nor escaped as `$${`.
@@ -304,7 +302,7 @@ def find_references(value: JsonValue, task_ids: Container[str] = ()) -> tuple[Re
 
 
 def is_one_reference(text: str) -> bool:
-    """Return whether a text is one reference and nothing else."""
+    """Return whether a text consists of exactly one reference."""
     if _REFERENCE.fullmatch(text) is None:
         return False
     try:
@@ -318,14 +316,14 @@ def rename_references(
     rename: Callable[[TaskId], str],
     task_ids: Container[str] = (),
 ) -> dict[str, JsonValue]:
-    """Return a copy of arguments in which references name other tasks.
+    """Return a copy of arguments with task ids in references replaced.
 
     References to the context and to parameters stay.
 
     Args:
         arguments: the arguments of a task; they are not changed.
         rename: returns the new id of a referenced task.
-        task_ids: the ids of the tasks, which decide what a reference means as in `find_references`.
+        task_ids: the ids of the tasks, as for `find_references`.
 
     Raises:
         ExpressionError: a `${` is neither a reference nor escaped as `$${`.
@@ -345,10 +343,10 @@ def rename_references(
 
 
 def rename_results(text: str, ids: Mapping[TaskId, TaskId]) -> str:
-    """Return a text of a confirmation in which `${results.task}` names other tasks.
+    """Return a text of a confirmation with task ids in `${results.task}` replaced.
 
     Raises:
-        ExpressionError: it has a reference that a confirmation must not have.
+        ExpressionError: it has a reference that a confirmation cannot have.
     """
 
     def renamed(match: re.Match[str]) -> str:
@@ -371,8 +369,8 @@ def bind_undo(
 ) -> dict[str, JsonValue]:
     """Return the arguments of a tool's `undo`, bound to one call of the tool.
 
-    `${output.name}` becomes a reference to the output of that call, `${results.task}` one to that
-    of another task, and `${arguments.name}` the argument itself, with its own references.
+    `${output.name}` becomes a reference to the output of that call, `${results.task}` a reference
+    to the output of another task, and `${arguments.name}` the argument with its own references.
 
     Args:
         arguments: as the tool states them; they are not changed.
@@ -380,7 +378,7 @@ def bind_undo(
         called_with: the arguments of that task.
 
     Raises:
-        ExpressionError: a reference is none of these, or names an argument that the call lacks.
+        ExpressionError: a reference has another root, or names an argument that the call lacks.
     """
 
     def value_of(match: re.Match[str]) -> JsonValue:
@@ -425,7 +423,7 @@ def _choose_reference(readings: Sequence[Reference], task_ids: Container[str]) -
 
 
 def escape_reference(text: str) -> str:
-    """Return a text in which every `${` stands for itself."""
+    """Return a text with every `${` escaped."""
     return text.replace("${", "$${")
 
 
@@ -439,8 +437,8 @@ def resolve_references(
 ) -> dict[str, JsonValue]:
     """Return the arguments with every reference replaced by a copy of its value.
 
-    A string that is one reference becomes the value itself; inside a longer string, a value is
-    written as text, as JSON unless it is a string.
+    A string that is one reference becomes the value itself. Inside a longer string, a value becomes
+    text: JSON, unless it is a string.
 
     Args:
         arguments: as the task states them; they are not changed.
@@ -450,14 +448,14 @@ def resolve_references(
         parameters: the values of the parameters of the plan.
 
     Raises:
-        ExpressionError: a reference leads to nothing, or to a value that does not fit its place, or
-            the arguments would become larger than `MAX_FILLED_CHARS`.
+        ExpressionError: a reference has no value, or one without a JSON form, or the arguments
+            would become larger than `MAX_FILLED_CHARS`.
     """
     if not has_references(arguments):
         return {key: copy_json(value) for key, value in arguments.items()}
     roots: dict[str, object] = {"context": context, "parameters": parameters}
     roots.update(scope or {})
-    # A few references to one large value could fill the memory, so the sum of all is limited.
+    # A few references to one large value could fill the memory, so their total is limited.
     size = 0
 
     def value_of(match: re.Match[str]) -> JsonValue:
@@ -475,7 +473,7 @@ def resolve_references(
         if size > MAX_FILLED_CHARS:
             raise ExpressionError(
                 f"{reference}: the arguments would have more than {MAX_FILLED_CHARS} characters; "
-                "refer to a smaller part, or pass on the name of a file"
+                "refer to a smaller part, or pass the name of a file"
             )
         return form
 
@@ -494,14 +492,14 @@ def resolve_references(
 
 
 def resolve_root_references(value: JsonValue, roots: Mapping[str, object]) -> JsonValue:
-    """Return a value with every reference replaced by what it finds in one of the roots.
+    """Return a value with every reference replaced by its value in one of the roots.
 
     Args:
         value: as a confirmation states it; it is not changed.
-        roots: the values that references begin with, by name.
+        roots: the values of the roots, by name.
 
     Raises:
-        ExpressionError: a reference leads to nothing, or to a value without a JSON form.
+        ExpressionError: a reference has no value, or one without a JSON form.
     """
 
     def value_of(match: re.Match[str]) -> JsonValue:
@@ -528,7 +526,7 @@ def root_references(value: JsonValue, roots: tuple[str, ...]) -> list[Reference]
 
     Args:
         value: as a confirmation or the `undo` of a tool states it.
-        roots: what references may begin with.
+        roots: the permitted roots.
 
     Raises:
         ExpressionError: a reference begins with none of the roots.
@@ -542,7 +540,7 @@ def root_references(value: JsonValue, roots: tuple[str, ...]) -> list[Reference]
 
 
 def root_reference_problem(value: JsonValue, roots: tuple[str, ...]) -> str:
-    """Return which reference of a value begins with none of the roots; empty if all do."""
+    """Return why a reference in a value has none of the roots; empty if all have one."""
     try:
         root_references(value, roots)
     except ExpressionError as error:
@@ -551,9 +549,9 @@ def root_reference_problem(value: JsonValue, roots: tuple[str, ...]) -> str:
 
 
 def sole_argument(value: JsonValue) -> str:
-    """Return the argument that a value of a confirmation consists of; empty for another value.
+    """Return the argument name of a value such as `${arguments.name}`; empty for another value.
 
-    Such a value is left out of the question if the call left out the argument.
+    A confirmation omits such an argument if the confirmed call omitted it.
     """
     prefix = "${arguments."
     if isinstance(value, str) and value.startswith(prefix):
@@ -564,10 +562,10 @@ def sole_argument(value: JsonValue) -> str:
 
 
 def _root_reference(match: re.Match[str], roots: tuple[str, ...]) -> Reference:
-    """Return the reference that a match is, whose path begins with the name of its root.
+    """Return the reference of a match; its path begins with the name of its root.
 
     Raises:
-        ExpressionError: it begins with none of the roots.
+        ExpressionError: it has none of the roots.
     """
     inner = match[1] or ""
     path = _parse_path(f".{inner}", 0, {})
@@ -581,7 +579,7 @@ def _root_reference(match: re.Match[str], roots: tuple[str, ...]) -> Reference:
     for root in common or roots:
         part = "" if root in _SINGLE_VALUES else ".NAME"
         forms.append(f"${{{root}{part}}}")
-    raise ExpressionError(f"{match[0]!r} is no reference here: write {join_alternatives(forms)}")
+    raise ExpressionError(f"{match[0]!r} is not a reference here: write {join_alternatives(forms)}")
 
 
 def _referenced_root(
@@ -589,7 +587,7 @@ def _referenced_root(
     roots: Mapping[str, object],
     result_of: Callable[[TaskId], object],
 ) -> tuple[Reference, object]:
-    """Return the first reading that exists, with the root or the output that it refers to."""
+    """Return the first reading with an existing root or output, and that value."""
     missing = ""
     for reference in readings:
         if reference.task is None:
@@ -615,10 +613,9 @@ def _value_at(root: object, reference: Reference) -> object:
 
 
 def _candidate_references(match: re.Match[str], text: str) -> list[Reference]:
-    """Return the possible readings of a `${...}`, longest task id first.
+    """Return the possible readings of a `${...}`, longest task id first; none for `$${`.
 
-    None for the escape `$${`. There may be several, because the id of a task may have dots, and
-    `.output` in it.
+    A task id may contain dots, and `.output`, so one text may have several readings.
     """
     inner = match[1]
     if match[0] == "$${":
@@ -633,7 +630,7 @@ def _candidate_references(match: re.Match[str], text: str) -> list[Reference]:
         if path:
             return [Reference(inner, None, path, "context")]
     readings = []
-    # Beyond this no id can end, however long the text is.
+    # No id can end beyond this point, however long the text is.
     limit = MAX_NAME_CHARS + len(".output[")
     for output in reversed(list(_OUTPUT.finditer(inner, 0, limit))):
         path = _parse_path(inner, output.end(), parsed)
@@ -644,21 +641,21 @@ def _candidate_references(match: re.Match[str], text: str) -> list[Reference]:
     if word is not None:
         path = _parse_path(inner, word.end(), parsed)
         if path is not None:
-            # Last, because a task may have this name in a plan without these.
+            # Last, because a task may have this name.
             readings.append(Reference(inner, None, path, word[0]))
     if not readings:
         forms = "${TASK.output}, ${TASK.output.name[0]}, ${context.name} or ${parameters.name}"
         raise ExpressionError(
-            f"{match[0]!r} is no reference: write {forms}, or ${match[0]} for the text itself"
+            f"{match[0]!r} is not a reference: write {forms}, or ${match[0]} for the text itself"
         )
     return readings
 
 
 def _parse_path(text: str, start: int, parsed: dict[int, JsonPath | None]) -> JsonPath | None:
-    """Return the steps of a text such as `.files[0].name` from `start`; None if it is no path.
+    """Return the steps of a text such as `.files[0].name` from `start`; None if it is not a path.
 
-    The result is added to `parsed`, which holds those of later starts: most paths end like one of
-    them, and a text that repeats `.output` would otherwise be parsed once for each.
+    The result is added to `parsed`, a cache by start: a text that repeats `.output` would otherwise
+    be parsed to its end once for each.
     """
     steps: list[str | int] = []
     end = start
@@ -669,7 +666,7 @@ def _parse_path(text: str, start: int, parsed: dict[int, JsonPath | None]) -> Js
         if match[2]:
             steps.append(int(match[2]))
         else:
-            # The last group that took part is the one of this form of a name.
+            # The last group that matched holds the name.
             steps.append(match[match.lastindex or 0])
         end = match.end()
     rest = None

@@ -1,8 +1,8 @@
-"""Hints that a tool may do harm: a short table of dangerous programs, for approval by a person.
+"""Hints that a use of a tool may do harm and needs a person's approval.
 
-A hint is neither complete nor a sandbox. It reads the text of a command, not the scripts that the
-command starts. Whoever describes a tool knows better, so `dangerous` in its description takes
-precedence.
+The table of dangerous programs is neither complete nor a sandbox: only the text of a command is
+read, not the scripts that it starts. The author of a tool knows better, so `dangerous` in its
+description takes precedence.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from replanning.plan.commands import (
 from replanning.plan.tasks import ToolSpec
 
 _MAX_JUDGED_CHARS: Final = 20_000
-"""Longest template that is judged, in characters; a longer one counts as dangerous."""
+"""Longest template to check, in characters; a longer one counts as dangerous."""
 
 _MAX_WORDS: Final = 100
-"""Number of words of a command that are searched for programs that it starts."""
+"""Number of words of a command to search for programs."""
 
 _MAX_DEPTH: Final = 5
-"""Depth of commands within quotes that is judged."""
+"""Maximum depth of quoted commands to check."""
 
 _SHELL: Final = r"(?:ba|da|k|z|fi)?sh"
 _INTERPRETER: Final = rf"{_SHELL}|python[\d.]*|node|perl|ruby|php"
@@ -39,9 +39,9 @@ _DATABASE: Final = r"psql|mysql(?:admin)?|mariadb|sqlite3|mongo(?:sh)?|redis-cli
 _RECURSIVE: Final = r" (?:.* )?(?:-\w*R\w*|--recursive)(?= |$)"
 _GIT: Final = r"(?: -[cC] \S+| --?[a-z]\S*)*+ "
 
-_ANY_TEXT: Final = "it runs whatever text it is given with"
-_ANY_PACKAGE: Final = "it runs whatever package it is given with"
-_OTHER_USER: Final = "it acts as somebody else, with"
+_ANY_TEXT: Final = "it runs any text passed to it, with"
+_ANY_PACKAGE: Final = "it runs any package passed to it, with"
+_OTHER_USER: Final = "it acts as another user, with"
 _RECURSIVELY: Final = "it changes permissions recursively, with"
 _LOSES_WORK: Final = "it discards work, with"
 
@@ -86,10 +86,10 @@ _RISKS: Final = tuple(
         (r"npx|uvx|pipx", r"(?: run)?(?: -\S+)*+ \0", _ANY_PACKAGE),
     )
 )  # fmt: skip
-"""Programs, what follows their name, and the reason. `\\0` stands for an argument of the tool."""
+"""Dangerous programs: name, following text, and reason; `\\0` is an argument of the tool."""
 
 _TEXT_RUNNERS: Final = re.compile(rf"{_SHELL}|eval|ssh|watch|trap|flock|parallel|tmux|npx")
-"""Programs that give a quoted word to a shell."""
+"""Programs that pass a quoted word to a shell."""
 
 _SUBSTITUTION: Final = re.compile(r"\$\((?!\()([^()]*)\)|`([^`]*)`")
 _VARIABLE: Final = re.compile(r"""["']?\$(?:[\w@*]+|\{[^{}]*\})["']?""")
@@ -101,13 +101,11 @@ _DOWNLOAD: Final = re.compile(
     """,
     re.VERBOSE,
 )
-"""A shell or an interpreter that runs a download."""
+"""Shell or interpreter that runs a download."""
 
 
 JUDGED_KINDS: Final = ("shell", "http")
-"""The kinds of tool whose uses may look dangerous; any other is dangerous only where that is
-stated.
-"""
+"""Kinds of tool that are checked for danger; any other is dangerous only if declared so."""
 
 
 def command_risk(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> str:
@@ -120,8 +118,8 @@ def command_risk(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> str:
 def resolved_risk(
     tool: ToolSpec, declared: Mapping[str, JsonValue], arguments: Mapping[str, JsonValue]
 ) -> str:
-    """Return why the values of references make a use dangerous; "" if they do not."""
-    # A risk that the declaration shows was asked about when the task came into the plan.
+    """Return why resolved references make a use dangerous; "" if they do not."""
+    # A risk that the declared arguments show was approved when the task came into the plan.
     if arguments == declared or command_risk(tool, declared):
         return ""
     return command_risk(tool, arguments)
@@ -132,14 +130,14 @@ def detected_risk(tool: ToolSpec, arguments: Mapping[str, JsonValue] = MappingPr
 
     Args:
         tool: the tool.
-        arguments: values by name; if given, the command filled in with them is judged as well.
+        arguments: values by name; if given, the command with these values is checked as well.
     """
     if tool.kind == "http" and (tool.method or "").upper() == "DELETE":
         return "it sends DELETE"
     if tool.kind != "shell" or not tool.command:
         return ""
     if len(tool.command) > _MAX_JUDGED_CHARS:
-        return "its command is too long to be judged"
+        return "its command is too long to check"
     marked = mark_holes(tool.command)
     # A number cannot become code or a program, so a hole for one is harmless.
     numbers: dict[str, JsonValue] = {
@@ -156,13 +154,13 @@ def _reasons(text: str, values: Mapping[str, JsonValue], depth: int) -> Iterator
     if depth > _MAX_DEPTH:
         return
     if download := _DOWNLOAD.search(text):
-        yield f"it runs whatever it downloads, with {download[1] or download[2]!r}"
+        yield f"it runs a download, with {download[1] or download[2]!r}"
     for words in simple_commands(text.replace("<<", "\n")):  # a here-document may be a script
         if words[0] == ")":
             words = words[1:]  # noqa: PLW2901 - a branch of `case`, or the end of another command
         is_program = len(words) > 1 and "]]" not in words
         if HOLE_DELIMITER in words[0] or (is_program and _VARIABLE.fullmatch(words[0])):
-            yield "it runs whatever program it is told to"
+            yield "it runs any program passed to it"
         filled = list(_filled_words(words, values))
         names = [program_name(word) for word in filled[:_MAX_WORDS]]
         starts = [0]
@@ -188,7 +186,7 @@ def _program_reasons(name: str, rest: str) -> Iterator[str]:
 
 
 def _filled_words(words: list[str], values: Mapping[str, JsonValue]) -> Iterator[str]:
-    """Yield words without quotes and blanks, holes filled where values exist, else NUL."""
+    """Yield words without quotes and blanks, with holes replaced by values, or by NUL if none."""
     for word in words:
         hole = MARKED_HOLE.fullmatch(word)
         if hole and isinstance(items := values.get(hole[1]), list):

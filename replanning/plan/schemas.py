@@ -1,4 +1,4 @@
-"""Checks of values by JSON Schema, with bounded work for any schema."""
+"""Validation of values by JSON Schema, with bounded work for any schema."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any, Final
 from replanning.plan.types import JsonObject, JsonValue
 
 _MAX_SCHEMA_WORK: Final = 5_000_000
-"""Maximum work of a check, in characters of arguments times keywords of the schema.
+"""Maximum work of a validation, in characters of the value times keywords of the schema.
 
-Above it, only the server checks.
+Above it, only the server validates.
 """
 
 _NAMED_REFERENCE_COST: Final = 1_000
-"""Number of keywords that cost as much as resolving a reference by name instead of by path."""
+"""Cost of resolving a reference by name instead of by path, in keywords."""
 
 _UNCHECKED_KEYWORDS: Final = (
     "pattern",
@@ -29,16 +29,16 @@ _UNCHECKED_KEYWORDS: Final = (
     "unevaluatedItems",
     "unevaluatedProperties",
 )
-"""Keywords that only the server checks, because their check has no bound."""
+"""Keywords left to the server, because their work has no bound."""
 
 _MAX_SCHEMA_ERRORS: Final = 5
 
 _MAX_VALIDATORS: Final = 256
-"""Schemas whose validators are kept; to make one takes longer than most checks."""
+"""Number of cached validators; making one takes longer than most validations."""
 
 
 def invalid_schema(schema: JsonObject) -> str:
-    """Return why a value cannot be checked by a schema; empty if it can."""
+    """Return why a schema cannot be used; empty if it can."""
     try:
         from jsonschema import SchemaError, validators
     except ImportError as error:
@@ -47,7 +47,7 @@ def invalid_schema(schema: JsonObject) -> str:
         validators.validator_for(schema).check_schema(schema)
     except SchemaError as error:
         where = "".join(f"[{part!r}]" for part in error.absolute_path)
-        return f"this is no JSON Schema: {where and where + ': '}{error.message[:300]}"
+        return f"this is not a valid JSON Schema: {where and where + ': '}{error.message[:300]}"
     return ""
 
 
@@ -63,11 +63,10 @@ _JSON_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 
 
 def _is_plainly_valid(schema: object, value: JsonValue) -> bool:
-    """Return whether a value surely fits a schema; False says nothing.
+    """Return whether a value certainly fits a schema; False means unknown.
 
-    Most values fit, and most schemas have the keywords below alone. To say so takes a tenth of the
-    time of a validator (benchmark `tools_that_fail`, "suggested"), which is asked in all other
-    cases.
+    Most values fit, and most schemas have only the keywords below. This test is much faster than a
+    validator (benchmark `tools_that_fail`, "suggested"), which handles all other cases.
     """
     if not isinstance(schema, dict):
         return False
@@ -78,14 +77,14 @@ def _is_plainly_valid(schema: object, value: JsonValue) -> bool:
 
 
 def _is_plainly_met(schema: JsonObject, keyword: str, value: JsonValue) -> bool:
-    """Return whether a value surely meets one keyword of a schema."""
+    """Return whether a value certainly satisfies one keyword of a schema."""
     stated: Any = schema[keyword]
     if keyword == "type":
-        # A boolean is an integer in Python, and no number in JSON.
+        # A boolean is an integer in Python, but not a number in JSON.
         if isinstance(value, bool):
             return bool(stated == "boolean")
         return isinstance(value, _JSON_TYPES[stated])
-    # The other keywords say nothing about values of other types.
+    # The other keywords apply to one type each.
     if isinstance(value, dict):
         known: Any = schema.get("properties", {})
         if keyword == "required":
@@ -112,7 +111,7 @@ def schema_problems(schema: JsonObject | None, value: JsonValue) -> list[str]:
     """Return the problems that a schema finds in a value; none if the schema itself is invalid."""
     if schema is None:
         return []
-    # A schema that is none, or that leads nowhere, may raise anything.
+    # A malformed schema may raise anything.
     with suppress(Exception):
         if _is_plainly_valid(schema, value):
             return []
@@ -122,7 +121,7 @@ def schema_problems(schema: JsonObject | None, value: JsonValue) -> list[str]:
         if validator is None:
             return []
         found = list(islice(validator.iter_errors(value), _MAX_SCHEMA_ERRORS))
-    except Exception:  # noqa: BLE001 - the schema may be anything; the server checks, too
+    except Exception:  # noqa: BLE001 - the schema may be anything; the server validates, too
         return []
     finally:
         _work.reset(token)
@@ -136,10 +135,10 @@ def schema_problems(schema: JsonObject | None, value: JsonValue) -> list[str]:
 
 
 class _Work:
-    """Remaining work of one check.
+    """Remaining work of one validation.
 
     Args:
-        cost: what the check of one keyword costs.
+        cost: the cost of one keyword.
     """
 
     def __init__(self, cost: int) -> None:
@@ -147,10 +146,10 @@ class _Work:
         self._left = _MAX_SCHEMA_WORK
 
     def spend(self, keyword: str, stated: object) -> None:
-        """Count the check of a keyword, of which the schema has stated something.
+        """Subtract the cost of a keyword with the value that the schema states.
 
         Raises:
-            TimeoutError: the check does too much.
+            TimeoutError: the validation exceeds its limit.
         """
         is_by_name = keyword in ("$ref", "$dynamicRef") and not str(stated).startswith("#/")
         times = 1
@@ -162,30 +161,30 @@ class _Work:
 
 
 _work: ContextVar[_Work] = ContextVar("work")
-"""The work of the check that goes on; its validators are shared by all checks."""
+"""Work of the current validation; the validators themselves are shared."""
 
 
 @lru_cache(_MAX_VALIDATORS)
 def _validator_of(text: str) -> Any:
-    """Return what checks values by a schema, given as JSON; None if that would have no bounds."""
-    from jsonschema import validators  # takes its time, and few plans need it
+    """Return the validator of a schema, given as JSON; None if its work would have no bound."""
+    from jsonschema import validators  # slow to import, and few plans need it
     from referencing import Registry
 
     schema = json.loads(text)
     described = {key: value for key, value in schema.items() if key != "$schema"}
     inner = json.dumps(described)
-    # Names of further dialects lead to checks without bounds, and `additionalProperties` uses
-    # patterns, too.
+    # A nested dialect would bring unbounded keywords back, and `additionalProperties` also searches
+    # for patterns.
     if '"$schema"' in inner or '"patternProperties"' in inner:
         return None
     kind = _bounded_class(validators.validator_for(schema))
-    # A reference may lead anywhere: nothing is fetched.
+    # An empty registry, so that no reference is fetched.
     return kind(described, registry=Registry())
 
 
 @lru_cache
 def _bounded_class(base: Any) -> Any:
-    """Return a class of validators whose checks are bounded; making it takes milliseconds."""
+    """Return a validator class with bounded work; cached, because making it is slow."""
     from jsonschema import validators
 
     def bounded(keyword: str, check: Callable[..., object]) -> Callable[..., object]:

@@ -51,7 +51,7 @@ from replanning.plan.references import (
 from replanning.plan.schemas import invalid_schema
 from replanning.plan.types import MAX_NAME_CHARS, JsonObject, TaskId
 
-# Names stand in messages, where nobody would see a blank at an end or a line break.
+# Names appear in messages, where a blank at either end or a line break would be invisible.
 _NAME_PATTERN: Final = (
     r"^[^\s\x00-\x1f\x7f-\x9f](?:[^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f])?$"
 )
@@ -84,7 +84,7 @@ def to_seconds(duration: float | timedelta) -> float:
     return duration
 
 
-# Strict, because a number in quotes is a mistake to report, not a number.
+# Strict, so that a quoted number is reported as a mistake.
 NonNegativeFloat = Annotated[float, Field(strict=True, ge=0)]
 Duration = Annotated[float, Field(strict=True, ge=0), BeforeValidator(to_seconds)]
 Seconds = Annotated[float, Field(strict=True, gt=0), BeforeValidator(to_seconds)]
@@ -97,7 +97,7 @@ T = TypeVar("T")
 
 
 class _AsTuple:
-    """Validation of any sequence as a tuple."""
+    """Validation of a sequence as a tuple."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -112,10 +112,10 @@ class StrictModel(BaseModel):
     """Base of the parts of a plan: immutable, without unknown fields.
 
     Raises:
-        PlanError: a field is wrong or unknown; names every one, and the nearest known field.
+        PlanError: a field is wrong or unknown; lists every one, with the nearest known field.
     """
 
-    # A misspelt field would otherwise be dropped silently, and its default would apply.
+    # A misspelt field would otherwise be ignored silently.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @classmethod
@@ -130,9 +130,8 @@ class StrictModel(BaseModel):
             except ValidationError as error:
                 raise self._construction_error(error) from None
 
-        __init__.__pydantic_base_init__ = (
-            True  # documents are validated without a call for each of their parts
-        )
+        # Pydantic then validates the parts of a document without calling this for each.
+        __init__.__pydantic_base_init__ = True
 
         @classmethod
         def model_validate(cls, obj: object, **options: object) -> Self:
@@ -191,19 +190,19 @@ class McpServer(StrictModel):
     env: Mapping[str, str] = Field(
         default_factory=dict,
         description=(
-            "Environment of the program beside PATH, HOME and the like; {env:NAME} is "
+            "Environment variables in addition to PATH, HOME and the like; {env:NAME} is "
             "looked up at the start."
         ),
     )
     url: str | None = Field(
-        default=None, description="The address of a server that runs already (streamable HTTP)."
+        default=None, description="The address of a running server (streamable HTTP)."
     )
     headers: Mapping[str, str] = Field(
         default_factory=dict, description="Request headers; {env:NAME} is looked up at the start."
     )
     tools: Items[Name] | None = Field(
         default=None,
-        description="The only tools of the server that may be used; all of them by default.",
+        description="Tools of the server that may be used; all by default.",
     )
     safe: Items[Name] = Field(
         default=(),
@@ -220,8 +219,8 @@ class McpServer(StrictModel):
         return shlex.join(self.command) if self.command else self.url or ""
 
     def problems(self) -> list[str]:
-        """Return everything that makes it unusable on any machine."""
-        # Returned instead of raised, so that one error can name the problems of all servers.
+        """Return the problems that make it unusable on any machine."""
+        # Returned instead of raised, so that one error can list the problems of all servers.
         found = []
         if (self.command is None) == (self.url is None):
             found.append("it needs either a `command` that starts it or a `url`, and not both")
@@ -234,7 +233,7 @@ class McpServer(StrictModel):
             found.append(f"its url {self.url!r} begins neither with http:// nor with https://")
         idle = [name for name in ("cwd", "env") if getattr(self, name) and self.command is None]
         idle += ["headers"] if self.headers and self.url is None else []
-        found += [f"`{name}` has no meaning for it" for name in idle]
+        found += [f"`{name}` does not apply to it" for name in idle]
         allowed = frozenset(self.safe if self.tools is None else self.tools)
         strange = [name for name in self.safe if name not in allowed]
         if strange:
@@ -247,14 +246,12 @@ class Goal(StrictModel):
 
     objective: Text = Field(description="The aim, in words.")
     success_criteria: Items[Text] = Field(
-        default=(), description="How a person sees that it was achieved."
+        default=(), description="How a person can tell that it was achieved."
     )
     facts: Items[Fact] = Field(default=(), description="Facts that must hold at the end.")
     stop_when_reached: StrictBool = Field(
         default=False,
-        description=(
-            "Succeed as soon as all facts of the goal hold, whatever has become of the tasks."
-        ),
+        description="Succeed as soon as all facts of the goal hold, regardless of task states.",
     )
 
     def with_fields(self, fields: Mapping[str, object]) -> Goal:
@@ -263,7 +260,7 @@ class Goal(StrictModel):
         Raises:
             PlanError: the result is not a valid goal; lists every problem.
         """
-        # `model_copy` would take any value unchecked, and a goal may come from a message.
+        # `model_copy` does not validate, and the fields may come from a message.
         return Goal.model_validate({**self.model_dump(), **fields})
 
 
@@ -275,7 +272,7 @@ TIMEOUT: Final = "timeout"
 
 EXIT_CODES: Final = range(1, 256)
 ERROR_STATUSES: Final = range(400, 600)
-"""HTTP statuses that say of themselves that they are errors; no exit code is as large."""
+"""HTTP error statuses; exit codes are smaller."""
 
 
 def _check_retryable(value: object) -> object:
@@ -287,7 +284,7 @@ def _check_retryable(value: object) -> object:
         case int() if value in EXIT_CODES or value in ERROR_STATUSES:
             return value
     raise ValueError(
-        "expected a class of exceptions, such as httpx.ReadTimeout, an exit code from 1 to 255, "
+        "expected an exception class such as httpx.ReadTimeout, an exit code from 1 to 255, "
         "an HTTP status from 400 to 599, or timeout"
     )
 
@@ -302,34 +299,32 @@ Retryable = Annotated[
 _DEFAULT_MAX_DELAY: Final = 3600.0
 
 _MAX_DOUBLINGS: Final = 62
-"""By then every delay has reached the maximum, and a float still holds it."""
+"""Limit of the exponent: the delay has reached its maximum by then, and fits in a float."""
 
 _MAX_COUNTED_ATTEMPTS: Final = 10**15
-"""More would be pointless; a float can represent their total time."""
+"""Limit of attempts in a sum of delays, which then fits in a float."""
 
 
 class Retry(StrictModel):
-    """Attempts at a task: how many, how far apart, and after which failures.
+    """Attempts at a task: number, delays, and the failures that are retried.
 
-    Whoever states `max_attempts` gets them after every failure, or after those that `on` names.
-    Without it, a task is tried again after failures that may pass, and after those that `on` names.
-    Where nobody knows whether a failed attempt had its effect, `idempotent: false` forbids both.
+    With a stated `max_attempts`, every failure is retried, or every failure under `on`. Without it,
+    temporary failures and those under `on` are retried. If a failed attempt may have had its
+    effect, `idempotent: false` forbids both.
     """
 
     max_attempts: Annotated[int, Field(strict=True, ge=1)] = Field(
         default=3,
-        description="Attempts, the first included; where it is stated, after every failure.",
+        description="Number of attempts, the first included; if stated without `on`, after any failure.",
     )
     delay: Duration = Field(default=1.0, description="Seconds before the second attempt.")
     backoff: Literal["exponential", "constant"] = Field(
         default="exponential",
-        description="exponential: the delay doubles after each attempt; constant: it stays.",
+        description="exponential: the delay doubles after each attempt; constant: it does not.",
     )
     exponential: Annotated[StrictBool | None, WithJsonSchema({"type": "boolean"})] = Field(
         default=None,
-        description=(
-            "How earlier versions wrote `backoff`: true for exponential, false for constant."
-        ),
+        description=("Earlier spelling of `backoff`: true for exponential, false for constant."),
     )
     max_delay: Duration | None = Field(
         default=None,
@@ -342,32 +337,32 @@ class Retry(StrictModel):
     max_seconds: Seconds | None = Field(
         default=None,
         description=(
-            "Seconds after the start of the first attempt within which a further one may begin."
+            "Seconds from the start of the first attempt, after which no other attempt begins."
         ),
     )
     on: Items[Retryable] | None = Field(
         default=None,
         description=(
-            "The failures that are tried again: classes of exceptions "
-            "(httpx.ReadTimeout), HTTP statuses, exit codes, timeout."
+            "The failures to retry: exception classes (httpx.ReadTimeout), HTTP statuses, "
+            "exit codes, timeout."
         ),
     )
 
     @property
     def states_attempts(self) -> bool:
-        """Whether `max_attempts` was stated and is not merely the default."""
+        """Whether `max_attempts` was stated."""
         return "max_attempts" in self.model_fields_set
 
     @property
     def names_timeouts(self) -> bool:
-        """Whether a task that reaches its time limit is among the failures under `on`."""
+        """Whether `on` contains reaching the time limit."""
         if self.on is None:
             return False
         return TIMEOUT in self.on
 
     @property
     def longest_wait(self) -> float:
-        """Seconds that the delays between all attempts take together, at most."""
+        """Upper bound of the sum of all delays, in seconds."""
         retries = min(self.max_attempts, _MAX_COUNTED_ATTEMPTS) - 1
         different = min(retries, _MAX_DOUBLINGS)
         wait = 0.0
@@ -379,7 +374,7 @@ class Retry(StrictModel):
         return min(wait, sys.float_info.max)
 
     def longest_time(self, attempt: float) -> float:
-        """Return the seconds from the start of the first attempt to the end of the last, at most.
+        """Return the maximum time from the start of the first attempt to the end of the last.
 
         Args:
             attempt: the time limit of each attempt in seconds.
@@ -395,13 +390,13 @@ class Retry(StrictModel):
 
         Args:
             attempts: the attempts made so far.
-            chance: a number from 0 to 1 that varies the delay by a half where it has `jitter`; at
-                0.5 it stays as it is.
+            chance: a random number from 0 to 1; with `jitter`, it varies the delay by up to a half
+                in either direction, and 0.5 leaves it unchanged.
         """
         delay = self.delay
         if self.backoff == "exponential":
             delay *= 2 ** min(attempts - 1, _MAX_DOUBLINGS)
-        # Tasks that failed together would otherwise hit a recovering service together.
+        # Tasks that failed together would otherwise all retry a recovering service at once.
         if self.jitter:
             delay *= 0.5 + chance
         longest = self.max_delay
@@ -412,7 +407,7 @@ class Retry(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _read_exponential(cls, fields: object) -> object:
-        """Read `exponential` as `backoff`, so that a plan is the same in either spelling."""
+        """Read `exponential` as `backoff`, so that either spelling gives an equal plan."""
         if not isinstance(fields, Mapping):
             return fields
         if not isinstance(fields.get("exponential"), bool):
@@ -436,7 +431,7 @@ class Retry(StrictModel):
 
     @model_serializer(mode="wrap")
     def _keep_stated_attempts(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Journals leave out defaults, but a stated default says more than an omitted one.
+        # Journals omit defaults, but a stated default differs from an omitted one.
         fields: dict[str, Any] = serialize(self)
         if "max_attempts" in self.model_fields_set:
             fields["max_attempts"] = self.max_attempts
@@ -455,19 +450,19 @@ class Budget(StrictModel):
     )
     wall_clock: Duration | None = Field(
         default=None,
-        description="Seconds; those in which only a person is waited for do not count.",
+        description="Seconds; time spent waiting only for a person does not count.",
     )
 
 
 ChangingEffect = Literal["reversible", "partly", "irreversible"]
-"""Effect of what changes something, by whether that can be taken back."""
+"""Effect that changes something, by its reversibility."""
 
 Effect = Literal["none", ChangingEffect]
-"""Effect of a tool or a task; `none` only reads."""
+"""Effect of a tool or a task; `none`: it only reads."""
 
 
 def _checked_condition(condition: str) -> str:
-    """Return a condition on an output if it can be read."""
+    """Return a condition on an output if it is valid."""
     try:
         Condition.parse(condition, OUTPUT_ROOTS)
     except ExpressionError as error:
@@ -476,13 +471,13 @@ def _checked_condition(condition: str) -> str:
 
 
 def _checked_path(path: str) -> str:
-    """Return a path into an output if it can be read."""
+    """Return a path into an output if it is valid."""
     if path.startswith(("output.", "output[")):
         inner = path.removeprefix("output").removeprefix(".")
         own = f'["output"]{path.removeprefix("output")}'
         raise ValueError(
-            f"{path!r} begins within the output already: write {inner!r}, "
-            f"or {own!r} for a field of the output that is called output"
+            f"{path!r} starts with `output`, but paths begin inside the output: write {inner!r}, "
+            f"or {own!r} for a field called output"
         )
     try:
         output_lookup(path)
@@ -497,19 +492,19 @@ OutputPath = Annotated[str, AfterValidator(_checked_path)]
 class Agreement(StrictModel):
     """Second tool that must give the same output for the same arguments."""
 
-    tool: Name = Field(description="The tool to ask: of the same capability, and it only reads.")
+    tool: Name = Field(description="The tool to ask: of the same capability, and read-only.")
     fields: Items[OutputPath] | None = Field(
         default=None,
         description="Paths into the output to compare: json.total; by default all of it.",
     )
     tolerance: NonNegativeFloat = Field(
-        default=0.0, description="How far apart two numbers may be, in their own unit."
+        default=0.0, description="Largest difference between two numbers, in their own unit."
     )
 
     @model_validator(mode="before")
     @classmethod
     def _read_name(cls, stated: object) -> object:
-        """Read the name of a tool as an agreement of whole outputs."""
+        """Read the name of a tool as an agreement on whole outputs."""
         if isinstance(stated, str):
             return {"tool": stated}
         return stated
@@ -545,7 +540,7 @@ class Expectation(StrictModel):
     )
     errors: Items[Annotated[str, Field(min_length=1)]] = Field(
         default=(),
-        description="Texts that say that it failed: how they begin, or with * for any characters.",
+        description="Texts that report a failure: their beginnings, or patterns with *.",
     )
     means: Literal["not-done"] | None = Field(
         default=None,
@@ -556,12 +551,12 @@ class Expectation(StrictModel):
         description="Commands that must end with exit code 0; {name} is an argument, as one word.",
     )
     agrees_with: Agreement | None = Field(
-        default=None, description="Another tool, which is called as well and must say the same."
+        default=None, description="Second tool to call, which must give the same output."
     )
 
     @property
     def second_tool(self) -> str:
-        """The tool that must say the same; empty without one."""
+        """The tool that must give the same output; empty without one."""
         return "" if self.agrees_with is None else self.agrees_with.tool
 
     @field_validator("json_schema")
@@ -576,7 +571,7 @@ class Expectation(StrictModel):
     @model_validator(mode="after")
     def _check_means(self) -> Self:
         if self.means is not None and not self.errors:
-            raise ValueError("`means` says what `errors` mean, and there are no `errors`")
+            raise ValueError("`means` needs `errors`, which are missing")
         return self
 
     @model_serializer(mode="wrap")
@@ -588,32 +583,32 @@ class Expectation(StrictModel):
 
 
 WHOLE_OUTPUT: Final = "${output}"
-"""Output of a confirmed task by default: that of the tool which was asked."""
+"""Default output of a confirmed task: the output of the asked tool."""
 
 DONE_UNLESS_NULL: Final = "output != null"
-"""Condition of a confirmation by a function, which returns the output of the call, or else None."""
+"""Condition of a confirmation by a function that returns the output of the call, or None."""
 
 
 class Confirmation(StrictModel):
-    """Reading call that tells whether a call without an answer was done all the same."""
+    """Read-only call that tells whether a call without an answer was executed after all."""
 
-    tool: Name = Field(description="The tool to ask; it only reads.")
+    tool: Name = Field(description="The tool to ask; it must be read-only.")
     arguments: JsonObject = Field(
         default_factory=dict,
         description=(
-            "Given to it; may hold ${arguments.name}, ${results.task}, ${context.name}, "
-            "${parameters.name} and ${idempotency_key}."
+            "Its arguments; may contain ${arguments.name}, ${results.task}, "
+            "${context.name}, ${parameters.name} and ${idempotency_key}."
         ),
     )
     when: Annotated[str, AfterValidator(_checked_condition)] = Field(
         description=(
-            "Holds of its output if the call was done, over the same as `where` of `expect`."
+            "Condition that its output satisfies if the call was executed; see `expect.where`."
         )
     )
     output: JsonValue = Field(
         default=WHOLE_OUTPUT,
         description=(
-            "The output of the task if it was done; by default that of the tool which was asked."
+            "The output of the task if the call was executed; by default, that of the asked tool."
         ),
     )
 
@@ -640,27 +635,27 @@ class Confirmation(StrictModel):
 
 
 def artifact_fact(name: str) -> str:
-    """Return the fact, or pattern of facts, that a name in `needs` or `produces` stands for."""
+    """Return the fact, or pattern of facts, of a name in `needs` or `produces`."""
     return f"artifact({name})"
 
 
 class Undo(StrictModel):
-    """Call that takes the effect of a call back."""
+    """Call that undoes the effect of another call."""
 
-    tool: Name = Field(description="The tool that takes it back.")
+    tool: Name = Field(description="The tool that undoes it.")
     arguments: JsonObject = Field(
         default_factory=dict,
         description=(
-            "Given to that tool; may hold ${output.name}, ${arguments.name}, "
+            "Its arguments; may contain ${output.name}, ${arguments.name}, "
             "${results.task}, ${context.name}, ${parameters.name} and ${item.name}."
         ),
     )
 
 
 class ToolSpec(StrictModel):
-    """Tool that executes tasks, as executors and planners need to know it."""
+    """Description of a tool that executes tasks, for executors and planners."""
 
-    name: Name = Field(description="How tasks name it.")
+    name: Name = Field(description="The name that tasks use.")
     kind: Name | None = Field(
         default=None, description="shell, http, python, agent, mcp, or a kind a plugin executes."
     )
@@ -701,7 +696,7 @@ class ToolSpec(StrictModel):
     )
     accepted: Items[StrictInt] = Field(
         default=(),
-        description="Exit codes other than 0, or HTTP statuses, that are results and not failures.",
+        description="Exit codes other than 0, or HTTP statuses, that are results, not failures.",
     )
     dangerous: StrictBool = Field(
         default=False,
@@ -720,7 +715,7 @@ class ToolSpec(StrictModel):
     )
     undo_on_replace: StrictBool = Field(
         default=False,
-        description="Whether its effect is taken back before another call takes its place.",
+        description="Whether its effect is undone before another call replaces it.",
     )
     idempotent: StrictBool | None = Field(
         default=None, description="Whether running it twice does no more than running it once."
@@ -729,7 +724,7 @@ class ToolSpec(StrictModel):
         default=None, description="shell: the command line; {name} is the argument, as one word."
     )
     method: Name | None = Field(default=None, description="http: the request method.")
-    url: str | None = Field(default=None, description="http: where to; {name} is the argument.")
+    url: str | None = Field(default=None, description="http: the address; {name} is the argument.")
     headers: Mapping[str, str] = Field(default_factory=dict, description="http: request headers.")
     body: JsonValue = Field(default=None, description="http: the JSON body.")
     idempotency_header: Name | None = Field(
@@ -746,19 +741,19 @@ class ToolSpec(StrictModel):
     )
     input_schema: dict[str, JsonValue] | None = Field(
         default=None,
-        description="mcp: JSON Schema of the arguments; asked of the server where it is left out.",
+        description="mcp: JSON Schema of the arguments; by default, the server is asked for it.",
     )
     cwd: str | None = Field(default=None, description="Working directory.")
     workspace: str | None = Field(
         default=None,
         description=(
-            "Directory outside of which paths are refused; a command may write nowhere "
-            "else, given bubblewrap."
+            "The only directory in which paths are accepted; with bubblewrap, also the "
+            "only one that a command can write to."
         ),
     )
     env: Mapping[str, str] = Field(
         default_factory=dict,
-        description="Environment; {env:NAME} is looked up when the tool is run.",
+        description="Environment variables; {env:NAME} is looked up when the tool is run.",
     )
     timeout: Seconds | None = Field(
         default=None, description="Timeout in seconds, unless the task has one."
@@ -766,11 +761,11 @@ class ToolSpec(StrictModel):
     retry: Retry | None = Field(
         default=None,
         description=(
-            "How often it is tried, and after which failures, where the task does not say so."
+            "How often it is tried, and after which failures, unless the task states its own."
         ),
     )
     expect: Expectation | None = Field(
-        default=None, description="Expectations of its output; otherwise the attempt has failed."
+        default=None, description="Expectations of its output; if violated, the attempt fails."
     )
     confirm: Confirmation | None = Field(
         default=None,
@@ -794,20 +789,20 @@ class ToolSpec(StrictModel):
 
     @property
     def filled_texts(self) -> tuple[str, ...]:
-        """The texts of its call into which arguments are filled."""
+        """The texts of its call that may contain placeholders."""
         texts = [*self.headers.values(), *iter_strings(self.body, keys=False)]
         texts += filter(None, (self.command, self.url))
         return tuple(texts)
 
     @property
     def parameter_types(self) -> Mapping[str, str]:
-        """Its parameters with their types; if it declares none, the placeholders of its texts."""
+        """Its parameters with their types; without declared ones, the placeholders in its texts."""
         if self.parameters:
             return self.parameters
         types: dict[str, str] = {}
         for text in (*self.fact_patterns, *self.filled_texts):
             types.update(dict.fromkeys(placeholders(text), "any"))
-        types.pop(IDEMPOTENCY_KEY, None)  # which the executor fills in
+        types.pop(IDEMPOTENCY_KEY, None)  # filled in by the executor
         return types
 
     def preconditions(self, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
@@ -841,10 +836,10 @@ class ToolSpec(StrictModel):
         for pattern in patterns:
             names = placeholders(pattern)
             if lacking := [name for name in names if name not in arguments]:
-                text = f"tool {self.name!r}: {pattern!r} needs the arguments {lacking}, given are {list(arguments)}"
+                text = f"tool {self.name!r}: {pattern!r} needs the arguments {lacking}, got {list(arguments)}"
                 raise PlanError.at("", text)
             filled = fill_placeholders(pattern, {name: as_text(arguments[name]) for name in names})
-            # Validation has normalised a pattern that has nothing to fill in.
+            # A pattern without placeholders was normalised by validation.
             facts.append(normalise_fact(filled) if names else filled)
         return tuple(facts)
 
@@ -856,13 +851,13 @@ class TaskBody(StrictModel):
     """Fields of tasks and fallbacks."""
 
     name: Text | None = Field(
-        default=None, description="How people call it; with `for_each`, may hold ${item}."
+        default=None, description="Display name; with `for_each`, may contain ${item}."
     )
     tool: Name | None = Field(default=None, description="The tool that executes it.")
     arguments: JsonObject = Field(
         default_factory=dict,
         description=(
-            "Given to the tool; may hold ${task.output}, ${context.name}, "
+            "Arguments of the tool; may contain ${task.output}, ${context.name}, "
             "${parameters.name}, and with `for_each` ${item}, ${index} and ${key}."
         ),
     )
@@ -871,7 +866,7 @@ class TaskBody(StrictModel):
     )
     priority: StrictInt = Field(
         default=0,
-        description="Ready tasks of a lower number run earlier; ties in the plan's order.",
+        description="Ready tasks with a lower number run earlier; ties in the plan's order.",
     )
     timeout: Seconds | None = Field(
         default=None, description="Seconds for one attempt; none by default."
@@ -885,8 +880,8 @@ class TaskBody(StrictModel):
     when: str | None = Field(
         default=None,
         description=(
-            "A condition over context.*, parameters.*, results.* and status.*; skipped "
-            "when false. With `for_each`, one over item, index or key leaves out elements."
+            "A condition over context.*, parameters.*, results.* and status.*; if false, "
+            "the task is skipped. With `for_each`, one over item, index or key skips elements."
         ),
     )
     effect: Effect | None = Field(
@@ -907,13 +902,13 @@ class TaskBody(StrictModel):
     undo_on_replace: StrictBool | None = Field(
         default=None,
         description=(
-            "Whether its effect is taken back before another call takes its place; by "
-            "default as its tool says."
+            "Whether its effect is undone before another call replaces it; by default as its "
+            "tool says."
         ),
     )
     acceptance: Items[Text] = Field(
         default=(),
-        description="How a person or a model sees that it was done well, in words.",
+        description="How a person or a model can tell that it was done well, in words.",
     )
     expect: Expectation | None = Field(
         default=None,
@@ -934,26 +929,26 @@ class TaskBody(StrictModel):
 
     @property
     def commands(self) -> Sequence[str]:
-        """The commands that must succeed after its work (`expect.commands`)."""
+        """The commands that must succeed after the task (`expect.commands`)."""
         return () if self.expect is None else self.expect.commands
 
     @property
     def lasting_expectation(self) -> Expectation:
-        """Expectations of a substitute: its commands, and nothing about the output."""
+        """Expectations that a substitute keeps: the commands, and nothing about the output."""
         return Expectation(commands=self.commands)
 
 
 class Fallback(TaskBody):
-    """Task without an id that may replace the task that declares it."""
+    """Task without an id that may replace the task declaring it."""
 
 
 READING_METHODS: Final = ("GET", "HEAD", "OPTIONS")
 """HTTP methods that change nothing."""
 
 
+# Declarations that allow repeating a call, and giving it to another tool.
 READING_ADVICE: Final = "`effect: none` if it only reads"
 CONFIRM_ADVICE: Final = "`confirm` if another tool can tell whether it was done"
-"""Declarations that allow repeating a call, and giving it to another tool."""
 
 
 def effect_of(task: TaskBody, tool: ToolSpec | None) -> Effect | None:
@@ -962,20 +957,20 @@ def effect_of(task: TaskBody, tool: ToolSpec | None) -> Effect | None:
         return task.effect
     if tool is None:
         return None
-    # An author who states `idempotent` for a GET knows more about it than its method says.
-    says_nothing = tool.effect is None and tool.idempotent is None
-    if says_nothing and tool.kind == "http" and _http_method(tool) in READING_METHODS:
+    # An author who states `idempotent` for a GET knows better than its method.
+    is_undeclared = tool.effect is None and tool.idempotent is None
+    if is_undeclared and tool.kind == "http" and _http_method(tool) in READING_METHODS:
         return "none"
     return tool.effect
 
 
 def has_no_effect(task: TaskBody, tool: ToolSpec | None) -> bool:
-    """Return whether a task only reads; its own declaration beats that of its tool."""
+    """Return whether a task only reads; its own declaration overrides that of its tool."""
     return effect_of(task, tool) == "none"
 
 
 def is_undone_on_replace(task: TaskBody, tool: ToolSpec | None) -> bool:
-    """Return whether the effect of a task is taken back before another call takes its place."""
+    """Return whether the effect of a task is undone before another call replaces it."""
     if task.undo_on_replace is not None:
         return task.undo_on_replace
     return tool is not None and tool.undo_on_replace
@@ -984,7 +979,7 @@ def is_undone_on_replace(task: TaskBody, tool: ToolSpec | None) -> bool:
 def is_repeatable(task: TaskBody, tool: ToolSpec | None) -> bool:
     """Return whether running a task twice does no more than once: it only reads, or is idempotent.
 
-    Declarations of the task about effect or idempotence beat those of its tool.
+    Declarations of the task about effect or idempotence override those of its tool.
     """
     if task.effect == "none":
         return True
@@ -996,7 +991,7 @@ def is_repeatable(task: TaskBody, tool: ToolSpec | None) -> bool:
         return False
     if tool.idempotent is not None:
         return tool.idempotent
-    # RFC 9110 defines these methods as idempotent; the tool did not say otherwise.
+    # RFC 9110 defines these methods as idempotent.
     return tool.kind == "http" and _http_method(tool) in ("PUT", "DELETE")
 
 
@@ -1014,10 +1009,10 @@ def confirmation_of(task: TaskBody, tool: ToolSpec | None) -> Confirmation | Non
 
 
 def asking_problem(tool: ToolSpec) -> str:
-    """Return why a tool cannot be asked whether a call was done; empty if it can."""
+    """Return why a tool cannot be asked whether a call was executed; empty if it can."""
     if tool.dangerous:
         return f"{tool.name!r} is `dangerous`, and would be used without asking a person"
-    # It is called unasked, and must not change anything.
+    # It is called without asking anybody, so it must not change anything.
     if not has_no_effect(TaskBody(), tool):
         return f"{tool.name!r} may change something; state {READING_ADVICE}"
     return ""
@@ -1031,12 +1026,12 @@ def stated_retry(task: TaskBody, tool: ToolSpec | None) -> Retry | None:
 
 
 def allows_repetition(task: TaskBody, tool: ToolSpec | None, *, is_named: bool) -> bool:
-    """Return whether a call in doubt is repeated unasked: harmless, or with stated retries.
+    """Return whether a call in doubt is repeated without asking: harmless, or declared retries.
 
     Args:
         task: the task.
         tool: its tool, if the plan describes it.
-        is_named: whether `on` of its retries names the error.
+        is_named: whether `on` of its retries matches the error.
     """
     if is_repeatable(task, tool):
         return True
@@ -1051,9 +1046,7 @@ def allows_repetition(task: TaskBody, tool: ToolSpec | None, *, is_named: bool) 
 
 
 def repetition_advice(task: TaskBody, tool: ToolSpec | None, *, done: bool = False) -> list[str]:
-    """Return the declarations that would allow repeating a call without asking a person.
-
-    Existing or useless ones are left out.
+    """Return the missing declarations that would allow repeating a call without asking a person.
 
     Args:
         task: the task.
@@ -1070,16 +1063,16 @@ def repetition_advice(task: TaskBody, tool: ToolSpec | None, *, done: bool = Fal
     if is_declared_unrepeatable(task, tool):
         return advice
     if not allows_repetition(task, tool, is_named=False):
-        advice.append("`retry: {max_attempts: 3}` to have it repeated all the same")
+        advice.append("`retry: {max_attempts: 3}` to have it repeated anyway")
     return advice
 
 
 def for_another_tool(task: TaskBody) -> dict[str, object]:
-    """Return a task's fields about its tool's effect, for another tool.
+    """Return the changes of a task's fields that describe its tool's effect, for another tool.
 
-    Nobody has said of the other tool that it only reads, that its calls may be repeated, how they
-    are confirmed, or how they are taken back. Of `retry`, the delays and `max_seconds` remain, and
-    a limit to one attempt.
+    These declarations are about the original tool: the other one may change something, or need
+    another confirmation or undo. `retry` keeps its delays, `max_seconds`, and a limit of one
+    attempt.
     """
     fields: dict[str, object] = {}
     if task.effect is not None:
@@ -1099,7 +1092,7 @@ def for_another_tool(task: TaskBody) -> dict[str, object]:
         kept &= task.retry.model_fields_set
         fields["retry"] = None
         if kept:
-            # A dump has a stated `max_attempts` in any case, which allows repetitions.
+            # Not from a dump, which always contains a stated `max_attempts`.
             fields["retry"] = Retry.model_validate(
                 {name: getattr(task.retry, name) for name in kept}
             )
@@ -1128,28 +1121,26 @@ CALL_FIELDS: Final = (
     "workspace",
     "env",
 )
-"""Fields of a tool that say what is called, how and where: its results depend on them."""
+"""Fields of a tool that define its call, and thereby its results."""
 
 _ARGUMENT_KINDS: Final = frozenset(
     {"shell", "http", "python", "mcp", "function", "langchain", "langgraph", "participant"}
 )
-"""Kinds of tools that are called with arguments alone, so that the goal of a task changes nothing.
+"""Kinds of tools that get only the arguments, so that the goal of a task does not matter.
 
-The work behind every other tool is given the whole task, as an agent is that reads what it is to
-do.
+Every other tool, such as an agent, gets the whole task.
 """
 
 
 def reads_goal(tool: ToolSpec | None) -> bool:
-    """Return whether a tool gets the goal of a task; an undescribed tool counts as one."""
+    """Return whether a tool gets the goal of a task; true for an undescribed tool."""
     return tool is None or tool.kind not in _ARGUMENT_KINDS
 
 
 def is_same_work(new: TaskBody, old: TaskBody, tool: ToolSpec | None) -> bool:
     """Return whether two tasks ask for the same work: the same arguments and goal.
 
-    The goal counts where the tool of the new task is given it. A task that states no goal asks for
-    nothing else.
+    The goal counts only if the new task states one, and its tool gets the goal.
     """
     if new.arguments != old.arguments:
         return False
@@ -1164,7 +1155,7 @@ def is_same_call(new: TaskBody, old: TaskBody, tool: ToolSpec | None) -> bool:
 
 
 def share_capability(one: str | None, other: str | None, tools: Mapping[str, ToolSpec]) -> bool:
-    """Return whether two names are of the same tool, or of tools of the same capability."""
+    """Return whether two names belong to one tool, or to tools with the same capability."""
     if one == other:
         return True
     first = tools.get(one or "")
@@ -1178,8 +1169,8 @@ def confirmation_problem(name: str, own: str | None, tools: Mapping[str, ToolSpe
     """Return why a tool cannot confirm the output of another one; empty if it can.
 
     Args:
-        name: the tool that is to confirm it.
-        own: the tool whose output it is.
+        name: the confirming tool.
+        own: the tool that returned the output.
         tools: the described tools by name.
     """
     second = tools.get(name)
@@ -1189,7 +1180,7 @@ def confirmation_problem(name: str, own: str | None, tools: Mapping[str, ToolSpe
         return f"{name!r} and {own!r} do not have the same `capability`"
     if second.dangerous:
         return f"{name!r} is `dangerous`, and would be used without asking a person"
-    # Its calls are made beside those of the plan, and must not change anything.
+    # It is called in addition to the tools of the plan, so it must not change anything.
     if not has_no_effect(TaskBody(), second):
         return f"{name!r} may change something; state {READING_ADVICE}"
     return ""
@@ -1203,12 +1194,12 @@ _NOTE_FIELDS: Final = frozenset({"phase", "by", "tool"})
 
 
 def program_note(task: TaskBody) -> JsonObject:
-    """Return the note that the program which executes the run left on a task; empty without one.
+    """Return the note on a task by the program that executes the run; empty without one.
 
-    Such a program may make its own tasks, and choose their tools when they begin. A note is an
-    object in the metadata that names the `phase` of the program which the task carries out, the
-    task `by` which it was planned, or the intended `tool`. Viewers show the `phase` or the `name`
-    in it instead of the id, and the `tool` and `arguments` in it while the task names no tool.
+    Such a program may create its own tasks, and choose their tools when they start. A note is an
+    object in the metadata with at least one of these keys: `phase` (of the program), `by` (the task
+    that planned this one) and `tool` (the intended tool). Viewers show its `phase` or `name`
+    instead of the id, and its `tool` and `arguments` while the task has no tool.
     """
     for value in task.metadata.values():
         if isinstance(value, dict) and not _NOTE_FIELDS.isdisjoint(value):
@@ -1217,7 +1208,7 @@ def program_note(task: TaskBody) -> JsonObject:
 
 
 def tool_name(task: TaskBody) -> str:
-    """Return the tool of a task, or the one that its program intends; empty if it has none."""
+    """Return the tool of a task, or the tool intended in its note; empty without either."""
     return task.tool or str(program_note(task).get("tool") or "")
 
 
@@ -1247,7 +1238,7 @@ def _check_key(value: str | None) -> str | None:
     return value
 
 
-# Fields about the elements of a list, which tasks have, and actions that a model plans.
+# Fields about the elements of a list, for tasks and for actions planned by a model.
 ForEach = Annotated[
     JsonValue,
     AfterValidator(_check_for_each),
@@ -1264,7 +1255,7 @@ ElementKey = Annotated[
     AfterValidator(_check_key),
     Field(
         description=(
-            "Names the task of an element: with ${item.id}, it is called TASK[id] and not TASK[0]."
+            "Key in the id of an element's task: with ${item.id}, TASK[id] instead of TASK[0]."
         )
     ),
 ]
@@ -1280,7 +1271,7 @@ OnItemFailure = Annotated[
     Literal["fail", "skip"],
     Field(
         description=(
-            "skip: an element that fails for good has the output null, and the rest goes on."
+            "skip: an element that fails for good has the output null, and the others go on."
         )
     ),
 ]
@@ -1289,7 +1280,7 @@ OnItemFailure = Annotated[
 class Task(TaskBody):
     """One step of a plan."""
 
-    # So that a document has `with`, which cannot be the name of an attribute in Python.
+    # For the field `with`, which cannot be an attribute name in Python.
     model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
 
     id: Id = Field(description="Unique in the plan, and never used again for another task.")
@@ -1298,12 +1289,12 @@ class Task(TaskBody):
     )
     run_if: Literal["always"] | None = Field(
         default=None,
-        description="`always`: runs once all that it depends on has ended, in whatever way.",
+        description="`always`: runs once all of its dependencies have ended, even by failing.",
     )
     undoes: Name | None = Field(
         default=None,
         description=(
-            "The attempt whose effect it takes back, such as pay#1; `replanning undo` sets it."
+            "The attempt whose effect it undoes, such as pay#1; set by `replanning undo`."
         ),
     )
     for_each: ForEach = None
@@ -1314,19 +1305,18 @@ class Task(TaskBody):
     include: IncludedPlan | None = Field(
         default=None,
         description=(
-            "A plan file, from the folder of this one: its tasks are carried out in the "
-            "place of this task."
+            "A plan file, relative to the folder of this one: its tasks run in place of this task."
         ),
     )
     with_: JsonObject | None = Field(
         default=None,
         alias="with",
-        description="Values of the parameters of the included plan; may hold what arguments may.",
+        description="Parameter values for the included plan; references as in `arguments`.",
     )
     outputs: JsonObject | None = Field(
         default=None,
         description=(
-            "The result of an included plan, of ${task.output} of its tasks; by default "
+            "The output of an included plan, made of ${task.output} of its tasks; by default "
             "that of its last task."
         ),
     )
@@ -1334,7 +1324,7 @@ class Task(TaskBody):
         default=None,
         description=(
             "Values of ${item}, ${index}, ${key} and ${parameters.name} in this task; "
-            "`for_each` and `include` set it."
+            "set by `for_each` and `include`."
         ),
     )
 
@@ -1344,11 +1334,11 @@ def _kind_of_inclusion(value: object) -> str:
 
 
 class SubPlan(StrictModel):
-    """Tasks of a plan that is executed in place of one task, with its own values."""
+    """Included plan: its tasks run in place of one task, with their own parameters."""
 
     source: str = Field(default="", description="The file that it was read from.")
     parameters: JsonObject = Field(
-        default_factory=dict, description="As `parameters` of a plan: what `with` gives values of."
+        default_factory=dict, description="As `parameters` of a plan; `with` passes their values."
     )
     tasks: Items[Task] = Field(description="As `tasks` of a plan; they refer to one another.")
 
@@ -1368,16 +1358,16 @@ def with_arguments(task: Task, arguments: JsonObject) -> Task:
 
 
 def with_fields(task: Task, fields: Mapping[str, Any], stated: set[str]) -> Task:
-    """Return a copy of a task with other fields, whose values are right.
+    """Return a copy of a task with some fields replaced by valid values.
 
-    Every task is handed out as such a copy, and those of a list are such copies of one.
-    `model_copy` takes more than twice as long, and gives each copy a set of its own of the names
-    that are stated: memory that the benchmark `lists` counts.
+    Every task is handed out as such a copy, and the tasks of a list are copies of one template.
+    `model_copy` is slower, and gives each copy its own set of stated field names: memory that the
+    benchmark `lists` measures.
 
     Args:
         task: the task.
-        fields: the values of the other fields.
-        stated: the names of the fields that are stated, which many copies may share.
+        fields: the new values.
+        stated: the names of the stated fields, a set that many copies may share.
     """
     copied = Task.__new__(Task)
     _set(copied, "__dict__", {**task.__dict__, **fields})

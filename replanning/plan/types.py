@@ -21,13 +21,13 @@ __all__ = [
 ]
 
 JSON_TYPES: Final = frozenset({"string", "integer", "number", "boolean", "array", "object"})
-"""Names of the types of JSON Schema that parameters of tools may have."""
+"""JSON Schema types that parameters of tools may have."""
 
 MAX_NAME_CHARS: Final = 200
 """Longest id or name, in characters."""
 
 TaskId: TypeAlias = str
-"""Written by people, in plan files and in Python, so it is a plain string; the others are not."""
+"""Id of a task. A plain string, unlike the other ids, because people write it."""
 
 AttemptId = NewType("AttemptId", str)
 """Id of an attempt: one execution of a task."""
@@ -48,4 +48,4 @@ JsonObject = dict[str, JsonValue]
 """A JSON object: string keys, JSON values."""
 
 JsonPath = tuple[str | int, ...]
-"""Path into a JSON document: keys of objects and indexes of arrays, from the outside in."""
+"""Path into a JSON document: keys of objects and indexes of arrays, outermost first."""

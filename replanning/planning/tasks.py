@@ -567,7 +567,7 @@ def check_subtasks(
             tasks.append(Task(id=TaskId(name)))
     for problem in check_graph(tasks):
         where = problem.place.replace("tasks", at, 1).replace("depends_on", "dependencies")
-        problems.append(Problem(where, problem.message.replace(", as tasks[", ", as subtasks[")))
+        problems.append(Problem(where, problem.message.replace(" as tasks[", " as subtasks[")))
     return problems
 
 

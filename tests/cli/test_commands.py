@@ -130,7 +130,7 @@ def test_validate_a_plan_that_is_valid(tmp_path: Path) -> None:
     assert missing in [note["message"] for note in result["notes"]]
     assert "plan.yaml is valid: 3 tasks, 3 tools" in told
     assert "note: task 'pack': tool 'absent' does not use 'mode'" in told
-    assert "note: what looks like a secret stands in the arguments of task 'pack'" in told
+    assert "note: what looks like a secret is in the arguments of task 'pack'" in told
     assert "ghp_" not in told
 
 

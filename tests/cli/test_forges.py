@@ -49,7 +49,7 @@ def world(
 
 @contextmanager
 def replying(fake: FakeForge, seen: str, author: str, text: str) -> Iterator[None]:
-    """Somebody replies once a text stands in a comment."""
+    """Somebody replies once a text is in a comment."""
     over = threading.Event()
 
     def reply() -> None:

@@ -64,7 +64,7 @@ def test_all_that_is_wrong_at_once(folder: Path) -> None:
     """One error names missing, unknown and wrong values with their places; nothing was run."""
     done = cli(folder, *RUN, "--set", "copies=many", "--set", "regoin=us", code=2)
     places = [line.split(": ", 1) for line in done.stderr.splitlines()[1:]]
-    how = "give it as `--set token=…`, or in Python with `plan.with_parameters`"
+    how = "pass `--set token=…`, or in Python use `plan.with_parameters`"
     assert places == [
         ["  plan.yaml:4:3 parameters.copies", "parameter 'copies': expected integer, got 'many'"],
         [

@@ -361,7 +361,7 @@ def test_what_runs_anything_is_asked_about(folder):
         write_tools(folder, {**run, "dangerous": False})
         solved = cli(folder, "solve", *OPENAI, **server.environ())
 
-    reason = "it runs whatever text it is given with 'sh'"
+    reason = "it runs any text passed to it, with 'sh'"
     assert f"note: a person is asked before tool 'run' is used: {reason}" in asked.stderr
     assert (lines(folder / "log"), "note:" in solved.stderr) == (["cleared"], False)
 

@@ -590,15 +590,15 @@ async def test_a_cancelled_task_is_not_asked_about(clock: VirtualClock) -> None:
         (
             {"arguments": {"key": "${a.output}"}},
             "tools[0].confirm.arguments",
-            "is no reference here: write",
+            "is not a reference here: write",
         ),
         (
             {"output": "${outputs.x}"},
             "tools[0].confirm.output",
-            "is no reference here: write ${output}",
+            "is not a reference here: write ${output}",
         ),
-        ({"output": "paid ${"}, "tools[0].confirm.output", "'${' is no reference here"),
-        ({"when": "outputs > 0"}, "tools[0].confirm.when", "knows no 'outputs'"),
+        ({"output": "paid ${"}, "tools[0].confirm.output", "'${' is not a reference here"),
+        ({"when": "outputs > 0"}, "tools[0].confirm.when", "cannot read 'outputs'"),
     ],
 )
 def test_a_plan_is_checked(confirm: dict[str, Any], place: str, problem: str) -> None:

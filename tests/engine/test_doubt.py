@@ -379,7 +379,7 @@ async def test_an_optional_call_in_doubt_is_told(clock: VirtualClock) -> None:
 READS = "`effect: none` if it only reads"
 HARMLESS = "`idempotent: true` if a second call does no harm"
 CONFIRMED = "`confirm` if another tool can tell whether it was done"
-REPEATED = "`retry: {max_attempts: 3}` to have it repeated all the same"
+REPEATED = "`retry: {max_attempts: 3}` to have it repeated anyway"
 FALLBACKS = "or `fallbacks` to have another call take its place."
 
 

@@ -99,7 +99,7 @@ REJECTED = {
         ],
         [
             "changes[0]: task 'x': there is no tool 'u'; describe it under `tools`",
-            "changes[1]: task 'a': it takes 3 of 'cpu', and the plan has 2 in all",
+            "changes[1]: task 'a': it takes 3 of 'cpu', but the plan has only 2",
             "changes[2]: task 'y': the plan has no resource 'gpu'; did you mean 'cpu'?; state its capacity under `resources`",
         ],
     ),

@@ -148,7 +148,7 @@ def test_nothing_to_compare():
         assert isinstance(differs, UnverifiedOutput)
         assert differs.output == output
         assert str(differs) == (
-            f"the output of 'mirror' lacks what is compared; {MISSING}; there is 'sum', 'id'"
+            f"the output of 'mirror' lacks values to compare; {MISSING}; there is 'sum', 'id'"
         )
 
 
@@ -203,11 +203,11 @@ def test_tool_that_vouches_for_itself():
 @pytest.mark.parametrize(
     ("expect", "problem"),
     [
-        ("{agrees_with: {tool: b, fields: [total > 1]}}", "'total > 1' is no path such as json"),
+        ("{agrees_with: {tool: b, fields: [total > 1]}}", "'total > 1' is not a path such as json"),
         ("{agrees_with: {tool: b, fields: ['a b']}}", "column 10: cannot be read as names"),
         (
             "{agrees_with: {tool: b, fields: [output.json.total]}}",
-            """begins within the output already: write 'json.total', or '["output"].json.total' for""",
+            """starts with `output`, but paths begin inside the output: write 'json.total', or '["output"].json.total' for""",
         ),
         ("{agrees_with: {tool: b, fields: ['output[0]']}}", "write '[0]', or"),
         (
@@ -218,25 +218,28 @@ def test_tool_that_vouches_for_itself():
         ("{agrees_with: {fields: [a]}}", "tool"),
         (
             "{where: [output.a, 'order.a == 1']}",
-            "where[1]: condition 'order.a == 1', column 1: a condition knows no 'order': write output",
+            "where[1]: condition 'order.a == 1', column 1: a condition cannot read 'order': write output",
         ),
         (
             "{where: ['outputs.a']}",
-            "column 1: a condition knows no 'outputs'; did you mean 'output'?",
+            "column 1: a condition cannot read 'outputs'; did you mean 'output'?",
         ),
         (
             "{where: [status.a]}",
-            "knows no 'status' here: write output, text, arguments.*, context.*, parameters.*, results.* or run.*",
+            "cannot read 'status' here: write output, text, arguments.*, context.*, parameters.*, results.* or run.*",
         ),
-        ("{where: ['run.stared < output']}", "knows no run.stared: of a run it knows run.started"),
+        ("{where: ['run.stared < output']}", "cannot read run.stared, only run.started"),
         ("{where: [arguments == 1]}", "names all of arguments: name one value, arguments.key"),
         (
             "{where: ['f(output)']}",
             "only names, literals, comparisons, matches, len(…), and / or / ",
         ),
-        ("{schema: {type: thing}}", "this is no JSON Schema: ['type']: 'thing' is not valid"),
+        (
+            "{schema: {type: thing}}",
+            "this is not a valid JSON Schema: ['type']: 'thing' is not valid",
+        ),
         ("{schema: 1}", "expected a mapping of names to values, got 1"),
-        ("{means: not-done}", "`means` says what `errors` mean, and there are no `errors`"),
+        ("{means: not-done}", "`means` needs `errors`, which are missing"),
         ("{schem: {}}", "there is no field 'schem' here; did you mean 'schema'?"),
         (
             "{agrees_with: {tol: b}}",
@@ -277,7 +280,7 @@ def test_value_named_once():
     [problem] = refused.value.problems
     assert problem.place.endswith("tasks[0].expect.where[0]")
     assert problem.message == (
-        "condition 'outputs.a', column 1: a condition knows no 'outputs'; did you mean 'output'?"
+        "condition 'outputs.a', column 1: a condition cannot read 'outputs'; did you mean 'output'?"
     )
 
 

@@ -169,7 +169,7 @@ def test_too_many_tasks():
         Plan.parse(text.replace("[{},", "[{}, {},"), "json", source="plan")
     [problem] = refused.value.problems
     assert str(problem) == (
-        "plan:1:61 tasks[0].undo.fallbacks: with these there are more than 100000 tasks, fallbacks and undo tasks; divide the plan"
+        "plan:1:61 tasks[0].undo.fallbacks: with these, the plan has more than 100000 tasks, fallbacks and undo tasks; divide it"
     )
 
 

@@ -32,7 +32,7 @@ def problems_of(text: str = TEXT, parameters: JsonObject | None = None) -> list[
 
 def missing(name: str, what: str) -> str:
     """What is said of a parameter that needs a value."""
-    how = f"give it as `--set {name}=…`, or in Python with `plan.with_parameters`"
+    how = f"pass `--set {name}=…`, or in Python use `plan.with_parameters`"
     return f"parameter {name!r} has no value ({what}): {how}"
 
 
@@ -157,7 +157,7 @@ def test_declared():
 @pytest.mark.parametrize("path", [".", "[x", ".a..b"])
 def test_references_that_are_none(path):
     """A reference with a path that is none is refused, and it is said how references are written."""
-    problem = f"'${{parameters{path}}}' is no reference: write ${{TASK.output}}"
+    problem = f"'${{parameters{path}}}' is not a reference: write ${{TASK.output}}"
     text = f"tasks: [{{id: a, arguments: {{x: '${{parameters{path}}}'}}}}]"
     told = problems_of(f"goal: {{objective: x}}\nparameters: {{region: string}}\n{text}")
     assert problem in told[0]

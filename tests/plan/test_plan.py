@@ -94,11 +94,11 @@ def test_lookup():
 def test_lists_and_included_plans():
     """A task that includes no plan passes nothing on, and the key of an element is about the element."""
     assert problems_of({"id": "a", "with": {"x": 1}, "outputs": {"y": "${b.output}"}}) == [
-        "tasks[0].with: task 'a': `with` is about the plan under `include`, which is missing",
-        "tasks[0].outputs: task 'a': `outputs` is about the plan under `include`, which is missing",
+        "tasks[0].with: task 'a': `with` needs `include`, which is missing",
+        "tasks[0].outputs: task 'a': `outputs` needs `include`, which is missing",
     ]
     (problem,) = problems_of({"id": "a", "for_each": [1], "key": "${context.name}"})
-    assert problem.startswith("tasks[0].key: '${context.name}' is no reference here")
+    assert problem.startswith("tasks[0].key: '${context.name}' is not a reference here")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_lists_and_included_plans():
 )
 def test_fields_of_lists_need_a_list(field, value):
     """What a task states about the elements of a list is refused where it has no `for_each`."""
-    problem = f"task 'a': `{field}` is about the elements of `for_each`, which is missing"
+    problem = f"task 'a': `{field}` needs `for_each`, which is missing"
     assert problems_of({"id": "a", field: value}) == [f"tasks[0].{field}: {problem}"]
 
 
@@ -142,7 +142,7 @@ def test_fields_of_lists_need_a_list(field, value):
 )
 def test_elements_need_a_list(fields, place, found):
     """A task that reads an element is refused where it has no `for_each`, wherever it reads it."""
-    problem = f"task 'a': {found} is about an element: only a task with `for_each` has any"
+    problem = f"task 'a': {found} refers to an element: only a task with `for_each` has any"
     assert problems_of({"id": "a", **fields}) == [f"tasks[0].{place}: {problem}"]
 
 
@@ -157,7 +157,9 @@ def test_elements_need_a_list(fields, place, found):
 def test_tools_that_read_elements(stated, found):
     """A tool that reads the element of a list is only for tasks with `for_each`."""
     tools = [{"name": "make", **stated}, {"name": "find", "effect": "none"}]
-    problem = f"{found} of its tool 'make' is about an element: only a task with `for_each` has any"
+    problem = (
+        f"{found} of its tool 'make' refers to an element: only a task with `for_each` has any"
+    )
     assert problems_of({"id": "a", "tool": "make"}, tools=tools) == [
         f"tasks[0].tool: task 'a': {problem}"
     ]
@@ -237,13 +239,13 @@ REFUSED = {
         tools: [{name: x}, {name: x}]
         tasks: [{id: a}, {id: a}]
 
-        tools[1].name: tool 'x' is there already, as tools[0]; each needs its own name
-        tasks[1].id: task 'a' is there already, as tasks[0]; each needs its own id
+        tools[1].name: tool 'x' is already defined as tools[0]; each needs its own name
+        tasks[1].id: task 'a' is already defined as tasks[0]; each needs its own id
     """,
     "dangling, own and repeated dependencies": """
         tasks: [{id: build}, {id: b, depends_on: [biuld, b, build, build]}]
 
-        tasks[1].depends_on[0]: task 'b' depends on 'biuld', which is no task of the plan; did you mean 'build'?
+        tasks[1].depends_on[0]: task 'b' depends on 'biuld', which is not a task of the plan; did you mean 'build'?
         tasks[1].depends_on[1]: task 'b' depends on itself
         tasks[1].depends_on[3]: task 'b' depends on 'build' twice
     """,
@@ -256,15 +258,15 @@ REFUSED = {
         - {id: e, depends_on: [d]}
         - {id: f, depends_on: [e]}
 
-        tasks[0].depends_on: the tasks depend on one another in a circle: 'a' → 'b' → 'a'; remove one of these
+        tasks[0].depends_on: dependency cycle: 'a' → 'b' → 'a'; remove one of these
           dependencies
-        tasks[3].depends_on: the tasks depend on one another in a circle: 'd' → 'e' → 'd'; remove one of these
+        tasks[3].depends_on: dependency cycle: 'd' → 'e' → 'd'; remove one of these
           dependencies
     """,
     "a dependency against the order of a sequential plan": """
         {sequential: true, tasks: [{id: a, depends_on: [b]}, {id: b}]}
 
-        tasks[0].depends_on: the tasks depend on one another in a circle: 'a' → 'b' → 'a'; remove one of these
+        tasks[0].depends_on: dependency cycle: 'a' → 'b' → 'a'; remove one of these
           dependencies
     """,
     "tools that are not described, in fallbacks and undos as well": """
@@ -290,13 +292,13 @@ REFUSED = {
         - {name: f, undo: {tool: cancel, arguments: {id: "${arguments.any[0]}", of: "${output}"}}}
 
         tools[2].undo.tool: tool 'a': its undo: there is no tool 'cancle'; did you mean 'cancel'?; describe it under `tools`
-        tools[3].undo.arguments: tool 'b': its undo: '${b.output}' is no reference here: write ${output},
+        tools[3].undo.arguments: tool 'b': its undo: '${b.output}' is not a reference here: write ${output},
           ${arguments.NAME}, ${context.NAME}, ${parameters.NAME}, or ${results.NAME}
         tools[4].undo.arguments: tool 'c': its undo: tool 'cancel' needs the argument 'of' (any)
-        tools[4].undo.arguments: tool 'c': its undo: '${' is no reference here: write ${output}, ${arguments.NAME},
+        tools[4].undo.arguments: tool 'c': its undo: '${' is not a reference here: write ${output}, ${arguments.NAME},
           ${context.NAME}, ${parameters.NAME}, or ${results.NAME}
         tools[5].undo.arguments: tool 'd': its undo: 'd' has no parameter 'waht'; did you mean 'what'?
-        tools[6].undo.arguments: tool 'e': its undo: '${arguments}' is no reference here: write ${output},
+        tools[6].undo.arguments: tool 'e': its undo: '${arguments}' is not a reference here: write ${output},
           ${arguments.NAME}, ${context.NAME}, ${parameters.NAME}, or ${results.NAME}
     """,
     "arguments that are missing, unknown or of another type than the parameter": """
@@ -325,10 +327,10 @@ REFUSED = {
         - {name: t, kind: shell, command: "awk '{print}' {file}", headers: {H: '{h}', I: '{idempotency_key}'}, adds: ['{f}']}
         tasks: [{id: a, tool: t, arguments: {file: x}}]
 
-        tasks[0].arguments: task 'a': tool 't' names {f} in its adds: give that argument
-        tasks[0].arguments: task 'a': tool 't' names {print} in its command: give that argument; write {{print}}
+        tasks[0].arguments: task 'a': tool 't' names {f} in its adds: add that argument
+        tasks[0].arguments: task 'a': tool 't' names {print} in its command: add that argument; write {{print}}
           there if the braces are meant
-        tasks[0].arguments: task 'a': tool 't' names {h} in its headers: give that argument
+        tasks[0].arguments: task 'a': tool 't' names {h} in its headers: add that argument
     """,
     "tools that lack what their kind needs, and parameters of types that do not exist": """
         tools:
@@ -343,7 +345,7 @@ REFUSED = {
         tools[2].callable: tool 'p': 'module' is not of the form module:function
         tools[3].parameters.x: tool 'q': there is no type 'strin'; did you mean 'string'?; expected one of
           string, path, integer, number, boolean, array, object, any, or a type that `objects` states
-        tools[3].adds: tool 'q': {y} in adds is no parameter of it
+        tools[3].adds: tool 'q': {y} in adds is not one of its parameters
     """,
     "commands of servers with NUL, which no program can be given": """
         mcp: {web: {command: ["a\\0"]}}
@@ -354,7 +356,7 @@ REFUSED = {
         tools: [{name: t, parameters: {a: string, b: string, left: string}, optional: [bb, left]}]
         tasks: [{id: x, tool: t, arguments: {a: '1'}}]
 
-        tools[0].optional[0]: tool 't': 'bb' is no parameter of it; did you mean 'b'?
+        tools[0].optional[0]: tool 't': 'bb' is not one of its parameters; did you mean 'b'?
         tasks[0].arguments: task 'x': tool 't' needs the argument 'b' (string)
     """,
     "demands for resources that the plan has not, or not so much of": """
@@ -367,8 +369,8 @@ REFUSED = {
 
         tools[0].resources.disc: tool 'big': the plan has no resource 'disc'; state its capacity under
           `resources`
-        tasks[0].resources.cpu: task 'a': it takes 5 of 'cpu', and the plan has 4 in all
-        tasks[1].tool: task 'b': its tool 'big' takes 8 of 'cpu', and the plan has 4 in all
+        tasks[0].resources.cpu: task 'a': it takes 5 of 'cpu', but the plan has only 4
+        tasks[1].tool: task 'b': its tool 'big' takes 8 of 'cpu', but the plan has only 4
         tasks[2].resources.gpu: task 'c': the plan has no resource 'gpu'; did you mean 'cpu'?; state its
           capacity under `resources`
     """,
@@ -415,14 +417,14 @@ REFUSED = {
         - {id: build}
         - {id: a, tool: t, depends_on: [build], confirm: {tool: f, when: results.buld}}
 
-        tasks[1].confirm.when: task 'a' refers to results.buld, and 'buld' is no task of the plan; did you mean 'build'?
-        tasks[1].tool: task 'a' refers to results.biuld in what its tool 't' states under `confirm`, and 'biuld' is no task of the
+        tasks[1].confirm.when: task 'a' refers to results.buld, and 'buld' is not a task of the plan; did you mean 'build'?
+        tasks[1].tool: task 'a' refers to results.biuld in what its tool 't' states under `confirm`, and 'biuld' is not a task of the
           plan; did you mean 'build'?
     """,
     "conditions and references that cannot be read": """
         tasks: [{id: a, when: "f(1)", arguments: {x: "${HOME}"}}]
 
-        tasks[0].arguments: task 'a': '${HOME}' is no reference: write ${TASK.output}, ${TASK.output.name[0]},
+        tasks[0].arguments: task 'a': '${HOME}' is not a reference: write ${TASK.output}, ${TASK.output.name[0]},
           ${context.name} or ${parameters.name}, or $${HOME} for the text itself
         tasks[0].when: task 'a': condition 'f(1)', column 1: a condition has no calls but len(…),
           only names, literals, comparisons, matches, len(…), and / or / not over context.*, parameters.*, results.* and status.*
@@ -433,8 +435,8 @@ REFUSED = {
         - {id: d, fallbacks: [{when: results.z}]}
         - {id: e, arguments: {x: "${biuld.output}"}}
 
-        tasks[1].fallbacks[0].when: task 'd' refers to results.z, and 'z' is no task of the plan
-        tasks[2].arguments: task 'e' refers to ${biuld.output}, and 'biuld' is no task of the plan; did you mean
+        tasks[1].fallbacks[0].when: task 'd' refers to results.z, and 'z' is not a task of the plan
+        tasks[2].arguments: task 'e' refers to ${biuld.output}, and 'biuld' is not a task of the plan; did you mean
           'build'?
     """,
 }
@@ -663,7 +665,7 @@ def test_check_task():
     )
     assert check_task(Fallback(), TaskScope({}, {}, {})) == []
     assert check_task(Task(id=TaskId("c"), key="${item}"), TaskScope({}, {}, {})) == [
-        "`key` is about the elements of `for_each`, which is missing"
+        "`key` needs `for_each`, which is missing"
     ]
 
 
@@ -790,7 +792,7 @@ def test_reachability(edges):
             for name in circular
         }
         assert len(found) == len(groups)
-        assert all("in a circle" in problem for problem in found)
+        assert all("dependency cycle" in problem for problem in found)
     else:
         assert len(found) == sum(
             f"t{j}" not in reach[f"t{i}"] for i in range(count) for j in range(count)

@@ -120,7 +120,7 @@ def test_places_in_yaml():
         "plan:2:3 goal.objectiv: there is no field 'objectiv' here; did you mean 'objective'?",
         "plan:12:62 tasks[0].timeout: expected a number, got 'soon'",
         (
-            "plan:14:45 tasks[2].depends_on[0]: task 'announce' depends on 'smok', which is no task of the plan; "
+            "plan:14:45 tasks[2].depends_on[0]: task 'announce' depends on 'smok', which is not a task of the plan; "
             "did you mean 'smoke'?"
         ),
     ]
@@ -138,7 +138,7 @@ def test_places_in_json():
     assert problems_of(text, "json") == [
         'plan:3:36 context["a\\"b"][1][1]: expected a finite number, got nan',
         "plan:5:27 tasks[0].retry.delay: expected a number, got '1'",
-        "plan:5:44 tasks[1].id: task 'a' is there already, as tasks[0]; each needs its own id",
+        "plan:5:44 tasks[1].id: task 'a' is already defined as tasks[0]; each needs its own id",
     ]
 
 
@@ -204,8 +204,11 @@ def test_yaml_values(text, value):
             "a: !!int '5'",
             ["1:4 a: the tag tag:yaml.org,2002:int is not supported; a plan holds plain values"],
         ),
-        ("a: *b", ["1:4 a: the alias *b stands for nothing, or for what it is part of"]),
-        ("a: &b [*b]", ["1:8 a[0]: the alias *b stands for nothing, or for what it is part of"]),
+        ("a: *b", ["1:4 a: the alias *b is undefined, or refers to a value that contains it"]),
+        (
+            "a: &b [*b]",
+            ["1:8 a[0]: the alias *b is undefined, or refers to a value that contains it"],
+        ),
         (
             "a: [1, 2",
             [
@@ -215,7 +218,7 @@ def test_yaml_values(text, value):
         ("a: b: c", ["1:5: this is not YAML: mapping values are not allowed in this context"]),
         ("a: b\n  \x01", ["2:3: the character '\\x01' is not allowed"]),
         ("a: " + "9" * 5000, ["1:4 a: the number has too many digits"]),
-        ("a: 1\nb: \ud800", ["2:4: half of a surrogate pair is no character"]),
+        ("a: 1\nb: \ud800", ["2:4: half of a surrogate pair is not a character"]),
     ],
 )
 def test_refused_yaml(text, problem):
@@ -237,7 +240,7 @@ def test_refused_yaml(text, problem):
         ("{}\n{}", [":2:1: this is not JSON: extra data"]),
         ('{"a": "\x01"}', [":1:8: this is not JSON: invalid control character at"]),
         ('{"a": ' + "9" * 5000 + "}", [": a number has too many digits"]),
-        ('["\\ud83d\\ude00",\n"\\ud83d"]', [":2:1: half of a surrogate pair is no character"]),
+        ('["\\ud83d\\ude00",\n"\\ud83d"]', [":2:1: half of a surrogate pair is not a character"]),
         ("5", [": a plan is a mapping with the fields goal and tasks; this is a number"]),
         ("", [": a plan is a mapping with the fields goal and tasks; it is empty"]),
     ],

@@ -25,19 +25,19 @@ RISKS: Final = {
         apt-get -y remove a  crontab -r  case a in a) rm b;; esac  ssh h <<EOF
 rm a
 EOF""",
-    "it acts as somebody else, with": "sudo ls  su me  timeout 5 sudo ls  ssh host sudo reboot",
+    "it acts as another user, with": "sudo ls  su me  timeout 5 sudo ls  ssh host sudo reboot",
     "it works on a database, with": "psql -c 'select 1'  cat x.sql | /usr/bin/mysql shop  redis-cli FLUSHALL  docker exec db psql",
     "it changes permissions recursively, with": "chmod -R 777 .  find . | xargs chown --recursive me",
     "it discards work, with": """
         git -C repo push --force origin main  git push origin +main  git fetch && git reset '--hard' origin/main  git branch -D old
         git clean -xdf  git checkout {x}  git checkout -- f  git restore {x}  git stash drop  git push -f""",
-    "it runs whatever text it is given with": """
+    "it runs any text passed to it, with": """
         sh -c {x}  timeout 5 /usr/bin/python3.11 -ic {x}  node -e {x} {y}  perl -ne {x} f  php -r {x}  eval {x}  ssh host {x}
         ssh -p 22 -o BatchMode=yes {user} ls {x}  git -c {x} log  awk -F, {x} file  sed {x} f  sed -n -e {x} f  docker exec box sh -c {x}""",
-    "it runs whatever package it is given with": """
+    "it runs any package passed to it, with": """
         pip install {x}  python3 -m pip install {x}  uv pip install {x}  uv add {x}  npm install {x}  npx -y {x}  cargo install {x}""",
-    "it runs whatever program it is told to": """{x} a  env A=b {x}  $A b  "$A" b  exec {x}""",
-    "it runs whatever it downloads, with": """
+    "it runs any program passed to it": """{x} a  env A=b {x}  $A b  "$A" b  exec {x}""",
+    "it runs a download, with": """
         curl -fsSL {url} | sh  wget -qO- x | sudo /bin/bash -s -- --yes  curl x | gunzip | python3 -  bash <(curl -s x)
         sh -c "$(curl -fsSL x)"  eval "`curl x`"  bash -c 'curl x | sh'""",
 }

@@ -101,7 +101,7 @@ async def test_a_wrong_list_is_replanned():
     }
     planning, model, tools = await run(replies, desk("no list"))
     assert planning.result.status == "succeeded"
-    assert "`for_each` needs a list or a mapping, and got a string" in model.told("revision")[0]
+    assert "`for_each` needs a list or a mapping, got a string" in model.told("revision")[0]
     assert tools.used == [("write", "write"), ("v2.post", "post")]
     assert planning.state.task_counts() == {"tasks_completed": 2, "tasks_failed": 0}
 
@@ -163,15 +163,15 @@ async def test_arguments_that_are_known():
     ("wrong", "problem"),
     [
         ({"for_each": "the notes"}, "expected a list, a mapping, or a reference such as"),
-        ({"for_each": "${nobody.output}"}, "'nobody' is no task of the plan"),
+        ({"for_each": "${nobody.output}"}, "'nobody' is not a task of the plan"),
         ({"for_each": "${later.output}"}, "does not depend on 'later'"),
         ({"key": "${name}"}, "key"),
         ({"max_items": 1001}, "less than or equal to 1000"),
         (
             {"for_each": None, "key": "${item}"},
-            "about the elements of `for_each`, which is missing",
+            "needs `for_each`, which is missing",
         ),
-        ({"for_each": None}, "${item} is about an element: only a task with `for_each` has any"),
+        ({"for_each": None}, "${item} refers to an element: only a task with `for_each` has any"),
         ({"purpose": "for ${nobody.output}"}, "nobody"),
         ({"on_item_failure": "stop"}, "on_item_failure"),
     ],
@@ -195,7 +195,7 @@ async def test_a_subtask_that_is_called_as_what_an_element_has():
     replies = bad | {"action_sequence": (bad["action_sequence"], "never")}
     planning, model, _ = await run(replies)
     assert planning.result.status != "succeeded"
-    assert "a plan with `for_each` has no task 'item'" in model.told("action_sequence")[1]
+    assert "a plan with `for_each` reserves the id 'item'" in model.told("action_sequence")[1]
 
 
 async def test_the_list_is_shown_to_who_approves():

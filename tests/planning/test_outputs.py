@@ -503,10 +503,10 @@ def test_everything_wrong_with_a_decomposition_is_named():
     for said in (
         "there are 3 subtasks, at most 2 are allowed",
         "subtasks[0].required_tools: subtask 'a' requires the unknown tool 'raed_file'; did you mean 'read_file'?",
-        "subtasks[2].id: task 'a' is there already, as subtasks[0]",
+        "subtasks[2].id: task 'a' is already defined as subtasks[0]",
         "subtasks[1].dependencies[1]: task 'b' depends on 'nothing'",
         "task 'b' depends on itself",
-        "in a circle: 'a' → 'b' → 'a'",
+        "dependency cycle: 'a' → 'b' → 'a'",
     ):
         assert said in found
 
@@ -539,7 +539,7 @@ def test_everything_wrong_with_an_action_plan_is_named():
     [
         ("${docs.output}", "does not depend on 'docs'"),
         ("${fix.output}", "refers to its own output|does not depend on 'fix'|circle"),
-        ("${gone.output}", "'gone' is no task of the plan"),
+        ("${gone.output}", "'gone' is not a task of the plan"),
     ],
 )
 def test_references_must_lead_somewhere_in_time(path, said):

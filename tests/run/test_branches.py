@@ -143,7 +143,7 @@ async def test_status(fails, condition, runs):
 
 async def test_status_of_a_task_that_is_not_there():
     """A condition that asks about a task of another plan is refused, and so is one about a task that is not awaited."""
-    with pytest.raises(PlanError, match=r"refers to status\.b, and 'b' is no task of the plan"):
+    with pytest.raises(PlanError, match=r"refers to status\.b, and 'b' is not a task of the plan"):
         plan(task("a", when="status.b == 'DONE'"))
     with pytest.raises(PlanError, match="does not depend on 'b'"):
         plan(task("b"), task("a", when="status.b == 'DONE'"))

@@ -132,8 +132,8 @@ async def test_condition_about_something_else_decides_about_the_list():
 @pytest.mark.parametrize(
     ("items", "fields", "problem"),
     [
-        ("text", {}, "`for_each` needs a list or a mapping, and got a string: 'text'"),
-        (None, {}, "`for_each` needs a list or a mapping, and got null: None"),
+        ("text", {}, "`for_each` needs a list or a mapping, got a string: 'text'"),
+        (None, {}, "`for_each` needs a list or a mapping, got null: None"),
         (
             [1, 2, 3],
             {"max_items": 2},
@@ -287,25 +287,25 @@ async def test_text_of_an_element_is_text():
         (
             [{"id": "a", "arguments": {"x": "${item.y}"}}],
             (
-                "tasks[0].arguments: task 'a': ${item.y} is about an element: only a task with "
+                "tasks[0].arguments: task 'a': ${item.y} refers to an element: only a task with "
                 "`for_each` has any"
             ),
         ),
         (
             [{"id": "a", "when": "index > 1"}],
             (
-                "tasks[0].when: task 'a': the condition 'index > 1' is about an element: only a task "
+                "tasks[0].when: task 'a': the condition 'index > 1' refers to an element: only a task "
                 "with `for_each` has any"
             ),
         ),
         (
             [{"id": "a", "key": "${item}"}],
-            "tasks[0].key: task 'a': `key` is about the elements of `for_each`, which is missing",
+            "tasks[0].key: task 'a': `key` needs `for_each`, which is missing",
         ),
         (
             [{"id": "item"}, {"id": "a", "for_each": [1]}],
             (
-                "tasks[0].id: a plan with `for_each` has no task 'item': it is what an element has; "
+                "tasks[0].id: a plan with `for_each` reserves the id 'item' for elements; "
                 "choose another id"
             ),
         ),
@@ -340,7 +340,7 @@ async def test_text_of_an_element_is_text():
         (
             [{"id": "b", "for_each": [1], "name": "${context.x}"}],
             (
-                "tasks[0].name: task 'b': '${context.x}' is no reference here: write ${item}, "
+                "tasks[0].name: task 'b': '${context.x}' is not a reference here: write ${item}, "
                 "${index}, or ${key}"
             ),
         ),
@@ -646,24 +646,24 @@ async def test_elements_are_taken_back():
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"key": "${item}"}, "`key` is about the elements of `for_each`, which is missing"),
-        ({"max_items": 2}, "`max_items` is about the elements of `for_each`, which is missing"),
-        ({"with": {"x": 1}}, "`with` is about the plan under `include`, which is missing"),
+        ({"key": "${item}"}, "`key` needs `for_each`, which is missing"),
+        ({"max_items": 2}, "`max_items` needs `for_each`, which is missing"),
+        ({"with": {"x": 1}}, "`with` needs `include`, which is missing"),
         (
             {"arguments": {"x": "${item}"}},
-            "${item} is about an element: only a task with `for_each` has any",
+            "${item} refers to an element: only a task with `for_each` has any",
         ),
         (
             {"include": {"tasks": [{"id": "read", "arguments": {"x": "${item}"}}]}},
             (
-                "include.tasks[0].arguments: task 'read': ${item} is about an element: only a task "
+                "include.tasks[0].arguments: task 'read': ${item} refers to an element: only a task "
                 "with `for_each` has any"
             ),
         ),
         (
             {"include": {"tasks": [{"id": "read", "depends_on": ["list"]}]}},
             (
-                "include.tasks[0].depends_on[0]: task 'read' depends on 'list', which is no task of "
+                "include.tasks[0].depends_on[0]: task 'read' depends on 'list', which is not a task of "
                 "the plan"
             ),
         ),

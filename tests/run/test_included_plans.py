@@ -277,7 +277,7 @@ def test_files_that_cannot_be_included(tmp_path):
             "default"
         ),
         (
-            "sub/one.yaml:3:5 tools[0]: tool 'list' is described in another way in main.yaml: "
+            "sub/one.yaml:3:5 tools[0]: tool 'list' has a different description in main.yaml: "
             "rename one of them, or delete one of the descriptions"
         ),
     ]
@@ -305,7 +305,7 @@ def test_tools_of_different_folders(tmp_path):
 
 def test_text_of_a_plan_includes_no_file():
     """A plan that is no file cannot include one."""
-    with pytest.raises(PlanError, match="is read only where the plan that includes it is a file"):
+    with pytest.raises(PlanError, match="is read only if the plan that includes it is a file"):
         Plan.parse(MAIN)
 
 
@@ -395,7 +395,7 @@ def test_what_is_no_included_plan(tmp_path):
         "taks: []": "sub/one.yaml:1:1 taks: there is no field 'taks' here; did you mean 'tasks'?",
         "facts: []": "sub/one.yaml:1:1 facts: an included plan has no `facts`: state it in the plan",
         "tasks: [{id: a, toool: x}]": "sub/one.yaml:1:17 tasks[0].toool: there is no field 'toool'",
-        "- a": "main.yaml:7:15 tasks[1].include: sub/one.yaml is no plan: expected a mapping with tasks",
+        "- a": "main.yaml:7:15 tasks[1].include: sub/one.yaml is not a plan: expected a mapping with tasks",
         "tasks: x": "sub/one.yaml:1:1 tasks: expected a list, got 'x'",
         "tools: x\ntasks: []": "",
         "mcp: [x]\ntasks: []": "",
@@ -421,7 +421,7 @@ def test_parts_of_included_files_are_merged(tmp_path):
     )
     path = write(tmp_path, main=main.replace("with: {name: x}, ", ""), one=one)
     text = (
-        "is described in another way in main.yaml: rename one of them, or delete one of the "
+        "has a different description in main.yaml: rename one of them, or delete one of the "
         "descriptions"
     )
     assert problems(path) == [
@@ -455,14 +455,14 @@ def test_too_many_included_tasks(tmp_path):
     main = MAIN.replace("with: {name: x}, ", "") + again
     path = write(tmp_path, main=main, one=f"tasks:\n{tasks}")
     assert problems(path) == [
-        "main.yaml:9:17 tasks[3].include: with the included plans there are over 100000 tasks"
+        "main.yaml:9:17 tasks[3].include: with the included plans, the plan has over 100000 tasks"
     ]
 
 
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"include": None}, "tasks[0].with: task 'one': `with` is about the plan under `include`"),
+        ({"include": None}, "tasks[0].with: task 'one': `with` needs `include`"),
         (
             {"tool": "list"},
             "tasks[0].tool: task 'one': a task with `include` has no `tool`: state it in the",
@@ -473,7 +473,7 @@ def test_too_many_included_tasks(tmp_path):
         ),
         (
             {"outputs": {"x": "${list.output}"}},
-            "tasks[0].outputs: task 'one': ${list.output} is no output of a task of the included",
+            "tasks[0].outputs: task 'one': ${list.output} is not an output of a task of the included",
         ),
         ({"outputs": {"x": "${"}}, "tasks[0].outputs: task 'one': '${': a ${ is not closed"),
     ],
@@ -488,7 +488,7 @@ def test_what_a_task_cannot_say_of_an_included_plan(fields, problem):
 async def test_included_plan_that_was_never_read():
     """A task whose included plan was never read from its file cannot be added to a run."""
     async with open_run(plan(LISTED)) as run:
-        with pytest.raises(ChangeRejected, match="is read only where the plan that includes it"):
+        with pytest.raises(ChangeRejected, match="is read only if the plan that includes it"):
             run.add_task(Task(id="one", include="one.yaml"))
         run.add_task(including())
         with pytest.raises(ChangeRejected, match="task 'list': the plan None was not read"):

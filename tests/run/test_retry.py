@@ -307,7 +307,7 @@ def test_retryable_errors_are_checked() -> None:
             "goal: {objective: g}\ntasks: [{id: a, retry: {on: [503, 1, 0, 399, true, 'two words', httpx.]}}]"
         )
     expected = (
-        "expected a class of exceptions, such as httpx.ReadTimeout, an exit code from 1 to 255, "
+        "expected an exception class such as httpx.ReadTimeout, an exit code from 1 to 255, "
         "an HTTP status from 400 to 599, or timeout"
     )
     problems = [str(problem).partition(" ")[2] for problem in refused.value.problems]

@@ -309,7 +309,7 @@ def test_everything_is_wrong():
     assert check_tools(plan(*tools, tasks=tasks)) == [
         Problem(
             "tools[0].command",
-            "tool 'a': {x} stands inside quotes; values are quoted for you, remove the quotes, "
+            "tool 'a': {x} is inside quotes; values are quoted for you, remove the quotes, "
             "or write {{x}} for that text itself",
         ),
         Problem(

@@ -595,7 +595,7 @@ tasks:
             "output",
             "results.secnd == 1",
             (
-                "tasks[2].expect.where[0]: task 'third' refers to results.secnd, and 'secnd' is no task of the plan; did you "
+                "tasks[2].expect.where[0]: task 'third' refers to results.secnd, and 'secnd' is not a task of the plan; did you "
                 "mean 'second'?"
             ),
         ),

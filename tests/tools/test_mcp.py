@@ -457,8 +457,8 @@ async def test_tools_of_a_server_that_is_not_there():
             "{url: 'ftp://x'}",
             "{web}its url 'ftp://x' begins neither with http:// nor with https://",
         ),
-        ("{url: 'http://x', cwd: a}", "{web}`cwd` has no meaning for it"),
-        ("{command: x, headers: {A: b}}", "{web}`headers` has no meaning for it"),
+        ("{url: 'http://x', cwd: a}", "{web}`cwd` does not apply to it"),
+        ("{command: x, headers: {A: b}}", "{web}`headers` does not apply to it"),
         (
             "{command: x, tools: [a], safe: [b]}",
             "{web}['b'] under `safe` are not among its `tools`",

@@ -99,9 +99,9 @@ async def test_shell_features():
     [
         (
             "echo '{x}'",
-            "'t' cannot be run: {x} stands inside quotes; values are quoted for you, remove the quotes, or write {{x}}",
+            "'t' cannot be run: {x} is inside quotes; values are quoted for you, remove the quotes, or write {{x}}",
         ),
-        ('echo "hello {x}"', "{x} stands inside quotes"),
+        ('echo "hello {x}"', "{x} is inside quotes"),
         ("echo `cat {x}`", "write $(…) instead"),
         ("echo \\{x}", "follows a backslash"),
         ("echo $(( {x} + 1 ))", "calculate"),
