@@ -1,4 +1,4 @@
-"""Work of the actions of planning mode: their arguments, use of tools, and the judgement after them."""
+"""Execution of the actions of planning mode: arguments, tool use, and the judgement afterwards."""
 
 from __future__ import annotations
 
@@ -69,16 +69,16 @@ from replanning.tools.errors import CommandFailed, HttpStatusFailed, McpToolFail
 _log: Final = logging.getLogger("replanning.planning")
 
 _MAX_REFLECTIONS: Final = 10
-"""Limit of reflections on a plan after a number of actions, where settings state no interval."""
+"""Maximum number of periodic reflections on a plan if the settings state no interval."""
 
 
 async def reflect(
     session: PlanningSession, subject: str, name: str, data: JsonObject
 ) -> Reflection | None:
-    """Return the model's reflection on an action, journaled and added to the prompt variables.
+    """Return the model's reflection on an action; journal it, and add it to the prompt variables.
 
-    It is None if the model gave no usable reply; that is journaled, and not an error. For the same
-    subject, such as an attempt, the model is not asked again after an interruption.
+    Returns None if the model gave no usable reply, which is journaled but not an error. After an
+    interruption, the model is not asked again about the same subject, such as an attempt.
     """
     note = session.state.reflection_on(subject)
     if note is None:
@@ -133,17 +133,17 @@ async def _ask_for_reflection(
 def reported_failure(
     output: JsonValue, accepted: Container[int] = (), *, is_nested: bool = False
 ) -> str:
-    """Return the failure in a field of an output, such as `error` or `exit_code`; else empty.
+    """Return the failure that a field of an output reports, such as `error`; empty if none does.
 
-    Accepted exit codes are no failures. JSON that a command prints, or a server answers with, is
-    looked at as well.
+    Accepted exit codes are no failures. JSON printed by a command or returned by a server is
+    checked as well.
     """
     if isinstance(output, str):
         output = _parsed_object(output)
     if not isinstance(output, Mapping):
         return ""
     if is_nested and output.keys() == {"result"}:
-        output = output["result"]  # MCP servers wrap what is no object by itself
+        output = output["result"]  # MCP servers wrap values that are not objects
         if not isinstance(output, Mapping):
             return ""
     for name, value in output.items():
@@ -156,7 +156,7 @@ def reported_failure(
 
 
 def _parsed_object(text: str) -> JsonValue:
-    """Return the JSON object that a text is; None if it is something else, or too long."""
+    """Parse a text that begins like a JSON object; None if it is no JSON, or too long."""
     if len(text) > 100_000:
         return None
     if not text.lstrip().startswith("{"):
@@ -208,7 +208,7 @@ async def run_action(
         ToolNotAllowed: its tool is not among the tools of the run.
         TaskHeld: a person must approve it first.
         UnexpectedOutput: its output is not as expected; the model is not shown it.
-        UnexpectedResult: the model decides that it is to be done again.
+        UnexpectedResult: the model decides to run the action again.
         Exception: any error of the tool.
     """
     if is_action(task):
@@ -246,8 +246,8 @@ async def run_action(
     is_whole = True
     template = entry.template
     if template is not None:
-        # An element is looked at alone if its output reports a failure; else all are, with the last
-        # one.
+        # An element whose output reports a failure is judged alone. The others are judged together,
+        # when the last of them ends.
         is_whole = not error and _is_last_element(session, entry, template, result)
         if is_whole:
             judged = template
@@ -270,9 +270,9 @@ async def run_action(
 
 
 def _has_run(failure: Exception) -> bool:
-    """Return whether a failure is the result of a tool that ran.
+    """Return whether a tool has run and failed.
 
-    It is not if the tool could not be used, or may work on a retry.
+    False if the tool could not be used, or may work on a retry.
     """
     if isinstance(failure, TransientError):
         return False
@@ -295,10 +295,10 @@ async def _judge_action(
     """Have the model reflect on an action, or decide about it, and follow its decision.
 
     Args:
-        judged: the action, or the task of its list if the list is looked at as a whole.
+        judged: the action, or the task with the list if the whole list is judged.
         result: its output.
         error: the failure that the output reports; empty if none.
-        due: whether a reflection is due because so many actions have ended.
+        due: whether a periodic reflection is due.
         every: whether the model decides after every action.
     """
     entry = session.run.live.entry(task.id)
@@ -310,7 +310,7 @@ async def _judge_action(
     data: JsonObject = {**session.prompt_data(task), "action": action, "result": result}
     problem = ""
     if error:
-        problem = f"the tool did not fail, but its output says so: {error}"
+        problem = f"the tool did not fail, but its output reports a failure: {error}"
         data["errors"] = problem
 
     reflection: Reflection | None = None
@@ -334,7 +334,7 @@ async def _judge_action(
 
 
 def _is_reflection_due(session: PlanningSession) -> bool:
-    """Return whether the model reflects on the action that ends now, because so many have ended."""
+    """Return whether a periodic reflection is due after the action that ends now."""
     settings = session.settings.reflection
     interval = settings.trigger_interval
     if not settings.enabled or interval == 0:
@@ -343,7 +343,7 @@ def _is_reflection_due(session: PlanningSession) -> bool:
     is_stated = "trigger_interval" in settings.model_fields_set
     if plan is not None and not is_stated:
         interval = max(interval, -(-len(plan.tasks) // _MAX_REFLECTIONS))
-    # This one has ended, and those that are being judged.
+    # The actions being judged have ended, too, although they are not done yet.
     ended = 1 + len(session.tasks_in_reflection)
     number = finished_actions(session.run.live) + ended
     return number % interval == 0
@@ -352,8 +352,8 @@ def _is_reflection_due(session: PlanningSession) -> bool:
 def _is_last_element(
     session: PlanningSession, entry: TaskEntry, template: TaskEntry, output: JsonValue
 ) -> bool:
-    """Return whether an element is the last of its list to end; its tool has given an output."""
-    # Several may have ended whose success is not on record yet; exactly one of them is the last.
+    """Keep the output of an element; return whether it is the last of its list to end."""
+    # Several may have ended without a recorded success yet; exactly one of them is the last.
     session.ended_elements[entry.root] = output
     for element in template.replacement.sinks:
         if not (element.satisfied or element.id in session.ended_elements):
@@ -362,7 +362,7 @@ def _is_last_element(
 
 
 def _outputs_of_list(session: PlanningSession, template: TaskEntry) -> list[JsonValue]:
-    """Return the outputs of all elements of a list, in its order; null if left out."""
+    """Return the outputs of all elements of a list, in its order; null for skipped ones."""
     outputs: list[JsonValue] = []
     for element in template.replacement.sinks:
         output = session.ended_elements.get(element.id)
@@ -373,7 +373,7 @@ def _outputs_of_list(session: PlanningSession, template: TaskEntry) -> list[Json
 
 
 def _check_filled_arguments(session: PlanningSession, task: Task) -> None:
-    """Refuse a task that a person added, if references make its tool dangerous unseen."""
+    """Refuse a task that a person added, if resolved references make its tool dangerous."""
     live = session.run.live
     if task.tool is None:
         return
@@ -397,7 +397,7 @@ async def _resolve_task(session: PlanningSession, task: Task, context: TaskConte
     spec = session.tools.get(name)
     if spec is None:
         raise ToolNotAllowed(
-            f"the tool {name!r} may not be used: it is not among the tools of this run any more"
+            f"the tool {name!r} may not be used: it is no longer among the tools of this run"
         )
     approved = session.state.is_danger_approved(task.id)
     if task.tool is not None:
@@ -417,7 +417,7 @@ async def _resolve_task(session: PlanningSession, task: Task, context: TaskConte
 
     chosen: JsonObject | None = None
     comment = ""
-    if approved:  # what a person has approved is used
+    if approved:  # use the arguments that the person approved
         for attempt, used in session.state.calls.items():
             if attempt.startswith(f"{task.id}#"):
                 chosen = used
@@ -433,7 +433,7 @@ async def _resolve_task(session: PlanningSession, task: Task, context: TaskConte
 
 
 def _is_unseen_danger(session: PlanningSession, task: Task, spec: ToolSpec) -> bool:
-    """Return whether a use of a tool may do harm, and nobody could see that in the plan."""
+    """Return whether a use of a tool may do harm that nobody could see in the plan."""
     if not command_risk(spec, task.arguments):
         return False
     if PlanningTask.of(task).unapproved:
@@ -442,7 +442,7 @@ def _is_unseen_danger(session: PlanningSession, task: Task, spec: ToolSpec) -> b
     before = live.tools.get(spec.name)
     if before is None:
         return False
-    planned = live.entry(task.id).task.arguments  # references are resolved since then
+    planned = live.entry(task.id).task.arguments  # with references, as a person saw them
     return not command_risk(before, planned)
 
 
@@ -476,7 +476,7 @@ async def _choose_arguments(
 async def _follow_decision(
     session: PlanningSession, task: Task, context: TaskContext, considered: Consideration
 ) -> None:
-    """Apply a decision after an action, or have a person decide before the plan goes on."""
+    """Apply a decision after an action, or have a person decide before the plan continues."""
     live = session.run.live
     cause = considered.cause
     decision = considered.decision
@@ -496,13 +496,13 @@ async def _follow_decision(
         new = human_task(live, depends_on=[task.id], notes=asking)
         session.record_consideration(new.id, considered)
         change = AddTask(task=new, before=_pending_tasks(live))
-        session.revise([change], "a person is asked how to go on")
+        session.revise([change], "a person is asked how to continue")
         return
     if decision is None or not followed:
         return
     if decision.replan_type is ReplanType.RETRY:
         session.record_consideration(context.attempt_id, considered)
-        reason = decision.reasoning or "the model decides that it is to be done again"
+        reason = decision.reasoning or "the model decides to run the action again"
         raise UnexpectedResult(reason)
 
     async def apply(decision: ReplanDecision) -> None:
@@ -517,21 +517,21 @@ async def _follow_decision(
 
 
 def _is_retried(session: PlanningSession, task: Task, considered: Consideration) -> bool:
-    """Return whether an action is done again; if one that succeeded is not, that is recorded."""
+    """Return whether an action is run again; record a declined repetition of a successful one."""
     ruling = considered.ruling
     if considered.cause.error:
         return ruling.is_followed
-    # Of a list, only the element that ended last would be repeated; and a successful action is not
-    # repeated on a guess.
-    of_list = session.run.live.entry(task.id).template is not None
-    if of_list or ruling.kind == "ask":
+    # Of a list, only the last element would be run again. And a successful action is not run again
+    # on a guess.
+    is_element = session.run.live.entry(task.id).template is not None
+    if is_element or ruling.kind == "ask":
         session.manager.record_decision(considered, executed=False)
         return False
     return ruling.is_executable
 
 
 def _pending_tasks(live: LivePlan) -> tuple[TaskId, ...]:
-    """Return the actions and the reflection that wait for a replan, as they may be outdated."""
+    """Return the waiting actions and reflection, which a replan may make obsolete."""
     waiting: list[TaskId] = []
     for entry in live:
         if is_action(entry.task) and is_waiting(entry):

@@ -80,7 +80,7 @@ class _Recovery:
         )
 
     async def find_alternative(self) -> Alternative | None:
-        """Return the alternative for the first failed task; the others follow after that."""
+        """Return the alternative for the first failed task; later requests handle the others."""
         request = self._request
         tasks: list[TaskView] = []
         for trigger in request.triggers:
@@ -118,7 +118,7 @@ class _Recovery:
         failure = task.failure
         if failure is not None and self._is_retried_later(task, failure, held):
             # A person decides on the retry, which keeps the plan so far.
-            question = f"once the model can be asked: try {task.id!r} again?"
+            question = f"try {task.id!r} again once the model is available?"
             is_asked = held is not None and not held.verdict
             if not is_asked:
                 with suppress(TaskHeld):
@@ -134,12 +134,12 @@ class _Recovery:
             return self._declined_alternative(task.task, held)
         notes = PlanningTask.of(task.task)
         if self._goal_unreachable and notes.asks:
-            # Declining the first question now would end the run: ask it anew.
+            # Declining the first question now would end the run, so it is asked again.
             asking = notes.in_round().model_copy(update={"asks": notes.asks})
             new = human_task(session.run.live, notes=asking)
             session.record_consideration(new.id, session.state.judged[task.id])
-            return _alternative(_replace(task, new), "a person is asked how to go on")
-        question = held.text  # if the question was withdrawn, its subject has changed
+            return _alternative(_replace(task, new), "a person is asked how to continue")
+        question = held.text  # asked again if it was withdrawn
         output = session.state.outputs.get(task.id, {})
         if held.why == "dangerous" and "action_plan" in output:
             plan = ActionPlan.model_validate(output["action_plan"], strict=False)
@@ -159,7 +159,7 @@ class _Recovery:
     def _approved_changes(
         self, task: Task, held: TaskHold, *, assumed: str = ""
     ) -> list[PlanChange]:
-        """Return the changes that follow approval, or that are assumed because no answer came."""
+        """Return the changes that follow an approval, or assumptions in place of an answer."""
         live = self._session.run.live
         notes = PlanningTask.of(task)
         considered = held.considered
@@ -167,7 +167,7 @@ class _Recovery:
         replan = ""
         if considered is not None:
             replan = considered.replan_id
-        if assumed and held.is_replan_approval:  # a replan that needs approval is not assumed
+        if assumed and held.is_replan_approval:  # an assumption never approves a replan
             replan = ""
             target = None
             if considered is not None and not notes.asks:
@@ -198,19 +198,19 @@ class _Recovery:
         if self._assume_answers(held):
             assumed = "; ".join(held.effective_assumptions)
             changes = self._approved_changes(task, held, assumed=assumed)
-            return _alternative(changes, f"there is no answer; it is assumed: {assumed}")
+            return _alternative(changes, f"there is no answer; assumed: {assumed}")
         if held.why == "dangerous" and self._session.tool_loop_only:
             notes = PlanningTask(reason=f"a person has declined: {held.text}")
             step = phase_task(Phase.EXECUTION, PlanView(live).unused_id(task.id), (), notes)
-            reason = "the model learns that the tool may not be used"
+            reason = "the model is told that the tool may not be used"
             return _alternative(_replace(task, step), reason)
         if held.why == "approval":
             if PlanningTask.of(task).asks:
-                reason = "the replan was declined: what is planned stays"
+                reason = "the replan was declined; the plan stays as it is"
                 return _alternative([SkipTask(task_id=task.id, reason=reason)], reason)
-            reason = "the replan was declined: what there is counts"
+            reason = "the replan was declined; the current output is kept"
             return _alternative(_replace(task, accepting_task(live, task)), reason)
-        reason = f"{task.id} cannot go on: a person has declined ({held.text})"
+        reason = f"{task.id} cannot continue: a person has declined ({held.text})"
         self._session.record_intervention(reason, once=True)
         return None
 
@@ -230,10 +230,10 @@ class _Recovery:
     # Actions that failed or whose tool is down
 
     async def _recover_action(self, task: TaskView) -> Alternative | None:
-        """Return the alternative for a failed action: its fallback, or the decision of the model.
+        """Return the alternative for a failed action: its fallback, or the model's decision.
 
-        Of a list, it is that of one element and all that failed alike. One that may be left out has
-        its fallbacks alone: the model has decided already that the rest goes on without it.
+        In a list, it covers one element and all that failed alike. An element that may be skipped
+        has only its fallbacks: the model already planned that the list continues without it.
         """
         session = self._session
         if session.tool_loop_only:
@@ -251,7 +251,7 @@ class _Recovery:
         if task.task.fallbacks:
             if considered is not None:
                 session.manager.record_skipped(considered)
-            changes = [self._fallback_change(one) for one in self._failed_alike(task)]
+            changes = [self._fallback_change(failed) for failed in self._failed_alike(task)]
             return _alternative(changes, f"the declared fallback of {task.id}")
         if task.task.on_item_failure == "skip":
             return None
@@ -267,14 +267,14 @@ class _Recovery:
         return await self._follow_decision(task, considered, data)
 
     async def _recover_declined_action(self, task: TaskView, held: TaskHold) -> Alternative | None:
-        """Return the alternative for an action about which a person declined or did not answer."""
+        """Return the alternative for an action whose question was declined or not answered."""
         session = self._session
         if not self._assume_answers(held):
-            reason = f"{task.id} cannot go on: a person has declined ({held.text})"
+            reason = f"{task.id} cannot continue: a person has declined ({held.text})"
             session.record_intervention(reason, once=True)
             return None
         if held.is_replan_approval:
-            # The change that the question was about was not approved: the action is retried.
+            # The replan was not approved, so the action is retried instead.
             error = ""
             if task.failure is not None:
                 error = task.failure.message
@@ -308,12 +308,12 @@ class _Recovery:
         if plan is None:
             return ""
         left = remaining_actions(self._session.run.live, plan)
-        return f"\nwhat is left of the plan:\n{describe_actions(left, self._session.tools)}"
+        return f"\nthe rest of the plan:\n{describe_actions(left, self._session.tools)}"
 
     async def _recover_from_tool_outage(self, task: TaskView) -> Alternative | None:
         """Return the alternative for an action whose tool is down; None to wait.
 
-        It is the fallback of the action, or else the decision of the model.
+        It is the action's fallback, or else the model's decision.
         """
         session = self._session
         tool = tool_name(task.task)
@@ -332,7 +332,7 @@ class _Recovery:
         is_followed = ruling.is_followed and considered.changes_plan
         if ruling.questions or is_followed:
             return await self._follow_decision(task, considered, data)
-        if ruling.is_followed:  # a retry is to wait
+        if ruling.is_followed:  # to retry means to wait for the tool
             session.manager.record_decision(considered, executed=False)
         return None
 
@@ -355,8 +355,8 @@ class _Recovery:
         """Return the alternative that a decision about a failed action leads to.
 
         If the model could not be asked, a person decides on a retry. A harmless failure is skipped.
-        Without a usable decision, the model reflects. Otherwise the action is retried, or planned
-        anew, perhaps after an answer.
+        Without a usable decision, the model reflects. Otherwise the action is retried or replanned,
+        if necessary after an answer.
         """
         ruling = considered.ruling
         decision = considered.decision
@@ -378,7 +378,7 @@ class _Recovery:
             target = decision.target_phase
         asks = ruling.asks_person
         if asks and not ruling.is_followed and task.state in STUCK:
-            # The answer leads to another try.
+            # The action is retried with the answer.
             considered = self._decide_retry(task, considered.cause, ruling.questions)
             if not considered.ruling.is_followed:
                 return self._escalate(task, f"{reason}; {considered.ruling.reason}")
@@ -389,13 +389,13 @@ class _Recovery:
         return await self._execute_replan(task, considered, alternative, data)
 
     def _may_wait(self, task: TaskView) -> bool:
-        """Return whether an action may be retried later, where the model cannot be asked now."""
+        """Return whether an action may be retried later, once the model can be asked."""
         if self._session.config.escalation.on_no_alternative not in ("wait", None):
             return False
         return task.attempts < _MAX_ATTEMPTS
 
     def _is_harmless(self, considered: Consideration) -> bool:
-        """Return whether a failure is skipped as harmless; a person is asked where there is one."""
+        """Return whether a failure is skipped as harmless; never if a person can be asked."""
         session = self._session
         if session.interactive:
             return False
@@ -419,12 +419,14 @@ class _Recovery:
     def _skip_harmless(self, task: TaskView, reason: str) -> Alternative:
         """Return the alternative to skip a failure that the model finds harmless."""
         reason = f"the model decides that the failure is harmless: {reason}"
-        skipped = [SkipTask(task_id=one.id, reason=reason) for one in self._failed_alike(task)]
+        skipped: list[PlanChange] = []
+        for failed in self._failed_alike(task):
+            skipped.append(SkipTask(task_id=failed.id, reason=reason))
         return _alternative(skipped, reason)
 
     def _retry_later(self, task: TaskView, considered: Consideration) -> Alternative:
         """Return the alternative to retry an action once the model can be asked again."""
-        question = f"once the model can be asked: try {task.id!r} again?"
+        question = f"try {task.id!r} again once the model is available?"
         text = f"{considered.problem}; {question}"
         risk = self._risk_of(task, retries=True)
         if risk:
@@ -434,7 +436,7 @@ class _Recovery:
         return _alternative([RetryTask(task_id=task.id)], question, ask=text)
 
     def _note_reflection(self, task: TaskView, considered: Consideration) -> None:
-        """Journal a decision about a failure as its reflection, so that none is asked for."""
+        """Journal a decision about a failure as its reflection, so that the model is not asked."""
         session = self._session
         decision = considered.decision
         if decision is None:
@@ -489,7 +491,7 @@ class _Recovery:
         decision = ExecutionDecision(
             replan_needed=True,
             confidence=1,
-            reasoning=f"{task.id} is tried again with the answer, or what is assumed in its place",
+            reasoning=f"{task.id} is tried again with the answer, or with an assumption instead",
             replan_type=ReplanType.RETRY,
             clarification_needed=bool(questions),
             clarification_questions=questions,
@@ -510,7 +512,7 @@ class _Recovery:
         return alternative
 
     def _may_reflect(self, considered: Consideration) -> bool:
-        """Return whether the model reflects on a failure; not if it was asked for another way."""
+        """Return whether the model reflects on a failure; not if it was already asked again."""
         if considered.instead_of is not None or considered.ruling.needs_escalation:
             return False
         return considered.phase is Phase.EXECUTION and self._session.reflects_on_errors
@@ -518,7 +520,7 @@ class _Recovery:
     async def _revise_plan(
         self, task: TaskView, cause: ReplanCause, data: JsonObject
     ) -> Alternative | None:
-        """Return the revision of the plan that a reflection on a failure wants; None if it does not."""
+        """Return the plan revision that a reflection on a failure demands; None if it does not."""
         session = self._session
         subject = f"{task.id}#{task.attempts}"
         reflection = await reflect(session, subject, cause.action or task.id, data)
@@ -529,7 +531,7 @@ class _Recovery:
         return await self._follow_decision(task, revision, data)
 
     def _fallback_change(self, task: TaskView) -> PlanChange:
-        """Replace an action by its first fallback, which inherits the others."""
+        """Return the change to an action's first fallback, which inherits the other fallbacks."""
         first, *rest = task.task.fallbacks
         own = PlanningTask.of(task.task).model_dump(
             exclude_defaults=True, exclude={"tool", "arguments", "missing"}
@@ -553,7 +555,7 @@ class _Recovery:
         """Return the changes after a failed action: a retry, or the phases from a target on."""
         alike = self._failed_alike(task)
         if target is None:
-            return [RetryTask(task_id=one.id) for one in alike]
+            return [RetryTask(task_id=failed.id) for failed in alike]
         lineage = self._session.state.lineage_of(task.root)
         notes = PlanningTask(reason=reason, replan=replan, after=task.id, lineage=lineage)
         live = self._session.run.live
@@ -565,7 +567,7 @@ class _Recovery:
         return changes
 
     def _failed_alike(self, task: TaskView) -> list[TaskView]:
-        """Return a failed action and the elements of its list that failed of the same cause."""
+        """Return a failed action and the elements of its list that failed for the same cause."""
         view = self._request.view
         live = self._session.run.live
         template = live.entry(task.id).template
@@ -588,15 +590,15 @@ class _Recovery:
         return alike
 
     def _escalate(self, task: TaskView, reason: str) -> Alternative:
-        """Return the alternative where no other is left; no failed action is skipped silently."""
+        """Return the last resort for a failed action, which is never skipped silently."""
         skip = SkipTask(task_id=task.id, reason=reason)
         try:
             self._session.escalate(task.id, reason)
         except TaskHeld:
-            return _alternative([skip], reason, ask=f"{reason}; go on without it?")
+            return _alternative([skip], reason, ask=f"{reason}; continue without it?")
         except PlanningFailed:
             return _alternative([AbortRun(reason=reason)], reason)
-        return _alternative([skip], f"{reason}; it is assumed that the rest can do without")
+        return _alternative([skip], f"{reason}; assumed: the rest can do without it")
 
     async def _record_replan(self, considered: Consideration, alternative: Alternative) -> str:
         """Count a replan that the engine applies; return its problem, if it has one."""
@@ -612,7 +614,7 @@ class _Recovery:
     # Feedback of people
 
     async def _handle_feedback(self, trigger: HumanRequest) -> Alternative | None:
-        """Return the alternative after feedback of a person, which counts as a reflection."""
+        """Return the alternative after a person's feedback, which counts as a reflection."""
         session = self._session
         live = session.run.live
         session.note(ReflectionNote(by=trigger.by, feedback=trigger.reason))
@@ -636,7 +638,7 @@ class _Recovery:
             return None
         if not ruling.is_executable:
             return None
-        if reflection is None:  # it has begun meanwhile, with the feedback
+        if reflection is None:  # the reflection has begun meanwhile, with the feedback
             session.manager.record_decision(considered, executed=False)
             return None
         reason = f"{trigger.reason} | {replan_reason(decision)}"

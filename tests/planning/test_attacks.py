@@ -109,7 +109,7 @@ async def test_arguments_chosen_later_need_approval(verdict, status, uses):
     planning, desk, asked = await attacked(replies, "approve", verdict)
     assert '"mode": "all"' in asked[1]
     assert (
-        'what is left of the plan:\n  1. post: remove {"path": "old"}, mode chosen when it begins (may do harm)'
+        'the rest of the plan:\n  1. post: remove {"path": "old"}, mode chosen when it begins (may do harm)'
         in asked[1]
     )
     assert (planning.result.status, desk.calls[1:], len(asked)) == (status, uses, 2)

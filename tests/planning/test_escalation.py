@@ -400,7 +400,7 @@ async def test_a_failed_action_waits_for_the_model():
     store, desk = MemoryStore(), Desk({"post": [MISSING]})
     first, _, _ = await run(absent, desk, store=store, run_id=RUN)
     (question,) = first.engine.pending(RUN)
-    assert "overloaded; once the model can be asked: try 'post' again?" in question.text
+    assert "overloaded; try 'post' again once the model is available?" in question.text
     assert first.result.status == "needs_human"
     first.engine.answer(question.id, "approve", by="eve")
     second, _, _ = await run({}, desk, store=store, run_id=RUN)
