@@ -42,15 +42,15 @@ from replanning.settings import AlternativeSettings, LimitSettings, Settings
 from replanning.telemetry.exporter import Exporter
 
 _POLL_SECONDS: Final = 5.0
-"""Seconds between looks for an answer in the store."""
+"""Seconds between checks of the store for an answer."""
 
 _Output = TypeVar("_Output", bound=BaseModel)
 
 
 class PlanningCoordinator:
-    """Plans and executes a goal, with a model that judges every phase.
+    """Plans and executes a goal with a model.
 
-    The model understands the goal, decomposes it, and plans the actions.
+    The model understands the goal, decomposes it, plans the actions, and judges every phase.
 
     ::
 
@@ -65,7 +65,7 @@ class PlanningCoordinator:
     Args:
         config: the settings.
         llm_client: the language model.
-        tools: the only tools that may be used; a plan stands for its tools, resources, servers and
+        tools: the only tools that may be used, or a plan that has them with resources, servers and
             objects.
         task: the goal, in words or with criteria, or a request with the issue that it comes from.
         work: executes an action with its tool, such as a `ToolExecutor`; None if nothing is
@@ -75,8 +75,8 @@ class PlanningCoordinator:
         exporters: receive every record of the journal.
         environment: time, chance and ids.
         max_concurrency: maximum number of tasks that run at once.
-        wait_for_answers: whether to wait, as long as settings say, for answers through the store
-            where there is no gate; else the assumptions of the model are made at once.
+        wait_for_answers: whether to wait for answers through the store, as long as the settings
+            say, if there is no gate; otherwise the model's assumptions replace them at once.
 
     Raises:
         PlanError: the tools do not fit together; with all problems.
@@ -180,7 +180,7 @@ class PlanningCoordinator:
 
     @property
     def statistics(self) -> ReplanStatistics:
-        """Statistics of the decisions of the run so far, also of those before it was resumed.
+        """Statistics of the decisions of the run so far, including those before a resume.
 
         Raises:
             NotRunning: the run has not begun.
@@ -189,7 +189,7 @@ class PlanningCoordinator:
 
     @property
     def history_store(self) -> PlanningHistoryStore:
-        """The planning history of the run; it has lines only if it is written (see above).
+        """The planning history of the run; empty unless settings or an exporter have it written.
 
         Raises:
             NotRunning: the run has not begun.
@@ -218,10 +218,11 @@ class PlanningCoordinator:
         until it says that it is done.
 
         Args:
-            run_id: id of the run; one that is in the store is resumed, and not planned anew.
+            run_id: id of the run; a run in the store is resumed, and not planned again.
 
         Returns:
-            True if the goal was achieved; else `result` and `state.completion` state the reason.
+            True if the goal was achieved; otherwise `result` and `state.completion` have the
+            reason.
 
         Raises:
             NotRunning: `work` was not given, so that actions cannot be executed.
@@ -236,9 +237,10 @@ class PlanningCoordinator:
     async def understand_goal(self, run_id: str | None = None) -> GoalUnderstanding | None:
         """Run until the goal is understood, and pause there.
 
-        None is returned if the run ended before; see `result`.
+        Each of these methods continues the current run, or begins one if there is none.
 
-        Each of these methods continues the current run, and begins one if there is none.
+        Returns:
+            The goal; None if the run ended before (see `result`).
 
         Raises:
             SettingsError: planning is switched off.
@@ -247,11 +249,11 @@ class PlanningCoordinator:
         return await self._run_until_output(Phase.GOAL_UNDERSTANDING, GoalUnderstanding, run_id)
 
     async def decompose_task(self, run_id: str | None = None) -> TaskDecomposition | None:
-        """Run until the goal is decomposed, and pause there; else as `understand_goal`."""
+        """Run until the goal is decomposed, and pause there; otherwise as `understand_goal`."""
         return await self._run_until_output(Phase.TASK_DECOMPOSITION, TaskDecomposition, run_id)
 
     async def plan_actions(self, run_id: str | None = None) -> ActionPlan | None:
-        """Run until the actions are planned, and pause there; else as `understand_goal`."""
+        """Run until the actions are planned, and pause there; otherwise as `understand_goal`."""
         reached = await self._run_until(Phase.ACTION_SEQUENCE, run_id)
         plan = self.state.plan
         return plan.action_plan if reached and plan is not None else None
@@ -259,7 +261,7 @@ class PlanningCoordinator:
     async def execute_actions(self, run_id: str | None = None) -> bool:
         """Run until all actions are executed, and pause there; return whether they were.
 
-        Else as `execute_with_planning`.
+        Otherwise as `execute_with_planning`.
         """
         self._require_work()
         return await self._run_until(Phase.EXECUTION, run_id)
@@ -271,10 +273,10 @@ class PlanningCoordinator:
         return self.state.completion
 
     async def make_plan(self, run_id: str | None = None) -> Plan | None:
-        """Only plan: return the plan to execute, with all arguments; None if there is none.
+        """Plan without executing; return the plan with all arguments, or None if there is none.
 
-        Dangerous tools in it are not approved by anyone: that is left to the execution of the
-        returned plan. If this run is continued instead, a person is asked before each use of one.
+        Nobody has approved its dangerous tools: that is left to the execution of the returned plan.
+        If this run is continued instead, a person is asked before each use of one.
 
         Raises:
             SettingsError: planning is switched off.
@@ -290,19 +292,18 @@ class PlanningCoordinator:
         phases = {task.id for task in plan.tasks if phase_of(task) is not None}
         if not tasks:
             return None
-        alone = list[Task]()
+        standalone = list[Task]()
         for task in tasks:
             notes = PlanningTask.of(task).model_copy(
                 update={"by": "", "tool": "", "name": "", "unapproved": False}
             )
             # An expected outcome is prose, not a command that checks it.
             changed: dict[str, object] = {"metadata": notes.to_metadata(), "acceptance": ()}
-            changed["optional"] = (
-                notes.may_fail
-            )  # outside of planning mode an action that may fail is optional
+            # Outside of planning mode, an action that may fail is optional.
+            changed["optional"] = notes.may_fail
             changed["depends_on"] = tuple(name for name in task.depends_on if name not in phases)
-            alone.append(task.model_copy(update=changed))
-        return Plan.model_validate(self._plan_of(plan.goal, alone).model_dump())
+            standalone.append(task.model_copy(update=changed))
+        return Plan.model_validate(self._plan_of(plan.goal, standalone).model_dump())
 
     def _plan_of(self, goal: Goal, tasks: Sequence[Task]) -> Plan:
         return self._library.model_copy(
@@ -327,10 +328,7 @@ class PlanningCoordinator:
     async def _run_until(self, phase: Phase, run_id: str | None) -> bool:
         """Run until a phase is done, and pause there; return whether it was reached."""
         if not self.settings.planning.enabled:
-            problem = (
-                "planning is switched off, so that there is no plan and are no phases;"
-                " set it to true"
-            )
+            problem = "planning is switched off, so that a run has no phases; set it to true"
             raise SettingsError.at("planning.enabled", problem)
         if self.run is not None and is_phase_reached(self.run.live, phase):
             return True
@@ -342,7 +340,7 @@ class PlanningCoordinator:
         return is_phase_reached(self._current_run.live, phase)
 
     async def _run_or_resume(self, run_id: str | None) -> None:
-        """Continue the current run, or one of the store; begin it if there is none."""
+        """Continue the current run or one in the store; begin a run if there is none."""
         if self.run is not None and run_id is None:
             run_id = self.run.id
         if run_id is not None and any(info.run == run_id for info in self.engine.store.runs()):
@@ -354,7 +352,7 @@ class PlanningCoordinator:
             await self._drive_run(self.engine.resume(self._current_run.id))
 
     def _first_tasks(self) -> list[Task]:
-        """Return the tasks that a run begins with, the first of which keeps the request."""
+        """Return the first tasks of a run; the very first keeps the request."""
         notes = PlanningTask(request=self._request.to_metadata())
         if not self.settings.planning.enabled:
             return [phase_task(Phase.EXECUTION, TaskId(Phase.EXECUTION.value), (), notes)]
@@ -365,9 +363,9 @@ class PlanningCoordinator:
         return tasks
 
     async def _await_clarification(self) -> bool:
-        """Wait for answers to open clarifications; return whether the run can go on.
+        """Wait for answers to open clarifications; return whether the run can continue.
 
-        It can without answers, too, if the model's assumptions stand in for them.
+        Without answers, it continues on the model's assumptions, if the settings allow that.
         """
         run = self._current_run
         engine = self.engine
@@ -430,7 +428,7 @@ class PlanningCoordinator:
 
 
 def _engine_settings(settings: Settings) -> Settings:
-    """Return settings with which the engine applies decisions without weighing them again."""
+    """Return settings that make the engine apply decisions without judging them again."""
     planning = settings.planning.replanning
     minutes = planning.goal_understanding.auto_assume_timeout_minutes
     most = 4 * planning.overall.max_total_replans + 20

@@ -93,7 +93,7 @@ except ImportError as error:
 LineType = Literal["plan", "revision", "reflection", "execution", "replan_decision", "completion"]
 
 _MAX_OUTPUT_CHARS: Final = 20_000
-"""Characters of an output in a line; the journal has all of it."""
+"""Maximum length of an output in a line, in characters; the journal has all of it."""
 
 _LineContent = tuple[LineType, JsonObject]
 """Type of a line, and its fields beside the common ones."""
@@ -157,7 +157,7 @@ class HistoryLineBuilder:
             case PlanRevised() as body:
                 if body.by == FOR_EACH:
                     return self._foreseen_content(body, live, record)
-                # What no other line covers: fallbacks, retries, skips, and changes by people.
+                # Changes that no other line covers: fallbacks, retries, skips, and people's edits.
                 if not any(map(_is_planning_change, body.changes)):
                     return _changed_content(body)
             case QuestionAsked(question=question, text=text):
@@ -178,7 +178,7 @@ class HistoryLineBuilder:
                 noted = self._state.completion or {"phase": "completion", "status": body.status}
                 ended: JsonObject = {"result": body.status, "reason": body.reason, "done": True}
                 return "completion", {**noted, **ended}
-            case RunEnded() as body:  # it can be resumed
+            case RunEnded() as body:  # the run can be resumed
                 return "execution", {"event": body.status, "reason": body.reason}
         return None
 
@@ -292,7 +292,7 @@ class HistoryLineBuilder:
         }
 
     def _decision_lines(self, record: Record, live: LivePlan) -> Iterator[JsonObject]:
-        """Return the lines of decisions whose replan is done, or will not be done any more."""
+        """Return the lines of decisions whose replan is done, or can no longer happen."""
         note: ReplanNote | None = None
         pending = self._pending
         settled = isinstance(record.body, PlanRevised | RunEnded)
@@ -364,7 +364,7 @@ def _plan_snapshot(live: LivePlan) -> JsonObject:
 
 
 def _diff_plans(old: PlanVersion, new: PlanVersion) -> Iterator[JsonValue]:
-    """Return the tasks that a plan adds, modifies or removes compared with the one before."""
+    """Yield the tasks that a plan adds, modifies or removes compared with the one before."""
     before = {action.task_id: action for action in old.action_plan.actions}
     after = {action.task_id: action for action in new.action_plan.actions}
     for name in new.tasks:
@@ -391,7 +391,7 @@ _COMMON_FIELDS: Final = ("type", "timestamp", "task_uuid", "issue_id", "seq")
 """Fields of every line; the last is a number."""
 
 _FILE_MODE: Final = 0o600
-"""Files are private to their user: they tell what people work on, and whoever can lock one can
+"""Files are private to their user: they show what people work on, and anyone who can lock one can
 block its owner.
 """
 
@@ -439,7 +439,7 @@ def _append_lines(path: Path, lines: bytes) -> None:
             file.truncate(size)
         rest = memoryview(lines)
         try:
-            while rest:  # once, unless the disk is full: then the second write says so
+            while rest:  # one write, unless the disk is full: then the second write raises
                 rest = rest[os.write(end, rest) :]
         except OSError:
             # If this fails as well, readers skip the torn line, and the next writer removes it.
@@ -459,7 +459,7 @@ def _line_seq(line: JsonObject) -> int:
 
 
 def _line_payload(line: JsonObject) -> JsonObject:
-    """Return the fields of a line beside the common ones."""
+    """Return the fields of a line other than the common ones."""
     payload: JsonObject = {}
     for name, value in line.items():
         if name not in _COMMON_FIELDS:
@@ -482,7 +482,7 @@ def _valid_lines(path: Path) -> Iterator[JsonObject]:
     with suppress(FileNotFoundError), path.open("rb") as file:
         for text in file:
             if not text.endswith(b"\n"):
-                continue  # a process was killed while it wrote it, or writes it just now
+                continue  # its process was killed, or is still writing it
             with suppress(ValueError, RecursionError):
                 line = json.loads(text)
                 if isinstance(line, dict) and _is_complete(line):
@@ -490,7 +490,7 @@ def _valid_lines(path: Path) -> Iterator[JsonObject]:
 
 
 def _is_complete(line: JsonObject) -> bool:
-    """Return whether a line has all common fields: texts, and its number."""
+    """Return whether a line has all common fields: texts and a number."""
     *texts, seq = map(line.get, _COMMON_FIELDS)
     return isinstance(seq, int) and all(isinstance(value, str) for value in texts)
 
@@ -501,14 +501,14 @@ def _sorted_lines(path: Path) -> list[JsonObject]:
 
 
 def _copy_into(archive: Path, path: Path) -> Path:
-    """Copy a file into another folder, perhaps on another disk, under a free name; return it."""
+    """Copy a file into another folder, perhaps on another disk, under a free name; return that."""
     archive.mkdir(parents=True, exist_ok=True)
     number = 1
     target = archive / path.name
     while target.exists():
         number += 1
         target = archive / f"{path.stem}.{number}{_SUFFIX}"
-    copy = archive / f".{target.name}.new"  # it gets its name when it is complete
+    copy = archive / f".{target.name}.new"  # renamed when it is complete
     try:
         shutil.copy2(path, copy)
         with copy.open("rb") as file:
@@ -537,7 +537,7 @@ class PrunedTask:
 
 
 class PlanningHistoryStore:
-    """History of planning tasks: a file of JSON lines for each, such as a run of planning mode.
+    """History of planning tasks, such as runs of planning mode: a file of JSON lines for each.
 
     Every line has `type`, `timestamp` (UTC), `task_uuid`, `issue_id` and `seq`. A
     `PlanningHistoryExporter` writes the runs of a coordinator; programs without a coordinator call
@@ -549,15 +549,15 @@ class PlanningHistoryStore:
 
     Several processes may read and write the files at once. Written lines survive the process.
     Readers skip lines that they cannot parse, and the torn last line that a kill or a full disk
-    leaves; the next write removes that one. The index only saves reading: entries that it lacks are
+    leaves, which the next write removes. The index only saves reading: entries that it lacks are
     read from the files.
 
-    Lines are ordered by `seq`, not by `timestamp`: that of a `replan_decision` is the time at which
-    deciding began, and its line follows once the outcome is known.
+    Lines are ordered by `seq`, not by `timestamp`: a `replan_decision` is written once its outcome
+    is known, with the time when deciding began.
 
     Args:
         task_uuid: task that methods use by default; None for a store of all tasks, whose methods
-            are given one.
+            need one.
         directory: folder of the files, such as `settings.planning.history.directory`; created with
             the first line.
         issue_id: id of its issue, such as `owner/repo#12`.
@@ -595,7 +595,7 @@ class PlanningHistoryStore:
 
         Raises:
             StoreError: the line cannot be written.
-            ValueError: the store was made without a task; so with every other method that saves.
+            ValueError: the store has no task; every method that saves raises this.
         """
         self._save("plan", {"plan": _to_json_object(plan)})
 
@@ -606,8 +606,8 @@ class PlanningHistoryStore:
 
         Args:
             revised_plan: the whole plan.
-            reflection: its cause: an object with `plan_revision {reason, changes[]}`, or with these
-                fields.
+            reflection: its cause: an object with `plan_revision {reason, changes[]}`, or with
+                `reason` and `changes` themselves.
 
         Raises:
             StoreError: the line cannot be written.
@@ -671,7 +671,7 @@ class PlanningHistoryStore:
 
         Raises:
             StoreError: the file cannot be read.
-            ValueError: neither the call nor the store names a task; so with every query of a task.
+            ValueError: neither the call nor the store names a task; every query raises this.
         """
         with self._translate_errors("be read"):
             return _sorted_lines(self._path(self._require_task_uuid(task_uuid)))
@@ -699,9 +699,9 @@ class PlanningHistoryStore:
         """Return a summary of each task of an issue, in the order of their start.
 
         Each has `task_uuid`, `started`, `updated`, `done`, the last `completion`, the `revisions`
-        with their reasons, the `reflections`, the `decisions` to replan with what became of them,
-        the `actions` with their outcomes, and the latest `plan`. Lists are in order of time. Files
-        of other issues are not read.
+        with their reasons, the `reflections`, the `decisions` to replan and the `actions` with
+        their outcomes, and the latest `plan`. Lists are in order of time. Files of other issues are
+        not read.
         """
         if not issue_id:
             return []
@@ -723,7 +723,7 @@ class PlanningHistoryStore:
             )
         return task
 
-    # Keeping tidy
+    # Pruning
 
     def prune(
         self,
@@ -794,7 +794,7 @@ class PlanningHistoryStore:
         """Append the lines that are not there yet; lines without a number get the next one.
 
         Raises:
-            StoreError: the lines cannot be written; none or the first of them are there.
+            StoreError: the lines cannot be written; none or only the first of them are there.
         """
         with self._translate_errors("be written"):
             path = self._path(task_uuid)
@@ -858,11 +858,11 @@ class PlanningHistoryStore:
 
     def _add_to_index(self, first_lines: Iterable[JsonObject]) -> None:
         entries = [{name: line[name] for name in _COMMON_FIELDS} for line in first_lines]
-        with suppress(OSError):  # the index can be rebuilt, and the lines are written
+        with suppress(OSError):  # the index can be rebuilt, and the file has the lines
             _append_lines(self._index_path, b"".join(map(_encode_line, entries)))
 
     def _remove_index(self) -> None:
-        """Remove the index, so that the next question rebuilds it."""
+        """Remove the index, so that the next query rebuilds it."""
         with (
             self._translate_errors("be written"),
             suppress(FileNotFoundError),
@@ -886,7 +886,7 @@ class PlanningHistoryStore:
 
 
 class RunJournals:
-    """Journals of attached engines, and further stores, for records from before."""
+    """Stores to search for the journal of a run, for records that an exporter has missed."""
 
     def __init__(self, *stores: RunStore) -> None:
         self._stores = list(stores)
@@ -895,7 +895,7 @@ class RunJournals:
         return f"<RunJournals in {len(self._stores)} stores>"
 
     def add_store(self, store: RunStore) -> None:
-        """Add a store, which is read before all others."""
+        """Add a store, which is searched before all others."""
         self._stores = [store, *(other for other in self._stores if other is not store)]
 
     def records_after(self, run: RunId, seq: int = 0) -> list[Record]:
@@ -906,7 +906,7 @@ class RunJournals:
         raise UnknownRun(run, "none of the stores has its journal")
 
     def records_until(self, run: RunId, seq: int, record: Record) -> Iterator[Record]:
-        """Return the records of a run after `seq` up to and with `record`; see `records_after`."""
+        """Yield the records of a run after `seq`, up to `record`; see `records_after`."""
         if record.seq > seq + 1:
             yield from (past for past in self.records_after(run, seq) if past.seq < record.seq)
         if record.seq > seq:
@@ -916,7 +916,7 @@ class RunJournals:
 class PlanningHistoryExporter(Exporter):
     """Exporter that writes the runs of a coordinator into a planning history as they happen.
 
-    Lines follow from the journal. None is written twice, and lines lost to a kill or a full disk
+    Lines are made from the journal. None is written twice, and lines lost to a kill or a full disk
     are written with the next line, or when the run is resumed::
 
         exporters = [PlanningHistoryExporter()]
@@ -924,8 +924,7 @@ class PlanningHistoryExporter(Exporter):
 
     Args:
         history: the history; by default in the folder `planning_history`.
-        journal: a further store with journals, beside those of the engines that this is attached
-            to.
+        journal: another store with journals, besides those of the attached engines.
     """
 
     name = "planning-history"
@@ -936,7 +935,7 @@ class PlanningHistoryExporter(Exporter):
         self.history = history or PlanningHistoryStore()
         self._journals = RunJournals(*([] if journal is None else [journal]))
         self._builders: dict[RunId, HistoryLineBuilder] = {}
-        self._lines: dict[RunId, list[JsonObject]] = {}  # of runs that go on or lack lines
+        self._lines: dict[RunId, list[JsonObject]] = {}  # of runs that are open or lack lines
         self._unwritten: set[RunId] = set()
         self._last_error = ""
 
@@ -959,7 +958,7 @@ class PlanningHistoryExporter(Exporter):
         """Write the lines of a record, and any missing before it.
 
         Raises:
-            StoreError: the lines cannot be written now; they are tried again with the next record.
+            StoreError: the lines cannot be written now; the next record tries again.
         """
         if run not in self._builders:
             self._builders[run] = HistoryLineBuilder()
@@ -975,7 +974,7 @@ class PlanningHistoryExporter(Exporter):
         self._write(run)
 
     def catch_up(self, run: str) -> None:
-        """Write the missing lines of a run that is not running, from its journal.
+        """Write the missing lines of an ended or interrupted run from its journal.
 
         Raises:
             StoreError: the lines cannot be written, or the journal cannot be read.
@@ -1084,7 +1083,7 @@ _PAST_DECISION_FIELDS: Final = (
     "result",
     "error",
 )
-"""Fields of a decision that tell the next run what was tried, and what came of it."""
+"""Fields of a decision that tell the next run what was tried, and with what outcome."""
 
 
 def _past_decisions(lines: Sequence[JsonObject]) -> list[JsonValue]:
@@ -1093,8 +1092,8 @@ def _past_decisions(lines: Sequence[JsonObject]) -> list[JsonValue]:
     for number, line in enumerate(lines):
         if line["type"] != "replan_decision":
             continue
-        goes_on = line.get("replan_type") in (None, ReplanType.NONE)
-        if goes_on and line.get("override_reason") is None:
+        continues = line.get("replan_type") in (None, ReplanType.NONE)
+        if continues and line.get("override_reason") is None:
             continue
         decision: JsonObject = {"timestamp": line["timestamp"]}
         for name in _PAST_DECISION_FIELDS:
