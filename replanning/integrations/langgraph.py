@@ -90,21 +90,19 @@ except ImportError:  # a ToolNode can be given the methods of the middleware wit
 _PASSES: Final = (GraphBubbleUp,)
 
 _CHECKPOINTER: Final = "__pregel_checkpointer"
-"""Key in the configuration for the checkpointer that a graph passes on to the graphs within it."""
+"""Key in the configuration for the checkpointer that a graph passes to its subgraphs."""
 
 _PLAIN_TYPES: Final = (str, int, float, dict, NoneType)
-"""Types of outputs that no tool returns as it is executed here, but a confirmation may."""
+"""Types of outputs of confirmations. Tools, as they are executed here, return messages instead."""
 
 _INTERRUPTED: Final = "the graph was interrupted"
-"""Why the run of a graph is paused that a person was asked about, or that stopped at a
-breakpoint.
-"""
+"""Reason to pause the run of a graph that asks a person, or that stopped at a breakpoint."""
 
 _UNREAD: Final = "the stream of the graph was not read to its end"
-"""Why the run of a graph is paused whose stream was closed, or makes way for another one."""
+"""Reason to pause the run of a graph whose stream was closed, or makes way for another one."""
 
 _RAISED: Final = "the graph raised"
-"""Beginning of the reason why the run of a graph is paused that has failed."""
+"""Beginning of the reason to pause the run of a graph that has failed."""
 
 _DEFAULT_NAME: Final = "LangGraph"
 """Name of a graph that was compiled without one."""
@@ -120,7 +118,7 @@ def replanned(
 ) -> ReplannedGraph:
     """Return a compiled graph whose nodes and tools are calls of a session.
 
-    Its tools are those under a `ReplanningMiddleware`.
+    Tools are included if their calls go through a `ReplanningMiddleware`.
 
     Each run of the graph is a run of the engine; a thread that is resumed after an interrupt or a
     failure resumes it. A node that fails is retried, or a node of the same capability is executed
@@ -140,7 +138,7 @@ def replanned(
     Raises:
         TypeError: the graph is attached already.
         ValueError: a node and a tool have the same name, a capability names neither, a field is not
-            valid for a tool, or capabilities are stated of tools that are executed without a
+            valid for a tool, or capabilities are stated for tools that are executed without a
             `ReplanningMiddleware`.
     """
     if isinstance(graph, ReplannedGraph):
@@ -185,7 +183,7 @@ def _described_calls(graph: Any) -> list[tuple[str, dict[str, object]]]:
     described: list[tuple[str, dict[str, object]]] = []
     approved = _tools_behind_approval(graph)
     for name, node in graph.nodes.items():
-        # A person looks at a node before it is executed, which a stand-in would evade.
+        # A person reviews such a node before it is executed; a stand-in would bypass that.
         is_stopped = graph.interrupt_before_nodes == "*" or name in graph.interrupt_before_nodes
         repeats = bool(node.retry_policy or graph.retry_policy)
         if _is_call(name, node):
@@ -242,7 +240,7 @@ def _described(tool: Any, *, dangerous: bool) -> dict[str, Any]:
         kind="langchain",
         dangerous=dangerous,
         stated=capability,
-        **hinted_fields(tool.metadata),  # as the adapters for tools of MCP servers put them there
+        **hinted_fields(tool.metadata),  # the adapters for MCP servers put the annotations there
     )
 
 
@@ -260,7 +258,7 @@ def _tools_to_approve(interrupts: Sequence[Interrupt]) -> list[str]:
 def _has_middleware(node: Any) -> bool:
     """Return whether the calls of a `ToolNode` go through a `ReplanningMiddleware`.
 
-    A wrapper of a user may call one, too.
+    A user's own function as the wrapper counts, because it may call one.
     """
     owners = _owners(node)
     others = [each for each in owners if each is not None]
@@ -274,7 +272,7 @@ def _owners(node: Any) -> list[Any]:
     wrappers = [node._wrap_tool_call, node._awrap_tool_call]
     seen = set[int]()
     owners: list[Any] = []
-    # The factory of agents puts the methods of the middleware into functions within functions.
+    # `create_agent` puts the methods of the middleware into nested functions.
     while wrappers:
         wrapper = wrappers.pop()
         if not callable(wrapper) or id(wrapper) in seen:
@@ -287,7 +285,7 @@ def _owners(node: Any) -> list[Any]:
 
 
 def _is_repeated(tool: str, node: Any) -> bool:
-    """Return whether another middleware of an agent repeats calls of a tool that fail."""
+    """Return whether another middleware of an agent retries failed calls of a tool."""
     for owner in _owners(node):
         if isinstance(owner, ToolRetryMiddleware):
             names = getattr(owner, "_tool_filter", None)
@@ -297,7 +295,7 @@ def _is_repeated(tool: str, node: Any) -> bool:
 
 
 class _Calls:
-    """Calls of one node that are under way."""
+    """Active calls of one node."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -307,8 +305,8 @@ class _Calls:
 class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not followed
     """Run of a graph, with the session of its calls; a callback handler for interrupts.
 
-    Its state is what its own calls have come to. It is left when its graph ends, or when another
-    one resumes the thread.
+    Its state is the progress of its own calls. It leaves the session when its graph ends, or when
+    another run resumes the thread.
 
     Args:
         engine: the engine.
@@ -340,7 +338,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         self.is_left = False
         self._asks = asks
         self._pause_reason = ""  # empty unless the run will be resumed
-        self._made: set[str] = set()  # keys of calls that are under way or have ended well
+        self._made: set[str] = set()  # keys of calls that are active or have succeeded
         self._failed: set[str] = set()  # keys of calls that have failed here
         self._nodes: dict[str, _Calls] = {}
         self._answers: dict[str, Mapping[str, Any]] = {}
@@ -355,14 +353,14 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
             manager = BaseCallbackManager([])
             for each in callbacks or ():
                 manager.add_handler(each)
-        # The nodes do not inherit the handler: it would be asked about the beginning and the end of
+        # The nodes do not inherit the handler: it would be called at the beginning and the end of
         # everything within them.
         manager.add_handler(self, inherit=False)
         return {**config, "callbacks": manager}
 
     @contextmanager
     def as_current(self) -> Iterator[None]:
-        """Make this the current run within the block, for LangGraph copies the context."""
+        """Make this the current run within the block, in the context that LangGraph copies."""
         before = _RUN.get()
         _RUN.set(self)
         try:
@@ -372,7 +370,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
             _RUN.set(before)
 
     def on_interrupt(self, event: GraphInterruptEvent) -> None:
-        """Note that this run will be resumed, and what for."""
+        """Note that this run will be resumed, and what it waits for."""
         self._pause_reason = _INTERRUPTED
         names = _tools_to_approve(event.interrupts)
         if names:
@@ -380,7 +378,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
             self._pause_reason = f"the graph waits for the approval of {shown}"
 
     async def end(self, error: BaseException | None = None) -> None:
-        """Leave the session, which pauses if the graph was interrupted or raised this."""
+        """Leave the session, which pauses if the graph was interrupted or raised an error."""
         if self.is_left:
             return
         self.is_left = True
@@ -394,7 +392,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         await self.task.end(self._pause_reason)
 
     async def make_way(self) -> None:
-        """Leave the session to another run of the thread, as soon as no call is under way.
+        """Leave the session to another run of the thread, as soon as no call is active.
 
         The session of another event loop cannot be left from here.
         """
@@ -417,18 +415,17 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
     ) -> object:
         """Call a node or a tool, and ask a person through an interrupt.
 
-        A node that is skipped returns None, and a tool that is skipped a message that says why.
+        A skipped node returns None, and a skipped tool a message with the reason.
 
         Args:
-            name: of the node or tool.
-            arguments: of the tool.
+            name: the name of the node or tool.
+            arguments: the arguments of the tool.
             execute: executes a node or tool.
-            call_id: the id that the model has for the call of a tool, which may be empty; None for
-                a node.
+            call_id: the model's id of the call of a tool, which may be empty; None for a node.
 
         Raises:
             GraphBubbleUp: control flow of the graph.
-            Exception: of the node or the tool; no alternative is left.
+            Exception: the node's or tool's own; no alternative is left.
         """
         if self.is_left:
             try:
@@ -438,7 +435,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         key = self._new_key(name, arguments, call_id)
         within = current_attempt()
         if within is not None and within.run_id == self.session.run.id:
-            # Of a node, or a tool, which waits for it.
+            # Made by a node or tool of this run, which waits for it.
             return await self._call(key, name, arguments, execute, call_id)
         node = get_runtime().execution_info.task_id
         calls = self._nodes.setdefault(node, _Calls())
@@ -447,9 +444,9 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
             output = await self._call(key, name, arguments, execute, call_id)
         except Exception:
             self._end_call(node, calls, failed=key)
-            # The graph cuts off the other calls of this node, and would execute them again when it
-            # is resumed. All that fail are waited for in their order, by which LangGraph tells the
-            # interrupts of a node apart.
+            # At the first exception the graph cuts off the other calls of this node, and would
+            # execute them again when it is resumed. And LangGraph identifies the interrupts of a
+            # node by their order. So the exceptions wait for all calls, and keep their order.
             await calls.idle.wait()
             raise
         except BaseException:
@@ -523,10 +520,10 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
                 # The question stays open: a thread that is resumed makes the call again.
                 own = error.own_error
             except GraphInterrupt as error:
-                # When resumed, it would take the answer to the question for its own.
+                # On resume, this interrupt would take the answer to the question for its own.
                 if answered:
-                    asked = f"{name!r} was put to a person before"
-                    text = f"{asked}, and cannot interrupt the graph after that"
+                    asked = f"a person was already asked about {name!r}"
+                    text = f"{asked}, so it cannot interrupt the graph after that"
                     raise RuntimeError(text) from error
                 raise
             except Exception:
@@ -540,7 +537,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
     def _recorded_output(self, call: TaskEntry) -> tuple[object] | None:
         """Return the output of a call that had finished before the graph was resumed, or None.
 
-        A call that a person has skipped has none, and says so when it is made again.
+        A call that a person has skipped has no output; `call_tool` raises `CallSkipped` for it.
         """
         if not call.satisfied:
             return None
@@ -558,10 +555,9 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         return False
 
     def _was_given_up(self, call: TaskEntry) -> bool:
-        """Return whether an answer of a person has ended a call, which the graph has not seen yet.
+        """Return whether a person's answer has ended a call, which the graph has not seen yet.
 
-        Otherwise the question would be the next thing that the call leads to, when it is executed
-        again.
+        Such a call returns its outcome. If it were executed again, the question would follow again.
         """
         leaves = self.session.run.live.leaves(call)
         if call.satisfied:
@@ -582,9 +578,8 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
     def _new_key(self, name: str, arguments: Arguments, call_id: str | None) -> str:
         """Return the key of a call of the node that is being executed, or of a tool that it calls.
 
-        Some models give the calls of a message the same id, or an empty one: those are told apart
-            by what they call, and
-        identical ones by their number.
+        Some models give all calls of a message one id, or an empty one. The key tells those apart
+        by what they call, and identical ones by their number.
         """
         info = get_runtime().execution_info
         called = json.dumps(arguments, sort_keys=True, default=repr)
@@ -595,15 +590,15 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         return key
 
     def _ask(self, question_id: str) -> None:
-        """Interrupt the graph with a question; carry out the answer when it is resumed."""
+        """Interrupt the graph with a question; pass on the answer when it is resumed."""
         shown = shown_questions(self.engine, self.session.run.id, [question_id])
         # It may have been answered elsewhere.
         if not shown:
             return
         payload = shown[0]
         while True:
-            # The first answers may be to interrupts of the node itself or about its other calls, or
-            # were refused.
+            # The first answers may belong to interrupts of the node itself or of its other calls,
+            # or were refused.
             answer = self._answers.pop(question_id, None) or interrupt(payload)
             if not isinstance(answer, Mapping):
                 continue
@@ -630,10 +625,10 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         execute: Callable[..., Any],
         call_id: str | None = None,
     ) -> Any:
-        """Do the same as `call`, from the thread of a graph that runs without an event loop."""
+        """Like `call`, from the thread of a graph that runs without an event loop."""
         if self.thread is None:
             where = "synchronously in a graph that runs asynchronously"
-            raise RuntimeError(f"{name!r} is executed {where}, which cannot be waited for")
+            raise RuntimeError(f"{name!r} is executed {where}, which would block its event loop")
         if self.is_left:
             try:
                 return execute(name, arguments)
@@ -660,9 +655,7 @@ _RUN: Final = ContextVar[_Run | None]("replanning_langgraph_run", default=None)
 """The run whose nodes are executed; LangGraph copies the context into its tasks and threads."""
 
 _OPEN: Final = WeakValueDictionary[str, _Run]()
-"""The runs of graphs that are open in this process, by their ids: a stream that nobody reads any
-more leaves its run open.
-"""
+"""The open runs of graphs in this process, by id: an abandoned stream leaves its run open."""
 
 
 @dataclass(frozen=True)
@@ -681,7 +674,7 @@ class _Attachment:
         thread = configurable.get("thread_id")
         if not thread:
             return None
-        # Of a task of the other graph, which gives its input again.
+        # Set in a subgraph: it names the task of the outer graph, which passes its input again.
         inner = configurable.get("checkpoint_ns")
         part = hashlib.blake2s(inner.encode(), digest_size=4).hexdigest() if inner else ""
         is_answer = isinstance(given, Command) and given.resume is not None
@@ -698,11 +691,11 @@ class _Attachment:
                     stated[key] = value
         if "thread_id" in stated:
             return stated
-        # Within a node of another graph, which has the thread.
+        # In a node of another graph, whose configuration has the thread.
         return {**ensure_config()["configurable"], **stated}
 
     def _asks(self, graph: Any, config: Any) -> bool:
-        """Return whether a question interrupts the graph, which takes a checkpointer."""
+        """Return whether a question interrupts the graph, which needs a checkpointer."""
         return self.approvals and self._has_checkpointer(graph, config)
 
     def _has_checkpointer(self, graph: Any, config: Any) -> bool:
@@ -723,7 +716,7 @@ class _Attachment:
             graph: the graph.
             given: its input.
             config: its configuration.
-            thread: the one in which this is called, if the graph runs without an event loop.
+            thread: the session's thread that calls this, if the graph runs without an event loop.
 
         Returns:
             The run; None if the graph refuses to run.
@@ -793,7 +786,7 @@ class ReplannedGraph(CompiledStateGraph):  # type: ignore[misc]  # its types are
             parts = super().stream(input, run.added_to(config), **options)
             try:
                 while True:
-                    # Whoever reads the stream may do so from another context each time.
+                    # Each part may be read from another context.
                     with run.as_current():
                         try:
                             part = next(parts)
@@ -845,7 +838,7 @@ class ReplannedGraph(CompiledStateGraph):  # type: ignore[misc]  # its types are
 
 
 class _Node(Runnable):  # type: ignore[misc]  # its types are not followed
-    """Body of a node that makes a call, executed by the original body or that of another node."""
+    """Body of a node: makes a call that the original body, or that of another node, executes."""
 
     def __init__(self, name: str, bodies: Mapping[str, Any]) -> None:
         self.name = name
@@ -883,7 +876,7 @@ def _current_run() -> _Run:
 
 
 class ReplanningMiddleware(AgentMiddleware):  # type: ignore[misc]  # its types are not followed
-    """Middleware that makes tools calls of the session.
+    """Middleware that makes the calls of tools calls of the session.
 
     Use it in `replanned(create_agent(…, middleware=[ReplanningMiddleware()]), engine)`.
 
@@ -892,7 +885,7 @@ class ReplanningMiddleware(AgentMiddleware):  # type: ignore[misc]  # its types 
 
     def wrap_tool_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
         """Execute a tool, or what replaces it, in this thread."""
-        # The model named a tool that does not exist, and is told so.
+        # The model named an unknown tool, and the handler reports that to it.
         if request.tool is None:
             return handler(request)
 
@@ -970,12 +963,12 @@ def _checked(result: Any, request: Any, raised: Sequence[Exception]) -> Any:
 
     Args:
         result: the message, or a command that has one.
-        request: of the model.
+        request: the request of the model.
         raised: the exceptions of the tool.
 
     Raises:
-        ReportedFailure: the message tells a failure; from an exception that leaves the call in
-            doubt, if there was one.
+        ReportedFailure: the message reports a failure. Its cause is the exception that left the
+            call in doubt, if any.
     """
     doubt = next((error for error in raised if failure_from(error).in_doubt), None)
     if isinstance(result, Command):

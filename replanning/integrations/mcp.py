@@ -1,4 +1,4 @@
-"""Proxy of MCP servers, which serves their tools to a client; each call is a task of a session.
+"""Proxy that serves the tools of MCP servers to a client; each call is a task of a session.
 
 Tested with the package `mcp` 2.3. See `docs/integrations/mcp.md`.
 """
@@ -82,17 +82,17 @@ __all__ = ["McpProxy", "open_proxy", "serve_stdio", "server_of_command"]
 _log = logging.getLogger("replanning.mcp")
 
 SERVER_NAME: Final = "server"
-"""Name in a plan of the only server that a command line names."""
+"""Name, in a plan, of the server that a command line starts."""
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED: Final = ("io.modelcontextprotocol/", "progress")
 _SERVER_FIELDS: Final = frozenset({"kind", "server", "tool"})
-"""Fields of a tool that name its server. The run leaves them out, because the variables of a server
+"""Fields of a tool that identify its server. The run omits them, because the variables of a server
 may change.
 """
 
 _CHUNK_BYTES: Final = 4_096
-"""Bytes that a pipe takes without blocking once it takes any."""
+"""Bytes that a writable pipe takes without blocking."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class _ServedTool:
 
 
 class McpProxy:
-    """Server for one client with the tools of other servers; made by `open_proxy`.
+    """Server that offers the tools of other servers to one client; created by `open_proxy`.
 
     An engine handles calls that fail.
 
@@ -135,7 +135,7 @@ class McpProxy:
         cwd: Path,
     ) -> None:
         self.server: Server[Any] = Server("replanning")
-        self.session: Session  # once the servers have answered, or failed
+        self.session: Session  # set once the servers have answered, or failed
         self._engine = engine
         self._plan = plan
         self._capabilities = capabilities
@@ -147,9 +147,8 @@ class McpProxy:
         self._sessions: list[McpSession] = []
         self._tools: dict[str, _ServedTool] = {}
         self._group: TaskGroup
-        self._client: Any = (
-            None  # notifies a client of the older protocol that the tools have changed
-        )
+        # Notifies a client of the older protocol that the tools have changed.
+        self._client: Any = None
         self._changes = InMemorySubscriptionBus()
 
     def __repr__(self) -> str:
@@ -170,7 +169,7 @@ class McpProxy:
 
         Raises:
             PlanError: a capability or an expectation names a tool that no server has, or an
-                expectation cannot be added to that of the plan.
+                expectation conflicts with that of the plan.
         """
         self._group = group
         for name, server in self._plan.mcp.items():
@@ -203,7 +202,7 @@ class McpProxy:
         )
 
     def _problems(self) -> Iterator[Problem]:
-        """Yield a problem for each option that fits no tool of the available servers."""
+        """Yield a problem for each option that matches no tool of the available servers."""
         described = {
             name: each.function.spec
             for name, each in self._tools.items()
@@ -223,7 +222,7 @@ class McpProxy:
                 if problem:
                     yield Problem(f"{place}.agrees_with", problem)
             elif name in self._tools:
-                text = "nothing can be expected of a tool whose name is not valid in a plan"
+                text = "the name of this tool is not valid in a plan, so its output is not checked"
                 yield Problem(place, f"{text}; give it another name in the file of servers")
             elif not self.unavailable:
                 [text] = unknown_names([name], self._tools)
@@ -296,7 +295,7 @@ class McpProxy:
                     described["timeout"] = self._timeout
                 is_harmless = spec.effect == "none" or spec.idempotent is True
                 if self._retry is not None and is_harmless:
-                    # Stated, because a number that is merely the default is not for every failure.
+                    # Set explicitly, because a default number does not apply to every failure.
                     stated = {"max_attempts": self._retry.max_attempts}
                     described.setdefault("retry", self._retry.model_copy(update=stated))
                 return FunctionTool(call, **described)
@@ -316,7 +315,7 @@ class McpProxy:
         for name, tool in [*self.session.run.live.tools.items()]:
             served = self._tools.get(name)
             if served is None:
-                reason = "no server has it any more"
+                reason = "no server offers it any more"
             elif served.session.starts_again:
                 reason = ""  # calls wait for it
             else:
@@ -352,9 +351,8 @@ class McpProxy:
                 result = await self._execute(tool, given, context)
             except ToolError:
                 raise
-            except (
-                Exception
-            ) as error:  # whatever a server makes the SDK raise is a failure of this call alone
+            except Exception as error:
+                # Whatever the SDK raises because of a server fails this call alone.
                 if isinstance(error, MCPError):
                     failures[tool] = error
                 raise self._failure(tool, str(error) or type(error).__name__) from error
@@ -363,7 +361,7 @@ class McpProxy:
                 raise self._failure(tool, joined_texts(result.content))
             served = self._tools[tool]
             schema = self._tools[name].tool.output_schema if tool != name else None
-            if schema is not None:  # which the client checks
+            if schema is not None:  # the client checks it
                 content = result.structured_content
                 problems = (
                     ["it has no structured content"]
@@ -371,8 +369,9 @@ class McpProxy:
                     else schema_problems(schema, content)
                 )
                 if problems:
+                    found = "; ".join(problems)
                     raise self._failure(
-                        tool, f"its answer is not one that {name!r} may give: {'; '.join(problems)}"
+                        tool, f"its answer does not match the output schema of {name!r}: {found}"
                     )
             served.session.secrets.report_to(self.session.run.add_secret)
             return result
@@ -389,7 +388,7 @@ class McpProxy:
                 value=_value,
             )
         except CallSkipped as skipped:
-            # A result that is no error must fit the output schema of the tool.
+            # Unless it is an error, a result must match the output schema of the tool.
             return _text_result(
                 str(skipped), is_error=self._tools[name].tool.output_schema is not None
             )
@@ -403,25 +402,23 @@ class McpProxy:
 
     def _failure(self, tool: str, said: str) -> McpToolFailed:
         session = self._tools[tool].session
-        return McpToolFailed(
-            tool, session.name, session.secrets.redact(said) or "it does not say why"
-        )
+        return McpToolFailed(tool, session.name, session.secrets.redact(said) or "no reason given")
 
     async def _execute(self, name: str, arguments: Arguments, context: Any) -> CallToolResult:
-        """Execute a tool, and return what its server answers.
+        """Execute a tool, and return the answer of its server.
 
         Raises:
             MCPError: the server refuses the call.
-            ToolError: the server is not there, went away, or its answer is not a result.
+            ToolError: the server is unavailable, ended, or its answer is not a result.
         """
         served = self._tools.get(name)
         if served is None:
-            raise ToolUnavailable(name, "a server that has it", "no server has it any more")
+            raise ToolUnavailable(name, "a server that has it", "no server offers it any more")
         session = served.session
         meta = _without_reserved(context.meta)
         limit = self._timeout
         if name in self.session.run.live.tools:
-            limit = None  # the attempt of a tool that the run knows has its deadline
+            limit = None  # the run has a deadline for each attempt of a tool that it knows
         result: CallToolResult | None = None
         with anyio.move_on_after(limit):
             result = await session.call(
@@ -463,7 +460,7 @@ def _misfits(stated: Expectation | None, further: Expectation) -> Iterator[tuple
 
 
 def _joined(stated: Expectation | None, further: Expectation) -> Expectation:
-    """Return an expectation of all that two expect, which do not clash."""
+    """Combine two expectations that do not conflict."""
     if stated is None:
         return further
     joined: dict[str, object] = {
@@ -522,8 +519,7 @@ async def open_proxy(
             for one another.
         expect: by the name of a tool, what its output must satisfy, in addition to what the plan
             states.
-        retry: how often tools that their server calls read-only or idempotent are tried again after
-            any failure.
+        retry: retries, after any failure, of tools that are declared read-only or idempotent.
         timeout: time limit for each attempt at a call, in seconds, where the plan states none for
             the tool; None for no limit. Waiting for a server that is being started counts.
         run_id: the id of the run, which is resumed if it exists; at the end it is `paused`, so that
@@ -534,8 +530,8 @@ async def open_proxy(
         cwd: the folder to which the `cwd` of a server is relative; by default that of this process.
 
     Raises:
-        PlanError: there is no server, a capability or an expectation names a tool that no server
-            has, or an expectation cannot be added to that of the plan.
+        PlanError: the plan has no server, a capability or an expectation names a tool that no
+            server has, or an expectation conflicts with that of the plan.
         ToolError: none of the servers can be started.
         RunOwned: another process owns this run.
         StoreError: the run was opened for other servers, or has ended, or the store fails.
@@ -553,12 +549,12 @@ async def open_proxy(
         cwd=cwd or Path.cwd(),
     )
     group = anyio.create_task_group()
-    await group.__aenter__()  # not as a context, which would wrap errors of the body into groups
+    await group.__aenter__()  # not `async with`, which would wrap errors of the body in groups
     try:
         await proxy.start(group)
         if len(proxy.unavailable) == len(plan.mcp):
             reasons = "; ".join(f"{name!r}: {reason}" for name, reason in proxy.unavailable.items())
-            raise ToolError(f"no MCP server is there: {reasons}")
+            raise ToolError(f"no MCP server could be started: {reasons}")
         goal = Plan(goal=Goal(objective=f"Answer calls of tools of {', '.join(plan.mcp)}"))
         async with engine.session(
             goal,
@@ -573,7 +569,7 @@ async def open_proxy(
             proxy.attach(session)
             yield proxy
             if run_id is not None:
-                session.run.pause("the client has left; the next one goes on with the run")
+                session.run.pause("the client has left; the next one continues the run")
     finally:
         proxy.close()
         group.cancel_scope.deadline = anyio.current_time() + CLOSE_TIMEOUT

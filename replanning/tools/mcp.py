@@ -272,7 +272,7 @@ class McpToolRunner:
                 others.append(block.model_dump(mode="json", by_alias=True, exclude_none=True))
         text = "\n".join(texts)
         if result.is_error:
-            reason = session.secrets.redact(text) or "it does not say why"
+            reason = session.secrets.redact(text) or "no reason given"
             raise McpToolFailed(tool.name, name, reason)
         whole = json.dumps([text, result.structured_content, others], ensure_ascii=False)
         if len(whole.encode(errors="replace")) > call.output_limit:

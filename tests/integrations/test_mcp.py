@@ -428,7 +428,7 @@ async def test_wrong_servers() -> None:
             plan(server={"command": "no-such"}),
             {},
             ToolError,
-            "no MCP server is there: 'server': the program 'no-such'",
+            "no MCP server could be started: 'server': the program 'no-such'",
         ),
         (plan(), {"newz": "web"}, PlanError, "did you mean 'news'"),
     ):
@@ -557,7 +557,7 @@ async def test_resume(tmp_path: Path) -> None:
     history = ReplanningEngine(store=SqliteStore(place)).history("r")
     assert (history.status, history.reason) == (
         "paused",
-        "the client has left; the next one goes on with the run",
+        "the client has left; the next one continues the run",
     )
     engine = ReplanningEngine(["repair"], store=SqliteStore(place))
     async with open_proxy(engine, plan(), run_id="r") as proxy:
@@ -693,7 +693,7 @@ def test_end(tmp_path: Path, end: str) -> None:
         ("--capability a=x --capability b=x -- x", "a tool has one capability; several have x"),
         (
             "-- no-such-program",
-            "no MCP server is there: 'server': the program 'no-such-program' is not found",
+            "no MCP server could be started: 'server': the program 'no-such-program' is not found",
         ),
     ],
 )
