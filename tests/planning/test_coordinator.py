@@ -126,6 +126,18 @@ async def test_basic_flow():
     assert invariant_violations(list(planning.engine.store.read(planning.result.run))) == []
 
 
+@pytest.mark.parametrize("phase", list(Phase))
+async def test_a_subtask_may_have_the_name_of_a_phase(phase):
+    """A subtask named after any phase is an action like every other: it runs, keeps its name and is counted."""
+    replies = planned(action(phase.value, "write"), action("post", "post"))
+    planning, _, desk = await run(replies)
+    assert planning.result.status == "succeeded"
+    assert sorted(desk.tools) == ["post", "write"]
+    assert planning.state.task_counts() == {"tasks_completed": 2, "tasks_failed": 0}
+    ran = {planning.state.name_of(task) for task in planning.state.actions}
+    assert ran == {phase.value, "post"}
+
+
 async def test_the_phases_are_methods():
     """Each phase has a method that continues after the one before, and repeats nothing."""
     model, desk, store = Model(), Desk(), MemoryStore()
