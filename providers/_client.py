@@ -1,4 +1,4 @@
-"""HTTPLLMProvider, the base class of language models over HTTP, and strict schemas of answers."""
+"""HTTPLLMProvider, the base class of language models over HTTP; strict schemas of answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from replanning.plan.types import JsonValue
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 RETRYABLE_STATUSES: Final = (408, 409, 429)
-"""Statuses below 500 that report failures which may be transient."""
+"""Statuses below 500 of failures that may be transient."""
 
 _INVALID_REQUEST_STATUSES: Final = (400, 422)
 _AUTH_STATUSES: Final = (401, 403)
@@ -47,7 +47,7 @@ _TYPE_KEYWORDS: Final = frozenset({"type", "enum", "const", "anyOf", "oneOf"})
 _UNSUPPORTED_KEYWORDS: Final = frozenset(
     {"default", "examples", "title", "discriminator", "minLength", "maxLength", "uniqueItems"}
 )
-"""Keywords that a strict schema may not have; answers are validated against them afterwards."""
+"""Keywords that a strict schema must not have; answers are validated against them afterwards."""
 
 _STATUS_MESSAGES: Final[Mapping[int, str]] = {
     401: "the key is not accepted",
@@ -62,33 +62,33 @@ _STATUS_MESSAGES: Final[Mapping[int, str]] = {
 
 
 class ServiceResponse(NamedTuple):
-    """JSON that a service answered, and the id under which it finds the request."""
+    """JSON answer of a service, and the id that it gave the request."""
 
     body: JsonObject
     request_id: str
 
 
 class HTTPLLMProvider(LLMProvider):
-    """A language model that is reached over HTTP.
+    """A language model behind an HTTP API.
 
     Failures that may be transient are retried: no connection, 408, 409, 429 and 5xx. The delay is
-    what the service asks for, or one that doubles, with jitter; it never exceeds the deadline.
-    Connections are reused until `aclose`, or until the event loop is another one. Redirects are not
-    followed, so that the key stays with its service.
+    the one that the service asks for, else one that doubles, with jitter; it never exceeds the
+    deadline. Connections are reused until `aclose`, or until the event loop changes. Redirects are
+    not followed, so that the key stays with its service.
 
     Args:
-        api_key: by default the value of the service's variable in the environment.
-        base_url: address of the service; by default that of its variable, or the usual one.
+        api_key: the key; by default that of the environment variable `key_variable`.
+        base_url: address of the service; by default that of `url_variable`, else `default_url`.
         transport: replaces the network in tests.
-        environ: variables of the environment; by default those of this process.
+        environ: environment variables; by default those of this process.
 
     The other arguments are those of every `LLMProvider`.
 
     Attributes:
-        key_variable: name of the variable that holds the key.
-        url_variable: name of the variable that holds the address.
+        key_variable: name of the environment variable with the key.
+        url_variable: name of the environment variable with the address.
         default_url: address unless another one is given.
-        base_url: address that is used.
+        base_url: address in use.
     """
 
     key_variable: ClassVar[str]
@@ -123,17 +123,17 @@ class HTTPLLMProvider(LLMProvider):
             base_url or variables.get(self.url_variable) or self.default_url
         )
         self._transport = transport
-        # The client of the event loop that used it last; others can neither use nor close it.
+        # The client of the event loop that used it last; other loops can neither use nor close it.
         self._clients: dict[object, httpx.AsyncClient] = {}
         self._unsupported_features: dict[object, frozenset[str]] = {}
 
     @classmethod
     def normalise_url(cls, address: str) -> str:
-        """Return the address to which paths are appended."""
+        """Return the address in the form that paths are appended to."""
         return address.strip().rstrip("/")
 
     def needs_key(self) -> bool:
-        """Return whether the service accepts no request without a key."""
+        """Return whether the service requires a key."""
         return True
 
     def headers(self) -> Mapping[str, str]:
@@ -143,7 +143,7 @@ class HTTPLLMProvider(LLMProvider):
         return {"authorization": f"Bearer {self._key}"}
 
     def unavailable_reason(self) -> str:
-        """Return which variable is missing or wrong; an empty text if none is."""
+        """Return which variable is missing or wrong; empty if none is."""
         problem = url_problem(self.base_url)
         if problem:
             advice = f"set {self.url_variable} or base_url to something like {self.default_url}"
@@ -156,7 +156,7 @@ class HTTPLLMProvider(LLMProvider):
         return ""
 
     async def aclose(self) -> None:
-        """Close the connections; they are opened again for the next request."""
+        """Close the connections; the next request opens new ones."""
         client = self._clients.get(current_token().native_token)
         self._clients = {}
         if client is not None:
@@ -171,13 +171,13 @@ class HTTPLLMProvider(LLMProvider):
     ) -> ServiceResponse:
         """Send a request with all features that the model supports.
 
-        Features that the model objects to are left out, also of later requests.
+        Features that the model rejects are left out, also of later requests.
 
         Args:
             path: path of the request.
             make_body: makes the body without the given features.
-            optional_features: features that models may lack, each with the word by which an
-                objection to it is recognised; an empty word matches every objection.
+            optional_features: features that models may lack, each with a word that identifies its
+                rejection; an empty word matches every rejection.
             options: options of the call.
 
         Raises:
@@ -203,9 +203,9 @@ class HTTPLLMProvider(LLMProvider):
         """Send a request, and retry it if its failure may be transient.
 
         Raises:
-            LLMRequestRejected: it cannot be sent like this, or the service does not accept it.
-            LLMUnavailable: the service cannot be reached or is overloaded, also after retries.
-            LLMResponseInvalid: the response is not that of such a service.
+            LLMRequestRejected: it cannot be sent, or the service does not accept it.
+            LLMUnavailable: the service cannot be reached or is overloaded, even after retries.
+            LLMResponseInvalid: the response does not have the form of such a service.
         """
         problem = self.unavailable_reason()
         if problem:
@@ -231,13 +231,13 @@ class HTTPLLMProvider(LLMProvider):
         """Return a response as a model.
 
         Raises:
-            LLMResponseInvalid: it has another form; the error names the place.
+            LLMResponseInvalid: it has another form; the error names the first difference.
         """
         try:
             return shape.model_validate(response.body)
         except ValidationError as error:
             place = validation_message(error, "the answer", most=1)
-            problem = f"its answer is not of the usual form: {place}"
+            problem = f"its answer is not in the expected form: {place}"
             text = json.dumps(response.body)
             raise self._invalid_response(problem, response.request_id, text) from None
 
@@ -252,7 +252,7 @@ class HTTPLLMProvider(LLMProvider):
         Raises:
             RequestFailed: it may be sent again.
             LLMRequestRejected: the service does not accept it.
-            LLMResponseInvalid: the response is not that of such a service.
+            LLMResponseInvalid: the response does not have the form of such a service.
         """
         url = self.base_url + path
         headers = dict(self.headers())
@@ -286,7 +286,7 @@ class HTTPLLMProvider(LLMProvider):
         """Return the error of an unsuccessful response: RequestFailed if it may be sent again."""
         status = response.status_code
         if 300 <= status < 400:
-            message = "the service has another address now, and the key is not sent there"
+            message = "the service redirects to another address, and the key is not sent there"
         elif status in _STATUS_MESSAGES:
             message = _STATUS_MESSAGES[status]
         elif status >= 500:
@@ -326,10 +326,10 @@ class HTTPLLMProvider(LLMProvider):
 
 
 def _json_object(data: bytes, content_type: str) -> JsonObject:
-    """Return the JSON object that a service answered.
+    """Return the JSON object in an answer.
 
     Raises:
-        ValueError: it answered something else.
+        ValueError: the answer is something else.
     """
     if content_type.startswith("text/event-stream"):
         raise ValueError("its answer is an event stream, which was not requested")
@@ -345,7 +345,7 @@ def _json_object(data: bytes, content_type: str) -> JsonObject:
 def _rejected_feature(
     error: LLMRequestRejected, optional_features: Mapping[str, str], left_out: frozenset[str]
 ) -> str | None:
-    """Return the first feature to which an error objects; None if it objects to none."""
+    """Return the first feature that an error rejects; None if it rejects none."""
     for name, word in optional_features.items():
         if name not in left_out and word in error.excerpt:
             return name
@@ -366,7 +366,7 @@ def system_prompt(options: LLMOptions, *, schema_in_prompt: bool) -> str:
 
 
 def chat_messages(system: str, prompt: str) -> list[JsonValue]:
-    """Return the messages of a chat: the system prompt, if there is one, and the prompt."""
+    """Return the messages of a chat: the system prompt, if any, and the prompt."""
     messages: list[JsonValue] = [{"role": "user", "content": prompt}]
     if system:
         messages.insert(0, {"role": "system", "content": system})
@@ -377,8 +377,8 @@ def chat_messages(system: str, prompt: str) -> list[JsonValue]:
 def strict_schema(schema: type[BaseModel]) -> JsonObject | None:
     """Return a schema in the subset of JSON Schema that services enforce.
 
-    In that subset, an object has exactly the members that are listed, all of them. None if the
-    schema has no such form.
+    In that subset, an object has all the listed members and no others. None if the schema cannot be
+    expressed in it.
     """
     try:
         strict = _strict_node(json_schema(schema))
@@ -419,7 +419,7 @@ def _strict_node(node: JsonValue) -> JsonValue:
 
 
 def _check_members(node: JsonObject) -> None:
-    """Raise ValueError if an object or array may have members of which the schema says nothing."""
+    """Raise ValueError if an object or array may have members that the schema does not describe."""
     if node.get("type") == "object":
         if node.get("additionalProperties") or not isinstance(node.get("properties"), dict):
             raise ValueError("the schema accepts any member")

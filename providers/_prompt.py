@@ -1,12 +1,12 @@
 """Prompts that describe a plan to a language model, bounded in size.
 
-All untrusted text is marked as data: JSON, one value a line, between tags that no text can close or
-open (`replanning.llm.quoting`). Secrets are redacted before anything is cut.
+All untrusted text is marked as data: JSON, one value per line, between tags that no text can close
+or open (`replanning.llm.quoting`). Secrets are redacted before anything is cut.
 
 Only the surroundings of the tasks concerned are read, with a limit for each kind of data, so that
-the work does not grow with the plan. A prompt that is still too large is cut by whole values in the
-order of `CUT_ORDER`, within each kind from the farthest, the oldest or the last stated; a line says
-how much was cut. Long values are cut at their end, which is marked.
+the work does not grow with the plan. A prompt that is still too large loses whole values in the
+order of `CUT_ORDER`, in each kind the farthest, oldest or last stated ones first; a line says how
+many. Long values are cut at their end, with a mark.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from replanning.plan.tasks import TaskBody
 from replanning.plan.types import JsonValue, TaskId
 
 DEFAULT_PROMPT_CHARS: Final = 24_000
-"""Default limit of the characters of a prompt."""
+"""Default limit on the characters of a prompt."""
 
 _VALUES_PER_TURN: Final = 10
 """Number of values of one kind after which the event loop gets a turn."""
 
 MIN_PROMPT_CHARS: Final = 6_000
-"""Smallest limit of the characters; below it, a prompt cannot describe a plan."""
+"""Smallest limit on the characters; below it, a prompt cannot describe a plan."""
 
 CUT_ORDER: Final = (
     "earlier",
@@ -62,13 +62,13 @@ CUT_ORDER: Final = (
     "rejected",
     "tasks",
 )
-"""Kinds of data in the order in which they are cut; after them the triggers, and the goal."""
+"""Kinds of data in the order of cutting; the triggers and the goal come last."""
 
 MAX_TASKS: Final = 120
-"""Limit of the tasks that are read."""
+"""Maximum number of tasks that are read."""
 
 Redact = Callable[[JsonValue], JsonValue]
-"""Function that takes secrets out of a value."""
+"""Function that redacts the secrets in a value."""
 
 _MAX_CONCERNED_TASKS: Final = 20
 _MAX_TRIGGERS: Final = 10
@@ -77,7 +77,7 @@ _MAX_FACTS: Final = 300
 _MAX_KEYS: Final = 40
 _MAX_EARLIER_RECORDS: Final = 16
 _SMALL_PLAN_TASKS: Final = 500
-"""Size of a plan up to which tasks without a connection to those concerned are read as well."""
+"""Size of a plan up to which tasks unrelated to those concerned are read as well."""
 
 SYSTEM_PROMPT: Final = """\
 You repair the plan of a running program. You are told the goal, what happened, the tasks, the tools
@@ -130,15 +130,15 @@ changes all elements that have not begun."""
 
 
 class PromptBuilder:
-    """Builder of the prompts about one request, whose data are read once.
+    """Builder of the prompts for one request, whose data it reads once.
 
     Args:
         request: the request.
-        size: limit of the characters of a prompt.
-        redact: takes secrets out of a value.
+        size: limit on the characters of a prompt.
+        redact: redacts the secrets in a value.
 
     Attributes:
-        used_tools: the tools of the tasks in the prompt, with None if some have none.
+        used_tools: the tools of the tasks in the prompt, and None if a task has no tool.
     """
 
     def __init__(self, request: ReplanRequest, size: int, redact: Redact) -> None:
@@ -167,7 +167,7 @@ class PromptBuilder:
         """
         builder = cls(request, size, redact)
         view = request.view
-        # The order of the sections; a value is cut at the number of characters beside its kind.
+        # The sections in order; values of a kind are cut at the number of characters beside it.
         kinds: dict[str, tuple[int, Iterable[JsonValue]]] = {
             "goal": (4000, [_goal_fields(request.goal)]),
             "happened": (1500, builder._triggers()),
@@ -183,7 +183,7 @@ class PromptBuilder:
         }
         for name, (room, values) in kinds.items():
             builder._lines[name] = [builder._encode(value, room) for value in values]
-            # After what takes time: a virtual clock takes many turns for idleness.
+            # Only after long work: a virtual clock takes many turns for idleness.
             if len(builder._lines[name]) > _VALUES_PER_TURN:
                 await anyio.lowlevel.checkpoint()
         return builder
@@ -193,7 +193,7 @@ class PromptBuilder:
         return f"<PromptBuilder of {self._size} characters, {count} values>"
 
     def render(self, rejected: Sequence[JsonObject] = ()) -> str:
-        """Return the prompt; the second one has the rejected proposals of the first answer."""
+        """Return the prompt; a second one also has the rejected proposals of the first answer."""
         end = _ANSWER_FORMAT.format(count=self._request.max_alternatives)
         if rejected:
             end = f"{_RETRY_PROMPT}\n{end}"
@@ -213,12 +213,12 @@ class PromptBuilder:
     # The data of each kind, the most important first
 
     def _nearest_tasks(self) -> Iterator[TaskView]:
-        """Yield the other tasks, those that are fewest dependencies away first."""
+        """Yield the other tasks by their distance in dependencies, the nearest first."""
         seen = {task.id for task in self._concerned}
         queue = list(self._concerned)
         for task in queue:  # it grows
             neighbours = [*task.task.depends_on]
-            # The elements of a list are counted.
+            # Elements of a list are only counted.
             if self._view.element_states(task.id) is None:
                 neighbours += task.replaced_by
             neighbours += self._view.dependents(task.id)[:MAX_TASKS]
@@ -234,7 +234,7 @@ class PromptBuilder:
                     yield task
 
     def _or_list(self, task_id: TaskId) -> TaskId:
-        """Return a task itself; of an element that is not concerned, the list that counts it."""
+        """Return a task, or for an element that is not concerned, the list that counts it."""
         if self._view.task(task_id).root in self._roots:
             return task_id
         of_list = self._view.list_of(task_id)
@@ -297,9 +297,9 @@ class PromptBuilder:
                     continue  # its output could not be recorded
 
     def _tools(self) -> Iterator[JsonValue]:
-        """Yield the tools, those of the tasks concerned and those like them first.
+        """Yield the tools; those of the tasks concerned and their equivalents come first.
 
-        If the plan describes no tools, the names of those that tasks use.
+        If the plan describes no tools, yield the names of those that tasks use.
         """
         tools = list(islice(self._view.tools.values(), 20 * _MAX_TOOLS))
         if not tools:
@@ -324,7 +324,7 @@ class PromptBuilder:
         )
 
     def _facts(self) -> Iterator[JsonValue]:
-        """Yield the facts, those that share words with the goal or the tasks concerned first."""
+        """Yield the facts; those that share words with the goal or the tasks concerned come first."""
         texts = list(self._request.goal.facts)
         for task in self._concerned:
             texts.append(encode_data(truncate_value(task.task.arguments, 2000)))
@@ -394,7 +394,7 @@ def _error_fields(failure: Failure | None) -> JsonObject:
 
 
 def _tool_fields(tool: ToolSpec) -> JsonObject:
-    """Return a tool without its implementation, which does not concern a model."""
+    """Return a tool without its implementation, which is none of a model's business."""
     fields = _non_empty(
         parameters=dict(tool.parameter_types),
         capability=tool.capability,

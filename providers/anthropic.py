@@ -50,7 +50,7 @@ class _MessageResponse(BaseModel):
     usage: _TokenUsage | None = None
 
     def text(self) -> str:
-        """Return the input of our tool, or else the text."""
+        """Return the input of the answer tool, or else the text."""
         inputs: list[str] = []
         texts: list[str] = []
         for block in self.content:
@@ -66,9 +66,9 @@ class _MessageResponse(BaseModel):
 class AnthropicProvider(HTTPLLMProvider):
     """Provider for Anthropic's messages API.
 
-    A structured answer is the input of a tool that the model must use. Models that take no
-    temperature, or cannot be made to use a tool, are asked without them (with the schema in the
-    prompt), also in later calls.
+    A structured answer is the input of a tool that the model must use. A model that rejects a
+    temperature, or a tool that it must use, is asked without it (with the schema in the prompt),
+    also in later calls.
     """
 
     name: ClassVar[str] = "anthropic"
@@ -102,7 +102,7 @@ class AnthropicProvider(HTTPLLMProvider):
                 body["tools"] = [tool]
                 body["tool_choice"] = {"type": "tool", "name": _ANSWER_TOOL}
             if "temperature" not in left_out:
-                # The service accepts no higher one.
+                # The maximum that the service accepts.
                 assert options.temperature is not None
                 body["temperature"] = min(options.temperature, 1.0)
             system = system_prompt(options, schema_in_prompt="schema" in left_out)

@@ -57,13 +57,13 @@ class Decomposer:
     """Provider that replaces a task whose results a judge rejected by two to five smaller tasks.
 
     It ignores all other triggers, and asks a language model about one task at a time. The last of
-    the smaller tasks must meet the acceptance of the task; if several end the work, each of them.
-    The new tasks are checked as those of every language model: they use only tools of the plan, and
-    a person must agree to dangerous ones.
+    the smaller tasks must meet the acceptance of the task; if several end the work, each must. The
+    new tasks are checked like those of every language model: they use only tools of the plan, and a
+    person must agree to dangerous ones.
 
-    From a prompt longer than 12,000 characters, whole values are left out, which is marked: first
-    of the context, then of parameters, results, the history of the task, tools, the acceptance, the
-    task and the verdict of the judge.
+    A prompt longer than 12,000 characters loses whole values, with a mark: first from the context,
+    then from parameters, results, the history of the task, tools, the acceptance, the task and the
+    verdict of the judge.
 
     Args:
         client: the language model.
@@ -78,7 +78,7 @@ class Decomposer:
         return f"<Decomposer {self.name!r} of {self.client!r}>"
 
     async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
-        """Return smaller tasks for each task concerned whose results a judge rejected.
+        """Return smaller tasks for each triggering task whose results a judge rejected.
 
         Raises:
             LLMError: the model gave no valid answer.

@@ -11,7 +11,7 @@ _EDITOR_HEADERS: Final = {
     "editor-version": "vscode/1.99.0",
     "copilot-integration-id": "vscode-chat",
 }
-"""Headers that the service requires; it accepts only the names of editors that it knows."""
+"""Headers that the service requires; it accepts only known names of editors."""
 
 
 class GitHubCopilotProvider(OpenAIProvider):
@@ -31,5 +31,5 @@ class GitHubCopilotProvider(OpenAIProvider):
         return True
 
     def headers(self) -> Mapping[str, str]:
-        """Return the headers of its requests, the token and those of an editor included."""
+        """Return the headers of its requests, including the token and those of an editor."""
         return {**super().headers(), **_EDITOR_HEADERS}

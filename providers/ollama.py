@@ -117,7 +117,7 @@ class OllamaProvider(HTTPLLMProvider):
             }
             answer_tokens = options.max_tokens
             assert answer_tokens is not None
-            # A prompt is estimated as one token for each byte.
+            # The estimate counts one token per byte of the prompt, which is too high.
             prompt_tokens = (self.estimate(prompt, options).tokens - answer_tokens) // 2
             needed = prompt_tokens + answer_tokens
             if needed > _DEFAULT_CONTEXT_TOKENS:

@@ -95,9 +95,9 @@ class OpenAIProvider(HTTPLLMProvider):
     """Provider for OpenAI's chat completions and compatible servers.
 
     `base_url` or `OPENAI_BASE_URL` names a compatible server, which may need no key. Some models
-    have a fixed temperature, another name for the limit of tokens, no system messages or no
-    schemas. A feature that a model objects to is left out or expressed otherwise (a schema in the
-    prompt), also in later calls.
+    have a fixed temperature, another name for the token limit, no system messages or no schemas. A
+    feature that a model rejects is left out or expressed differently (a schema in the prompt), also
+    in later calls.
     """
 
     name: ClassVar[str] = "openai"
@@ -108,7 +108,7 @@ class OpenAIProvider(HTTPLLMProvider):
     default_url: ClassVar[str] = "https://api.openai.com/v1"
 
     def needs_key(self) -> bool:
-        """Return whether this is OpenAI itself."""
+        """Return whether the service is OpenAI itself."""
         return self.base_url == self.default_url
 
     async def request(self, prompt: str, options: LLMOptions) -> Completion:
@@ -120,7 +120,7 @@ class OpenAIProvider(HTTPLLMProvider):
             optional["schema"] = ""
 
         def make_body(left_out: frozenset[str]) -> JsonObject:
-            # OpenAI has a new name for the limit of tokens, which few other services know.
+            # OpenAI renamed the token limit; few other services know the new name.
             limit = "max_tokens"
             is_openai = self.base_url == OpenAIProvider.default_url
             if is_openai is ("limit" not in left_out):
@@ -129,7 +129,7 @@ class OpenAIProvider(HTTPLLMProvider):
             if options.schema is not None and "schema" not in left_out:
                 strict = strict_schema(options.schema)
                 schema: JsonObject = {
-                    # In the form that services accept.
+                    # With the characters that services accept.
                     "name": re.sub(r"[^A-Za-z0-9_-]", "_", options.schema.__name__)[:64],
                     "schema": strict or json_schema(options.schema),
                     "strict": strict is not None,

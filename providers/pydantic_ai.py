@@ -28,12 +28,12 @@ _FINISH_REASONS: Final[dict[str | None, FinishReason]] = {
 class PydanticAIProvider(LLMProvider):
     """Provider for a model of pydantic-ai: `pip install "replanning[pydantic-ai]"`.
 
-    Structured answers are obtained as pydantic-ai obtains them from that model: by a tool,
-    natively, or by the prompt. Retries are those of its client.
+    Structured answers come as pydantic-ai gets them from that model: from a tool, natively, or by
+    the prompt. Its client makes the retries.
 
     Args:
-        model: a model, or its name with its provider, such as `openai:gpt-5`; pydantic-ai then
-            reads its key from the environment.
+        model: a model, or its name with its provider, such as `openai:gpt-5`; for a name,
+            pydantic-ai reads the key from the environment.
 
     The other arguments are those of every `LLMProvider`.
     """
@@ -64,7 +64,7 @@ class PydanticAIProvider(LLMProvider):
         self._model = model
 
     def unavailable_reason(self) -> str:
-        """Return why the model cannot be created, as pydantic-ai says; an empty text if it can."""
+        """Return pydantic-ai's reason why the model cannot be created; empty if it can."""
         if find_spec("pydantic_ai") is None:
             return 'it needs pydantic-ai: pip install "replanning[pydantic-ai]"'
         try:
@@ -77,7 +77,7 @@ class PydanticAIProvider(LLMProvider):
         """Ask the model directly, without an agent.
 
         Raises:
-            LLMError: of the kind that fits the error of pydantic-ai.
+            LLMError: the subclass that fits the error of pydantic-ai.
         """
         assert options.model is not None
         model = self._resolve_model(options.model)
@@ -105,7 +105,7 @@ class PydanticAIProvider(LLMProvider):
             parts.insert(0, SystemPromptPart(options.system))
         parameters = ModelRequestParameters()
         if options.schema is not None:
-            # In every form: pydantic-ai takes the one that fits the model.
+            # In both forms: pydantic-ai takes the one that fits the model.
             shape = options.schema.model_json_schema()
             name = options.schema.__name__
             tool = ToolDefinition(
@@ -129,7 +129,7 @@ class PydanticAIProvider(LLMProvider):
                 [ModelRequest(parts=parts)],
                 model_settings=settings,
                 model_request_parameters=parameters,
-                instrument=False,  # the call has a span of ours
+                instrument=False,  # the call already has a span
             )
         except ModelHTTPError as error:
             kind: type[LLMUnavailable | LLMRequestRejected] = LLMRequestRejected
@@ -166,20 +166,20 @@ class PydanticAIProvider(LLMProvider):
         )
 
     def estimate(self, prompt: str, options: LLMOptions) -> Usage:
-        """Return an upper bound, at the price of the model, whoever serves it."""
+        """Return an upper bound of the usage, at the price of the model, whoever serves it."""
         return super().estimate(prompt, self._priced(options))
 
     def _priced(self, options: LLMOptions) -> LLMOptions:
-        """Return options with the name by which prices are listed: without that of the provider."""
+        """Return options with the name in price lists, which lacks the provider's prefix."""
         name = options.model or self.model
         _, _, model = name.partition(":")
         return replace(options, model=model or name)
 
     def _resolve_model(self, name: str) -> Model | str:
-        """Return the model of this name.
+        """Return the model with this name.
 
         Raises:
-            LLMRequestRejected: it has no name, or pydantic-ai cannot create it.
+            LLMRequestRejected: the name is empty, or pydantic-ai cannot create the model.
         """
         if name == self.model and self._model is not None and not isinstance(self._model, str):
             return self._model
@@ -191,7 +191,7 @@ class PydanticAIProvider(LLMProvider):
             from pydantic_ai.models import infer_model
 
             return infer_model(name)
-        except Exception as error:  # depends on the client of that service
+        except Exception as error:  # depends on the client of the service
             problem = f"the model {name!r} cannot be used: {self._error_text(error)}"
             raise LLMRequestRejected(problem) from error
 

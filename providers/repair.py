@@ -1,4 +1,4 @@
-"""The default provider: repairs a plan from the plan itself, without a key or a network.
+"""The default provider: repairs a plan from the plan alone, without a key or a network.
 
 It is deterministic.
 """
@@ -36,10 +36,10 @@ from replanning.plan.tasks import Fallback, for_another_tool, is_repeatable
 from replanning.providers._planner.bridge import complete_proposal, find_cheaper_paths, find_repairs
 
 MAX_STUCK_TASKS: Final = 1_000
-"""Limit of the stuck tasks that are examined when a trigger names none."""
+"""Maximum number of stuck tasks that are examined when a trigger names none."""
 
 MAX_COMBINED_TASKS: Final = 20
-"""Limit of the tasks that one request repairs together; the next request repairs the others."""
+"""Maximum number of tasks that one request repairs; the next request repairs the others."""
 
 MAX_RETRIES: Final = 3
 """Number of failures of a task after which no further retry is proposed."""
@@ -74,19 +74,21 @@ _REPAIRABLE_WAITING: Final = {
 
 @dataclass(repr=False, eq=False)
 class RepairProvider:
-    """Alternatives from the plan itself.
+    """Provider of alternatives from the plan alone.
 
     For each task concerned: run it if its condition holds now, use a declared fallback or another
     tool of the same capability, skip it if it is optional, retry it if its error may be transient.
     Several tasks are repaired together. Finished tasks with stale results are done again if their
     `on_stale` is `redo`. If a task has no repair, an alternative without changes gives the reasons.
-    The goal is never weakened. If the plan states facts, also a bridge from the current facts to
-    the longest useful rest of the plan; such bridges yield priority to proposals of other providers
-    that the facts show to be valid.
+    The goal is never weakened.
+
+    If the plan states facts, it also proposes a bridge from the current facts to the longest useful
+    rest of the plan. Bridges yield priority to proposals of other providers that the facts show to
+    be valid.
 
     Args:
         threads: whether long searches run in a thread; false for simulations, which must not depend
-            on the time at which a thread finishes.
+            on when a thread finishes.
     """
 
     name = "repair"
@@ -104,7 +106,7 @@ class RepairProvider:
         for trigger in request.triggers:
             if isinstance(trigger, BetterPathFound):
                 better_paths.append(trigger)
-        # With other triggers among them, repairs come first.
+        # If there are other triggers, repairs come first.
         if len(better_paths) == len(request.triggers):
             cheaper = _equally_capable_paths(better_paths, request.view)
             if not all(path.tool for path in better_paths):
@@ -113,7 +115,7 @@ class RepairProvider:
 
         alternatives, verdicts = _repair_tasks(request)
         bridges: list[Alternative] = []
-        # Only tools with effects can bring facts about.
+        # Only tools with effects can make facts true.
         if any(tool.addition_patterns for tool in request.view.tools.values()):
             bridges = await find_repairs(request, threads=self.threads)
         if not bridges:
@@ -121,7 +123,7 @@ class RepairProvider:
         executable = [bridge for bridge in bridges if bridge.changes]
         if executable:
             return [*alternatives, *executable]
-        # Neither the tasks nor the facts lead on: one verdict gives the reasons of both.
+        # No repair of either kind exists: one verdict gives the reasons of both.
         proven = all(bridge.unreachable == "proven-unreachable" for bridge in bridges)
         reasons = [verdict.reason for verdict in (*verdicts, *bridges)]
         return [*alternatives, _verdict("; ".join(reasons), proven=proven)]
@@ -131,8 +133,9 @@ class RepairProvider:
     ) -> Alternative | None:
         """Complete another provider's alternative that is not executable by the facts.
 
-        The source of the result names both providers, the other one first if all of its tasks are
-        kept; it then precedes the alternatives of `repair`. None if few of its tasks would remain.
+        The source of the result names both providers, the other one first if all its tasks are
+        kept; the result then precedes the alternatives of `repair`. None if few of its tasks would
+        remain.
         """
         completed = await complete_proposal(request, alternative, threads=self.threads)
         if completed is None:
@@ -145,7 +148,7 @@ class RepairProvider:
 
 
 class RepairOption(NamedTuple):
-    """One repair of one task; `before` are changes that it needs first."""
+    """Repair of one task; `before` holds changes that must precede it."""
 
     change: PlanChange
     confidence: float
@@ -155,7 +158,7 @@ class RepairOption(NamedTuple):
 
 
 class NotApplicable(NamedTuple):
-    """Reason why a strategy has no repair; `is_final` if no later event can alter that."""
+    """Reason why a strategy has no repair; `is_final` if no later event can change that."""
 
     reason: str
     is_final: bool = True
@@ -166,7 +169,7 @@ StrategyResult: TypeAlias = RepairOption | NotApplicable
 
 @dataclass(frozen=True)
 class RepairCase:
-    """A task that needs a repair, and the strategies that look for one.
+    """A task that needs a repair, and the strategies that may find one.
 
     Attributes:
         task: the task.
@@ -205,14 +208,14 @@ class RepairCase:
         return options, obstacles
 
     def _given_up(self) -> NotApplicable | None:
-        """Return why the task is not repaired at all; None if it may be."""
+        """Return why the task must not be repaired; None if it may be."""
         task = self.task
         if task.state is TaskState.CANCELLED:
             reason = "it was cancelled"
             if task.reason:
                 reason += f": {task.reason}"
             return NotApplicable(reason, is_final=False)
-        # A limit has blocked it, and only a person may go beyond that.
+        # A limit blocked it, and only a person may exceed that.
         if task.state is TaskState.BLOCKED and "human-request" not in self.trigger_kinds:
             return NotApplicable(task.reason or "it was given up", is_final=False)
         return None
@@ -234,7 +237,7 @@ class RepairCase:
             if problem:
                 # It may come back by itself.
                 yield NotApplicable(problem, is_final=False)
-        # Nothing else stands in for a task that was not to run.
+        # Nothing else replaces a task that was not meant to run.
         if task.condition_not_met:
             return
         yield from self._declared_fallbacks()
@@ -381,7 +384,7 @@ class RepairCase:
         """Retry later if the error may be transient and the task declares no retries of its own."""
         task = self.task
         may_pass = failure.transient
-        # Most refusals are answers, which an agent waits for: its own retries are enough.
+        # Most refusals are answers that an agent waits for: the task's own retries are enough.
         if failure.kind == "unexpected":
             may_pass = False
         if failure.in_doubt:
@@ -427,7 +430,7 @@ class RepairCase:
         return RepairOption(change, confidence, reason, cost)
 
     def _missing_resource(self, task: Task) -> str:
-        """Return the tool or resource that a task lacks; an empty text if it lacks none."""
+        """Return the tool or resource that a task lacks; empty if it lacks none."""
         view = self.view
         tool = view.tool(task.tool)
         if tool is not None and not tool.available:
@@ -445,7 +448,7 @@ Unrepairable: TypeAlias = tuple[TaskView, list[NotApplicable]]
 
 
 def _repair_tasks(request: ReplanRequest) -> tuple[list[Alternative], list[Alternative]]:
-    """Return repairs of the tasks that triggers concern, and the verdict on those without one."""
+    """Return repairs of the triggering tasks, and the verdict on those without one."""
     view = request.view
     repairable: list[list[RepairOption]] = []
     unrepairable: list[Unrepairable] = []
@@ -454,7 +457,7 @@ def _repair_tasks(request: ReplanRequest) -> tuple[list[Alternative], list[Alter
         options, obstacles = RepairCase(task, kinds, view, reserved_ids).options()
         if options:
             repairable.append(options)
-        # A task whose condition was not met has ended as it should.
+        # A task whose condition was not met has ended as intended.
         elif not task.condition_not_met:
             unrepairable.append((task, obstacles))
         if len(repairable) >= MAX_COMBINED_TASKS:
@@ -483,7 +486,7 @@ def _repair_tasks(request: ReplanRequest) -> tuple[list[Alternative], list[Alter
 
 
 def _concerned_tasks(request: ReplanRequest) -> dict[TaskId, tuple[TaskView, set[str]]]:
-    """Return the tasks that need a repair, each with the kinds of the triggers that say so."""
+    """Return the tasks that need a repair, each with the kinds of triggers that demand it."""
     concerned: dict[TaskId, tuple[TaskView, set[str]]] = {}
     for trigger in request.triggers:
         # Tasks with stale results are done again, all together.
@@ -508,7 +511,7 @@ def _examined_tasks(trigger: TriggerEvent, view: PlanView) -> list[TaskView]:
         about_plan = trigger.kind in ("goal-unreachable", "human-request")
     if not about_plan:
         return named
-    # A person has been asked about the others.
+    # A person was already asked about the others.
     free = (task for task in view.stuck() if not task.is_held)
     return [*islice(free, MAX_STUCK_TASKS), *named]
 
@@ -523,7 +526,7 @@ def _needs_repair(task: TaskView, trigger: TriggerEvent) -> bool:
         return True
     if task.state is TaskState.CANCELLED:
         return trigger.kind == "goal-unreachable"
-    # Whoever raised the trigger says that the task has failed, whatever the plan shows.
+    # A program or person that raises such a trigger knows better than the plan.
     if trigger.by and trigger.kind in _FAILURE_KINDS:
         return task.state in WAITING | {TaskState.RUNNING}
     return False
@@ -548,7 +551,7 @@ def _combinations(repairable: Sequence[list[RepairOption]], limit: int) -> list[
 
 
 def _is_final(unrepairable: Sequence[Unrepairable], view: PlanView) -> bool:
-    """Return whether no later event can alter that tasks have no repair."""
+    """Return whether no later event can give the tasks a repair."""
     # With stated facts, other tools might achieve the effects of the tasks.
     if view.original_plan.facts is not None:
         return False
@@ -566,7 +569,7 @@ def _is_final(unrepairable: Sequence[Unrepairable], view: PlanView) -> bool:
 def _verdict_lines(
     unrepairable: Sequence[Unrepairable], missing: Sequence[str], view: PlanView
 ) -> list[str]:
-    """Return why there is no repair, a line for each group of tasks that share the reasons."""
+    """Return the reasons for no repair, one line for each group of tasks that share them."""
     alike: dict[str, list[TaskId]] = {}
     for task, obstacles in unrepairable:
         state = str(task.state)
@@ -597,7 +600,7 @@ def _verdict(reason: str, *, proven: bool) -> Alternative:
 def _redo_all(
     stale: Sequence[TaskId], view: PlanView, reserved_ids: set[str]
 ) -> tuple[list[Alternative], list[Unrepairable]]:
-    """Return how to do tasks with stale results again together, and why some cannot be."""
+    """Return the alternative that redoes tasks with stale results, and those it cannot redo."""
     followers = view.followers(stale)
     again: list[RepairOption] = []
     unrepairable: list[Unrepairable] = []
@@ -611,7 +614,7 @@ def _redo_all(
             again.append(result)
     if not again:
         return [], unrepairable
-    # What comes after them must wait for them as well.
+    # Tasks after them must wait for the new ones as well.
     joined: list[PlanChange] = []
     for waiting, first in followers.items():
         if first and waiting not in stale:
@@ -649,7 +652,7 @@ def _equally_capable_paths(
 def _alternative(
     options: Sequence[RepairOption], further: Sequence[PlanChange] = ()
 ) -> Alternative:
-    """Return an alternative that consists of options, and of further changes after them."""
+    """Return an alternative made of options, with further changes after them."""
     changes: list[PlanChange] = []
     reasons: list[str] = []
     costs: list[float] = []
@@ -670,7 +673,7 @@ def _alternative(
 
 
 def _join_lines(lines: Sequence[str]) -> str:
-    """Return the first lines as one text, which says how many others there are."""
+    """Return the first lines as one text, with the number of the others."""
     text = "; ".join(lines[:_MAX_LISTED_ITEMS])
     more = len(lines) - _MAX_LISTED_ITEMS
     if more > 0:

@@ -1,4 +1,4 @@
-"""Plan repair over facts: poses the problems of a request, and puts solutions into the plan."""
+"""Plan repair over facts: states the problems of a request, and puts solutions into the plan."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ AnyPlanView: TypeAlias = PlanView | DraftView
 """The plan as it is, or as changes would leave it."""
 
 ArgumentSources: TypeAlias = dict[str, list[tuple[Task, bool]]]
-"""By parameter, the tasks that have an argument for it.
+"""By parameter, the tasks with an argument for it.
 
-Each with whether its argument may be used beside those of steps.
+The flag says whether the argument may be used besides those of steps.
 """
 
 VERIFIED_CONFIDENCE: Final = 0.95
@@ -61,10 +61,10 @@ LARGE_PLAN_TASKS: Final = 1_000
 """Number of initial tasks of a plan above which the event loop gets checkpoints."""
 
 _MAX_SHORTCUT_SEARCHES: Final = 3
-"""Limit of the searches for a cheaper path; all but the first look at the whole plan."""
+"""Maximum number of searches for a cheaper path; all but the first cover the whole plan."""
 
 _MAX_SHORTCUT_PARTS: Final = 10
-"""Limit of the independent parts of a plan in which a cheaper path is searched each time."""
+"""Maximum number of independent parts of a plan in one search for a cheaper path."""
 
 _MAX_LISTED_ITEMS: Final = 5
 
@@ -76,7 +76,7 @@ async def find_repairs(request: ReplanRequest, *, threads: bool = True) -> list[
     """
     problems = await repair_problems(request, whole_plan=False)
     solutions = await _solve_all(problems, threads=threads)
-    # Steps elsewhere may need what a repair removes: then the whole plan is looked at.
+    # Steps elsewhere may need facts that a repair removes; the whole plan is then considered.
     if not all(map(_keeps_other_facts, problems, solutions)):
         problems = await repair_problems(request)
         solutions = await _solve_all(problems, threads=threads)
@@ -112,8 +112,8 @@ async def find_cheaper_paths(request: ReplanRequest, *, threads: bool = True) ->
     """Return cheaper paths to the goal through parts of a plan; none without stated facts.
 
     The parts are those with tasks that triggers name. The paths achieve the goal and the effects of
-    the steps that no other step requires. Steps whose results are read, or about which a person is
-    asked, are kept. Long searches run in a thread, unless `threads` is false.
+    the steps that no other step requires. Steps whose results are read, or that a person is asked
+    about, are kept. Long searches run in a thread, unless `threads` is false.
     """
     view = request.view
     named = _named_tasks(request)
@@ -145,12 +145,12 @@ async def find_cheaper_paths(request: ReplanRequest, *, threads: bool = True) ->
                 alternatives.append(alternative)
         if alternatives or not solutions:
             return alternatives
-    # During each search tasks began, or the path would disturb other parts of the plan.
+    # Tasks began during each search, or the paths would disturb other parts of the plan.
     return []
 
 
 def _shortcut_goal(world: StripsProblem, feasibility: Feasibility) -> list[str]:
-    """Return the facts that a cheaper path must achieve, of those that the plan achieves."""
+    """Return the facts achieved by the plan that a cheaper path must achieve, too."""
     required: set[str] = set()
     for step in world.steps:
         required |= step.action.requires
@@ -162,7 +162,7 @@ def _shortcut_goal(world: StripsProblem, feasibility: Feasibility) -> list[str]:
 
 
 def _fixed_tasks(world: StripsProblem, view: PlanView) -> set[TaskId]:
-    """Return the tasks whose results are read, or about which a person is asked."""
+    """Return the tasks whose results are read, or that a person is asked about."""
     tasks = list(map(view.task, step_ids(world.steps)))
     known: set[TaskId] = set()
     for task in tasks:
@@ -206,9 +206,9 @@ async def _shortcut_problem(
 async def _combine(
     solutions: Sequence[Solution], kinds: Sequence[str], view: PlanView
 ) -> list[Alternative]:
-    """Return one alternative for each kind of repair, of the repairs of all parts together.
+    """Return one alternative for each kind of repair, which repairs all parts together.
 
-    A part without a repair of the kind gets its first one.
+    A part without a repair of that kind gets its first one.
     """
     alternatives: dict[str, Alternative] = {}
     tried: set[tuple[int, ...]] = set()
@@ -240,7 +240,7 @@ async def _combine(
         if changes and not view.check(changes):
             alternatives.setdefault(alternative.fingerprint(), alternative)
         # An alternative that removes much of a large plan takes long to assemble. Tasks that a
-        # clock wakes at the first of two checkpoints run at the second.
+        # clock wakes at the first checkpoint run at the second.
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
     return list(alternatives.values())
@@ -258,8 +258,8 @@ async def complete_proposal(
 ) -> tuple[Alternative, bool] | None:
     """Return another provider's alternative with a bridge that makes it executable.
 
-    Also whether all its tasks are kept. None if there is no bridge, or if it has more actions than
-    tasks of the proposal remain.
+    The flag says whether all its tasks are kept. None if no bridge exists, or if it has more actions
+    than tasks of the proposal remain.
     """
     draft = request.view.with_changes(proposed.changes)
     present = _planning_problem(request)
@@ -269,7 +269,7 @@ async def complete_proposal(
     await _checkpoint_if_large(draft)
     feasibility = world.feasibility(strict=True)
     await _checkpoint_if_large(draft)
-    # Problems that the plan had elsewhere before are not its concern.
+    # Problems that the plan already had elsewhere are not its concern.
     elsewhere = step_ids(before.stuck) - _named_tasks(request)
     groups = _groups_with(feasibility, step_ids(feasibility.stuck) - elsewhere)
     if not groups and not feasibility.missing_goal_facts:
@@ -291,7 +291,7 @@ async def complete_proposal(
         added += len(repair.actions)
         bridge += splice(repair, draft, reserved_ids)
     kept = set(draft.new_task_ids) - removed
-    # With fewer tasks of the proposal than actions of the bridge, the plan is no longer its own.
+    # With fewer tasks of its own than actions of the bridge, it is no longer that proposal.
     if not kept or len(kept) < added:
         return None
     if not bridge or draft.check(bridge):
@@ -310,7 +310,7 @@ async def complete_proposal(
 def _merge(first: Sequence[PlanChange], then: Sequence[PlanChange]) -> list[PlanChange]:
     """Return changes as one list, without tasks that are added and then removed.
 
-    A task that is added and then rewired is added as it ends up.
+    A task that is added and then rewired is added in its final form.
     """
     new = {change.task.id for change in first if isinstance(change, AddTask)}
     dropped: set[TaskId] = set()
@@ -374,7 +374,7 @@ def _named_tasks(request: ReplanRequest) -> set[TaskId]:
 
 
 def _groups_with(feasibility: Feasibility, ids: Collection[TaskId]) -> list[list[StripsStep]]:
-    """Return the independent groups of steps that have one of some ids."""
+    """Return the independent groups of steps that contain one of some ids."""
     groups: list[list[StripsStep]] = []
     for group in feasibility.components():
         if not step_ids(group).isdisjoint(ids):
@@ -409,7 +409,7 @@ def _describe_repair(repair: Repair) -> str:
     return f"{_REPAIR_KINDS[repair.kind]}: {' and '.join(parts)}"
 
 
-# Posing the problems
+# Stating the problems
 
 
 async def repair_problems(
@@ -488,20 +488,20 @@ def _planning_problem(
 ) -> StripsProblem:
     """Return the problem of a plan, or of a part of it, with the goal of the request.
 
-    The part is that of `PlanView.strips_problem`.
+    `PlanView.strips_problem` explains the part.
     """
     view = request.view
     goal = tuple(request.goal.facts)
     if goal == tuple(view.goal.facts):
         return view.strips_problem(tasks=tasks, facts=facts)
-    # Which part of the plan matters for another goal is not known.
+    # It is unknown which part of the plan matters for another goal.
     return replace(view.strips_problem(), goal=goal)
 
 
 def _with_assumed_facts(world: StripsProblem) -> StripsProblem:
-    """Return the problem with the facts that may be assumed if the plan states none.
+    """Return the problem with its assumed facts: those that steps need and no step adds.
 
-    They are those that steps need and no step adds.
+    Stated facts allow no assumptions.
     """
     if world.closed_world:
         return world
@@ -582,9 +582,9 @@ async def _group_problems(
 
 
 def _argument_sources(view: AnyPlanView, *, closed: bool) -> ArgumentSources:
-    """Return the tasks that have arguments for unbound parameters of tools.
+    """Return the tasks with arguments for unbound parameters of tools.
 
-    If the plan states its facts, arguments of all tasks that have not ended may be used.
+    If the plan states its facts, the arguments of all unfinished tasks may be used.
     """
     sources: ArgumentSources = {}
     for tool in _usable_tools(view):
@@ -610,8 +610,8 @@ def _remainder(
     Args:
         prefix: the steps before the bridge.
         following: the steps of its group after it.
-        dependents: those of the later steps that may be removed as well.
-        later: all steps after those.
+        dependents: the later steps that may also be removed.
+        later: all steps after the group.
         unusable: the steps that cannot be executed.
     """
     removable = tuple(filter(_is_removable, (*following, *dependents)))
@@ -638,7 +638,7 @@ def _is_removable(step: StripsStep) -> bool:
 
 
 def _topological_order(steps: Iterable[StripsStep]) -> list[StripsStep]:
-    """Return steps, each after its dependencies among them, otherwise in their order."""
+    """Return steps in topological order, which otherwise keeps their order."""
     remaining = list(steps)
     place = {step.id: index for index, step in enumerate(remaining)}
     dependencies: list[list[int]] = []
@@ -682,8 +682,7 @@ def _repair_goal(
 ) -> tuple[str, ...]:
     """Return the facts that must hold at the end: the stated goal, or all effects of the plan.
 
-    If the plan states no facts, effects of a step that are only for steps that depend on it are
-    left out.
+    If the plan states no facts, effects that only serve the dependents of a step are left out.
     """
     if world.closed_world and stated:
         return world.goal
@@ -738,9 +737,9 @@ def build_domain(
 
 
 def _failed_calls(view: AnyPlanView, concerned: Sequence[StripsStep]) -> frozenset[str]:
-    """Return the keys of calls that failed for tasks or for what these replaced.
+    """Return the keys of calls that failed for tasks or for the tasks that they replaced.
 
-    A call may be used again where something that it needs was made true anew.
+    A call may be used again if one of its preconditions was made true again since.
     """
     failed: set[str] = set()
     for step in concerned:
@@ -791,7 +790,7 @@ def _candidate_values(
 ) -> Iterator[JsonValue]:
     """Yield the values of tasks for a parameter.
 
-    Those of the tasks concerned come first, then those of the same tool, then the others. A
+    Values of the tasks concerned come first, then those of the same tool, then the others. A
     parameter that occurs in no fact gets the first value, with its references.
     """
     if not any(name in placeholders(text) for text in tool.fact_patterns):
@@ -821,10 +820,7 @@ def _candidate_values(
 
 
 def _assumed_patterns(view: AnyPlanView, tools: Sequence[ToolSpec]) -> Iterator[str]:
-    """Yield the preconditions that no tool adds.
-
-    They are assumed to hold if the plan states no facts.
-    """
+    """Yield the preconditions that no tool adds; without stated facts, they count as true."""
     effects: dict[str, FactPattern] = {}
     for tool in view.tools.values():
         for effect in tool.addition_patterns:
@@ -838,7 +834,7 @@ def _assumed_patterns(view: AnyPlanView, tools: Sequence[ToolSpec]) -> Iterator[
 def _may_be_added(need: str, effects: Mapping[str, FactPattern]) -> bool:
     """Return whether one of some effects may add a fact, or a fact that fits a pattern.
 
-    Of two patterns, only the texts before their placeholders are compared.
+    Two patterns are compared only up to their first placeholders.
     """
     is_pattern = bool(placeholders(need))
     start = need.partition("{")[0]
@@ -866,13 +862,13 @@ def _may_add(effect: FactPattern, fact: str) -> bool:
 def splice(repair: Repair, view: AnyPlanView, reserved_ids: set[str]) -> tuple[PlanChange, ...]:
     """Return the changes that put a repair into the plan.
 
-    The bridge replaces one of the removed steps, or it is added. The steps after it wait for it,
-    and those that waited for removed steps wait for whatever these waited for.
+    The bridge replaces one of the removed steps, or is added. The steps after it wait for it, and
+    those that waited for removed steps wait for the dependencies of these.
 
     Args:
         repair: the repair.
         view: the plan.
-        reserved_ids: ids that are not free; those of new tasks are added.
+        reserved_ids: ids in use; those of new tasks are added.
     """
     removed = step_ids(repair.removed_steps)
     bridge = joint_action(repair.actions)
@@ -896,7 +892,7 @@ def splice(repair: Repair, view: AnyPlanView, reserved_ids: set[str]) -> tuple[P
             changes.append(AddTask(task=task))
         changes.append(AddTask(task=chain[-1], before=tuple(dependents)))
         end = (chain[-1].id,)
-    # The kept steps on which each removed step depended, also through other removed steps.
+    # The kept steps that each removed step depended on, also through other removed steps.
     behind_removed: dict[TaskId, Sequence[TaskId]] = {}
     for step in repair.remainder.suffix:
         old = view.task(step.id).task.depends_on
@@ -926,10 +922,10 @@ def splice(repair: Repair, view: AnyPlanView, reserved_ids: set[str]) -> tuple[P
 def _bridge_dependencies(
     repair: Repair, bridge: GroundAction, view: AnyPlanView
 ) -> tuple[TaskId, ...]:
-    """Return what a bridge waits for.
+    """Return the dependencies of a bridge.
 
-    Whatever the removed steps waited for, and the steps before it with which it interferes, unless
-    another one of those waits for them.
+    They are those of the removed steps, and the earlier steps that the bridge interferes with,
+    unless another of these waits for them.
     """
     removed = step_ids(repair.removed_steps)
     dependencies: dict[TaskId, None] = {}
@@ -952,7 +948,7 @@ def _bridge_dependencies(
 def _bridge_dependents(repair: Repair, bridge: GroundAction) -> list[TaskId]:
     """Return the kept steps that must wait for a bridge, unless they wait for another of these.
 
-    They interfere with it, or depend on a removed step.
+    Such a step interferes with the bridge, or depends on a removed step.
     """
     removed = step_ids(repair.removed_steps)
     kept = without(repair.remainder.suffix, removed)
@@ -980,7 +976,7 @@ def _replaced_step(repair: Repair, view: AnyPlanView) -> StripsStep | None:
     removed = repair.removed_steps
     if not repair.actions or not removed:
         return None
-    # Tasks that a draft adds are not replaced, but left out of it.
+    # Tasks that a draft adds are dropped from it instead of replaced.
     if isinstance(view, DraftView):
         new = set(view.new_task_ids)
         if all(step.id in new and view.task(step.id).root == step.id for step in removed):

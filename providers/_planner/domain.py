@@ -1,9 +1,9 @@
 """Grounding: the actions that can become possible, found by matching tools with reachable facts.
 
-Facts are reached as if no fact were ever removed (the delete relaxation of Bonet and Geffner 2001):
-facts that are not reached even so are certainly unreachable, and actions that can never become
-possible are not made. The results depend on the order in which tools and facts are stated, never on
-their names.
+Facts count as reached as if none were ever removed (the delete relaxation of Bonet and Geffner
+2001). Facts that are not reached even then are certainly unreachable, and actions that can never
+become possible are not created. The results depend on the order of the tools and facts in the
+plan, never on their names.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from replanning.plan.references import FactPattern, placeholders
 from replanning.plan.types import JsonValue
 
 MAX_ACTIONS: Final = 20_000
-"""Limit of the actions that are considered."""
+"""Maximum number of actions that are considered."""
 
 _JOINS_PER_ACTION: Final = 50
-"""Limit of the combinations of matching facts, for each action of the limit of actions."""
+"""Maximum number of combinations of matching facts, per action of the maximum."""
 
 _PYTHON_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "integer": (int,),
@@ -40,7 +40,7 @@ Binding = dict[str, str]
 
 
 class ToolAction(NamedTuple):
-    """Use of a tool with arguments; its facts are in the order in which the tool states them."""
+    """Use of a tool with arguments; its facts are in the order of the tool."""
 
     tool: str
     arguments: JsonObject
@@ -51,7 +51,7 @@ class ToolAction(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Key of equal actions."""
+        """Key that equal actions share."""
         return action_key(self.tool, self.arguments)
 
 
@@ -60,8 +60,8 @@ class Grounding(NamedTuple):
 
     Attributes:
         actions: the actions that can become possible.
-        complete: whether these are all.
-        truncated: whether there were too many.
+        complete: whether there are no others.
+        truncated: whether the limit was reached.
     """
 
     actions: tuple[ToolAction, ...]
@@ -70,13 +70,13 @@ class Grounding(NamedTuple):
 
 
 def action_key(tool: str | None, arguments: Mapping[str, JsonValue]) -> str:
-    """Return the key of equal uses of a tool."""
+    """Return the key that equal uses of a tool share."""
     return _KEY_ENCODER.encode([tool, arguments])
 
 
 @dataclass(frozen=True)
 class Domain:
-    """Tools and values of which actions are made.
+    """Tools and values that actions are made of.
 
     Attributes:
         tools: the tools that can be used.
@@ -84,8 +84,8 @@ class Domain:
         parameter_values: by tool and parameter, values of tasks for parameters that no fact and no
             type determines.
         assumed_patterns: patterns of facts that are assumed to hold.
-        failed_actions: keys of actions that have failed. They can be used again only after
-            something that they need was removed and made true anew.
+        failed_actions: keys of actions that have failed. They can be used again only after one of
+            their preconditions was removed and made true again.
     """
 
     tools: Sequence[ToolSpec]
@@ -96,9 +96,9 @@ class Domain:
 
 
 def reachable_actions(facts: Sequence[str], domain: Domain, most: int = MAX_ACTIONS) -> Grounding:
-    """Return the actions that can be reached from facts, at most about so many.
+    """Return the actions that are reachable from facts, about `most` at most.
 
-    One fact is taken after another, and every action that it completes is made.
+    It takes one fact after another, and creates every action that the fact completes.
     """
     schemas = [_ActionSchema(tool, domain) for tool in domain.tools]
     relaxation = _Relaxation(facts, domain, most)
@@ -124,13 +124,13 @@ def reachable_actions(facts: Sequence[str], domain: Domain, most: int = MAX_ACTI
 
 
 class _Relaxation:
-    """Facts and actions that are reached, as if no fact were ever removed.
+    """Facts and actions that are reached if no fact is ever removed.
 
     Attributes:
         reached: the facts.
-        queue: the facts in the order in which they are taken.
+        queue: the facts in the order of processing.
         actions: the actions by key.
-        complete: whether every action could be made so far.
+        complete: whether every action could be created so far.
         joins_left: number of combinations of facts that may still be examined.
     """
 
@@ -168,7 +168,7 @@ class _Relaxation:
     def add_actions(self, schema: _ActionSchema, binding: Binding) -> None:
         """Add the actions with all arguments that fit a binding.
 
-        There are none if a parameter has no values.
+        None are added if a parameter has no values.
         """
         tool = schema.tool
         combinations: list[JsonObject] = [{}]
@@ -204,9 +204,10 @@ class _Relaxation:
         return values
 
     def usable_actions(self) -> list[ToolAction]:
-        """Return the actions; one that has failed needs a change of what it needs first.
+        """Return the actions; a failed one is usable only after a change of its preconditions.
 
-        Each such action needs a fact of its own, which only actions add that remove what it needs.
+        Each failed action needs an additional fact, which only those actions add that remove one of
+        its preconditions.
         """
         actions = list(self.actions.values())
         for key, failed in self.actions.items():
@@ -252,7 +253,7 @@ class _ActionSchema:
 class _PatternMatcher:
     """Pattern of facts, with the bindings of its placeholders from the facts matched so far.
 
-    `complete` is false if a fact was left out, because the pattern is too ambiguous for it.
+    `complete` is false if a fact was skipped because the pattern is too ambiguous for it.
     """
 
     def __init__(self, pattern: str, choices: Mapping[str, tuple[str, ...]]) -> None:
@@ -280,15 +281,15 @@ class _PatternMatcher:
     def join_cost(self, bound: AbstractSet[str]) -> tuple[bool, int]:
         """Return the cost of a join with these bound names.
 
-        That is whether none is shared, then how many names remain unbound.
+        It consists of whether no name is shared, and the number of names that remain unbound.
         """
         unbound = sum(name not in bound for name in self.names)
         return 0 < unbound == len(self.names), unbound
 
     def candidates(self, bound: Binding) -> Sequence[Binding]:
-        """Return the bindings that may agree with another.
+        """Return the bindings that may agree with `bound`.
 
-        They have the same value of the first name that both bind.
+        They share the value of the first name that both bind.
         """
         for name in self.names:
             if name in bound:

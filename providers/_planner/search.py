@@ -1,11 +1,11 @@
 """Search for the bridge with the fewest changes from the current facts back into a plan.
 
-A* (Hart, Nilsson and Raphael 1968) over sets of facts, towards several targets at once, each with
+A* (Hart, Nilsson and Raphael 1968) searches sets of facts for several targets at once, each with
 the cost of the steps that it leaves out. Its heuristic, the number of facts that a target lacks
-divided by the most that one action adds, is admissible. If that takes too long, greedy best-first
-search with the additive heuristic (Bonet and Geffner 2001) takes over, whose result may not be
-optimal. Both are bounded by nodes, never by the clock, and depend on the order in which tools and
-facts are stated.
+divided by the most that one action adds, is admissible. If A* takes too long, greedy best-first
+search with the additive heuristic (Bonet and Geffner 2001) takes over; its result may not be
+optimal. Both are bounded by nodes, never by the clock, and depend on the order of the tools and
+facts in the plan.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from replanning.providers._planner.domain import (
 )
 
 MAX_ASTAR_NODES: Final = 20_000
-"""Limit of the states that A* expands."""
+"""Maximum number of states that A* expands."""
 
 MAX_GREEDY_NODES: Final = 3_000
-"""Limit of the states that greedy search expands."""
+"""Maximum number of states that greedy search expands."""
 
 NODES_PER_CANCEL_CHECK: Final = 50
-"""Number of states that are expanded between two checks for cancellation."""
+"""Number of states that are expanded between two cancellation checks."""
 
 _INFINITY: Final = 1 << 40
 
@@ -47,7 +47,7 @@ _INFINITY: Final = 1 << 40
 class Target(NamedTuple):
     """Target of a search: the facts that must hold, and the cost of the steps it leaves out.
 
-    It cannot be reached if its facts are None.
+    A target whose facts are None is unreachable.
     """
 
     needs: frozenset[str] | None
@@ -57,7 +57,7 @@ class Target(NamedTuple):
 class SearchResult(NamedTuple):
     """Actions that lead to one of the targets, or None.
 
-    It is `conclusive` if there certainly is no better result.
+    The result is `conclusive` if no better one exists.
     """
 
     actions: tuple[ToolAction, ...] | None
@@ -79,10 +79,10 @@ class _SearchSpace:
     """Search space in which each fact is one bit of a state.
 
     Attributes:
-        start: the state in which the search begins.
+        start: the initial state.
         moves: the actions.
         goals: the facts, the cost and the number of each target.
-        min_weight: the least cost of an action.
+        min_weight: the lowest cost of an action.
         max_adds: the largest number of facts that one action adds.
     """
 
@@ -101,7 +101,7 @@ class _SearchSpace:
         return least
 
     def successors(self, state: int) -> Iterator[tuple[int, float, ToolAction]]:
-        """Yield the states to which one action leads, with its weight."""
+        """Yield the states that one action leads to, with its weight."""
         for needs, adds, removes, weight, action in self.moves:
             if not needs & ~state:
                 yield (state & ~removes) | adds, weight, action
@@ -131,17 +131,17 @@ def find_cheapest_path(
 
     Args:
         start: facts that hold.
-        targets: the targets; of equally cheap ones the first is taken.
+        targets: the targets; the first of equally cheap ones wins.
         actions: actions that can be used.
         weight: cost of an action.
-        nodes: limit of the states that A* expands.
-        greedy_nodes: limit of the states that greedy search expands, if A* has found no result
+        nodes: maximum number of states that A* expands.
+        greedy_nodes: maximum number of states that greedy search expands, if A* finds no result
             within its bound.
-        check_cancelled: called now and then; an exception of it ends the search.
+        check_cancelled: called regularly; an exception ends the search.
     """
     holds = frozenset(start)
     actions = _contributing_actions(holds, targets, actions)
-    # Targets that are out of reach in the delete relaxation are left out.
+    # Targets that the delete relaxation does not reach are left out.
     within_reach = set(holds)
     bits: dict[str, int] = {}
     for action in actions:
@@ -176,7 +176,7 @@ def _contributing_actions(
 ) -> list[ToolAction]:
     """Return the actions that add facts that are missing, or will be after other such actions.
 
-    From every plan with other actions, these can be left out.
+    All others can be omitted from any plan.
     """
     adding: dict[str, list[int]] = {}
     for number, action in enumerate(actions):
@@ -290,9 +290,9 @@ def _greedy_search(
 
 
 def _additive_heuristic(space: _SearchSpace) -> Callable[[int], float]:
-    """Return the additive heuristic.
+    """Return the additive heuristic: the sum of the costs of a target's facts.
 
-    That is the sum of the costs of a target's facts, each as if it were reached alone.
+    Each cost is computed as if its fact were the only one.
     """
     goals: list[tuple[list[int], float]] = []
     largest = space.start
@@ -306,7 +306,7 @@ def _additive_heuristic(space: _SearchSpace) -> Callable[[int], float]:
     users: list[list[int]] = [[] for _ in range(size)]
     counts: list[int] = []
     moves: list[tuple[list[int], float]] = []
-    # What actions add that need nothing.
+    # Facts added by actions without preconditions.
     free: list[tuple[float, int]] = []
     for number, move in enumerate(space.moves):
         needed = list(_bits(move.needs))
@@ -357,24 +357,23 @@ def _bits(mask: int) -> Iterator[int]:
 
 
 MAX_INLINE_NODES: Final = 300
-"""Limit of the states that are expanded on the event loop; longer searches run in a thread."""
+"""Maximum number of states expanded on the event loop; longer searches run in a thread."""
 
 MAX_INLINE_ACTIONS: Final = 100
-"""Limit of the actions of a search on the event loop."""
+"""Maximum number of actions of a search on the event loop."""
 
 MAX_INLINE_STEPS: Final = 1_000
-"""Limit of the product of suffixes and steps of a search on the event loop."""
+"""Maximum product of suffixes and steps of a search on the event loop."""
 
 MAX_SUFFIX_TARGETS: Final = 200
-"""Limit of the suffixes of the plan that are targets, besides the goal."""
+"""Maximum number of suffixes of the plan that are targets, besides the goal."""
 
 SCRATCH_NODES: Final = 2_000
 SCRATCH_GREEDY_NODES: Final = 50
 SCRATCH_ACTIONS: Final = 1_000
 """Bounds of the search for a plan from scratch, which is only an additional choice.
 
-With more actions than these, the bounds of nodes shrink in proportion, because each state tries
-each action.
+With more actions, the bounds of nodes shrink in proportion, because each state tries each action.
 """
 
 SHORTCUT_CHOICES: Final = 100
@@ -390,7 +389,7 @@ class PlanRemainder(NamedTuple):
         prefix: steps that are kept before the bridge.
         suffix: all steps after it, in order.
         removable: those steps of the suffix that may be removed, the first ones first.
-        min_removed: number of removable steps that must be removed at least.
+        min_removed: minimum number of removable steps that must be removed.
     """
 
     prefix: tuple[StripsStep, ...]
@@ -463,9 +462,9 @@ def solve(
 
     Args:
         problem: the problem.
-        nodes: limit of the states that each search expands; with less than `MAX_ASTAR_NODES`, there
-            is no verdict when they are used up.
-        check_cancelled: called now and then; an exception of it ends the search.
+        nodes: maximum number of states that each search expands; with less than `MAX_ASTAR_NODES`,
+            a search that uses them up gives no verdict.
+        check_cancelled: called regularly; an exception ends the search.
     """
     patient = nodes >= MAX_ASTAR_NODES
     search = partial(find_cheapest_path, nodes=nodes, check_cancelled=check_cancelled)
@@ -516,7 +515,7 @@ def solve(
 
 
 def _ground(problem: RepairProblem, *, patient: bool) -> Grounding | None:
-    """Return the actions that can become possible; None if they are too many for the event loop."""
+    """Return the actions that can become possible; None if too many for the event loop."""
     limit = MAX_ACTIONS
     if not patient:
         limit = MAX_INLINE_ACTIONS
@@ -557,9 +556,9 @@ def find_shortcuts(
 
     Args:
         problem: the problem; its last remainder is the plan.
-        nodes: limit of the states that are expanded, lower with many actions. With at most
+        nodes: maximum number of states that are expanded, lower with many actions. With at most
             `MAX_INLINE_NODES`, the search has no result if it uses them up.
-        check_cancelled: called now and then; an exception of it ends the search.
+        check_cancelled: called regularly; an exception ends the search.
     """
     patient = nodes > MAX_INLINE_NODES
     whole = problem.remainders[-1]
@@ -606,9 +605,9 @@ def find_shortcuts(
 
 
 def _superfluous_steps(problem: RepairProblem, rest: PlanRemainder) -> tuple[StripsStep, ...]:
-    """Return the removable steps whose effects are not needed later, or hold before them already.
+    """Return the removable steps whose effects are not needed later, or already hold before them.
 
-    They are found backwards from the goal, as in the backward justification of Fink and Yang
+    The search goes backwards from the goal, as in the backward justification of Fink and Yang
     (1992), so that all of them can be left out together.
     """
     facts = set(_initial_facts(problem, rest))
@@ -671,7 +670,7 @@ def _keep_steps(repair: Repair, steps: Sequence[StripsStep]) -> Repair:
 def _reaches_goal(
     repair: Repair, steps: Sequence[StripsStep], facts: frozenset[str], goal: Iterable[str]
 ) -> bool:
-    """Return whether steps before a repair, which wait for no later step, let it reach a goal."""
+    """Return whether a repair reaches a goal after some steps, which must wait for no later one."""
     later = step_ids(repair.remainder.suffix)
     uses: list[GroundAction] = []
     for step in steps:
@@ -687,7 +686,7 @@ def _reaches_goal(
 
 
 def joint_action(actions: Iterable[ToolAction]) -> GroundAction:
-    """Return all preconditions and effects of actions as those of one."""
+    """Return one action with all preconditions and effects of some actions."""
     needs: set[str] = set()
     adds: set[str] = set()
     removes: set[str] = set()
@@ -709,7 +708,7 @@ def without(steps: Iterable[StripsStep], ids: Collection[TaskId]) -> tuple[Strip
 
 
 def ordered(action: GroundAction, facts: AbstractSet[str]) -> dict[str, None]:
-    """Return those of some facts that an action states, in the order in which its tool does.
+    """Return the given facts that an action states, in the order of its tool.
 
     The order of a set differs from one process to the next.
     """

@@ -579,7 +579,7 @@ async def test_embeddings(kind, model, answer, url, asked):
 async def test_wrong_embeddings(vector):
     """A response without a valid vector is an error."""
     network = Network(httpx.Response(200, content=f'{{"data": [{{"embedding": {vector}}}]}}'))
-    with pytest.raises(LLMError, match="its answer is not of the usual form: data"):
+    with pytest.raises(LLMError, match="its answer is not in the expected form: data"):
         await client(OpenAIProvider, network).embed("a wheel")
 
 

@@ -130,10 +130,9 @@ async def test_the_same_as_before_is_not_tried_again():
     found = await played([way, again, reply()], broken={"build": 9, "new": 9}, cooldown=0)
     assert found.result.status == "failed"
     assert (
-        "the same was tried before as 'new' and failed"
-        in found.bodies(AlternativesConsidered)[1].notes[0]
+        "the same call already failed as 'new'" in found.bodies(AlternativesConsidered)[1].notes[0]
     )
-    assert '"why_not": "the same was tried before' in found.prompts[2]
+    assert '"why_not": "the same call already failed' in found.prompts[2]
     assert found.executed == ["fetch", "build", "new"]
 
 
