@@ -8,9 +8,9 @@ Workflows of agents: `replanned(workflow, engine, capabilities={"writer": "write
 Tested with agent-framework-core 1.23 and agent-framework-orchestrations 1.4. See
 docs/integrations/agent_framework.md.
 
-What is lost: a tool that appears only in a later step of a run is not replaced. Function middleware
-that a context provider adds does not see a tool that stands in for another one. The plan of
-Magentic is text: see `planned`.
+Limitations: a tool that appears only in a later step of a run is not replaced. Function middleware
+that a context provider adds does not see a tool that stands in for another one. For Magentic, see
+`replanning.integrations.magentic`.
 """
 
 from __future__ import annotations
@@ -134,9 +134,6 @@ class Replanned(AgentMiddleware):  # type: ignore[misc] # its types may not be i
             default if one of the tools requires approval. Without an `AgentSession`, and otherwise,
             the agent sees the exception of its tool. With False nobody is asked, not even through
             the gate of the engine.
-
-    Raises:
-        TypeError: an argument has another type.
     """
 
     def __init__(
@@ -153,7 +150,7 @@ class Replanned(AgentMiddleware):  # type: ignore[misc] # its types may not be i
         self.approvals = approvals
 
     async def process(self, context: Any, call_next: Callable[[], Awaitable[None]]) -> None:
-        """Run the agent, with its calls of tools as those of a session."""
+        """Run the agent; its calls of tools are calls of a session."""
         run = _AgentRun(self, context)
         try:
             await call_next()
@@ -182,7 +179,7 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
         left: str | None = None
         if context.session is not None:
             left = context.session.state.get(self._state_key)
-        # The approvals of a run that has ended may come a second time.
+        # The approvals of a run that has ended may arrive a second time.
         self._ended: str | None = None
         if left is not None and not is_unfinished(self._engine, left):
             self._ended = left
@@ -230,19 +227,18 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
         return session
 
     def follow(self, stream: Any) -> Any:
-        """Return a stream with the same updates and response, whose end ends the session."""
+        """Return a stream with the same updates and response that ends the session at its end."""
         return _followed(stream, self.end, self.fail)
 
     async def end(self, response: Any) -> None:
         """End the session, or leave it paused if the agent waits for its user."""
         if getattr(response, "user_input_requests", ()):
-            # The answers name this run, also if they come twice, and no tool was called before
-            # them.
+            # The answers belong to this run, even if they arrive twice, or before any tool call.
             if self._run_id is None:
                 self._run_id = new_run_id()
             await self._leave("the agent waits for its user")
             return
-        # To end it, although no tool may have been called.
+        # Opened only to be ended: this run may not have called a tool.
         if self._resumed:
             await self._open(())
         if self._asks and self._run_id is not None:
@@ -250,7 +246,7 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
         await self._leave()
 
     async def fail(self, error: BaseException) -> None:
-        """Leave the session paused after an exception of the agent, which is the one to raise."""
+        """Leave the session paused after an exception of the agent, without raising another."""
         with suppress(Exception):
             await self._leave(f"the agent raised {type(error).__name__}")
 
@@ -287,7 +283,7 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
         response = context.metadata.get("approval_response")
         approved = response is not None
         properties = getattr(response, "additional_properties", {})
-        # Only a call that a person is asked about is made again, by the next run, with the same id.
+        # Only a call that a person is asked about is repeated, by the next run, with the same id.
         key = ""
         if self._asks or _requires_approval(context.function):
             key = context.metadata.get("function_call_occurrence_id", "")
@@ -349,7 +345,7 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
             parent_service_session_state_keys=context.parent_service_session_state_keys,
         )
 
-        async def go_on(index: int) -> None:
+        async def run_from(index: int) -> None:
             if index == len(self._others):
                 own.result = await tool.invoke(
                     arguments=own.arguments,
@@ -358,10 +354,10 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
                 )
                 return
             middleware = self._others[index]
-            await getattr(middleware, "process", middleware)(own, partial(go_on, index + 1))
+            await getattr(middleware, "process", middleware)(own, partial(run_from, index + 1))
 
         try:
-            await go_on(0)
+            await run_from(0)
         except MiddlewareTermination as error:
             raise ToolException(f"middleware stopped the call of {name!r}: {error}") from error
         if _is_request(own.result):
@@ -380,11 +376,11 @@ def _followed(
     Args:
         stream: the stream.
         end: called with the response.
-        fail: called with an exception, also if nobody reads on.
+        fail: called with an exception, also if the stream is not read to its end.
         begin: called before the first item.
     """
-    # For the framework a workflow runs as long as its stream exists. If the one that is returned
-    # is dropped, the generator is closed only later, and must not keep the other one until then.
+    # To the framework, a workflow runs as long as its stream exists. If the returned stream is
+    # dropped, the generator is closed only later, and must not keep the original until then.
     kept: Callable[[], Any] = ref(stream)
 
     async def items() -> AsyncIterator[Any]:
@@ -439,7 +435,7 @@ def _is_function_middleware(middleware: Any) -> bool:
 
 
 def _journaled(result: object) -> object:
-    """Return a result of a tool as the journal records it: the text, or JSON of its contents."""
+    """Return the recorded form of a tool's result: the text, or JSON of its contents."""
     if not isinstance(result, list):
         return result
     contents: list[object] = []
@@ -453,7 +449,7 @@ def _journaled(result: object) -> object:
 
 
 def _restored(output: object) -> Any:
-    """Return the result of a tool that was recorded."""
+    """Restore a tool's result from its recorded form."""
     if not isinstance(output, list):
         return FunctionTool.parse_result(output)
     contents: list[Any] = []
@@ -469,7 +465,7 @@ def _requires_approval(tool: Any) -> bool:
 
 
 def _fields(tool: Any) -> dict[str, object]:
-    """Return the fields of the description of a tool, which it may state itself."""
+    """Return the fields that describe a tool, including those that it states itself."""
     stated = (tool.additional_properties or {}).get(METADATA)
     return tool_fields(
         tool.description,
@@ -495,10 +491,10 @@ def replanned(
 ) -> WorkflowT:
     """Attach a workflow: the engine replaces or skips agents that fail, or asks a person.
 
-    Each run is a run of a plan with one task for each agent, also for those that have not begun.
+    Each run executes a plan with one task for each agent, including those that have not begun.
 
     Args:
-        workflow: what `SequentialBuilder`, `ConcurrentBuilder` or `WorkflowBuilder` has built.
+        workflow: as `SequentialBuilder`, `ConcurrentBuilder` or `WorkflowBuilder` builds it.
         engine: the engine; by default one with its defaults.
         capabilities: by the name of an agent, its capability, or the fields that `replanning.tool`
             takes. Agents of the same capability can stand in for one another.
@@ -506,8 +502,8 @@ def replanned(
         approvals: whether a question to a person becomes a request of the workflow. Otherwise
             nobody is asked, not even through the gate of the engine, and the agent's own exception
             is raised.
-        thread: an id of the work; its last run is resumed unless it has ended, and agents that had
-            finished are not asked again.
+        thread: an id for the work; its last run is resumed unless it has ended, and agents that
+            have finished are not run again.
 
     Returns:
         The same workflow.
@@ -529,20 +525,20 @@ def replanned(
 
 
 class _Attachment:
-    """A workflow whose agents are the steps of a plan, and the session of its present run.
+    """A workflow whose agents are the steps of a plan, and the session of its current run.
 
-    The turn of an agent is what the framework does for one message to its executor. The first turn
-    performs the step; in further ones, as after the feedback of a person, whoever did the step is
-    asked. It has many attributes because a workflow keeps no state of its own that survives its
+    A turn of an agent is the handling of one message by its executor. The first turn performs the
+    step; further ones, such as after the feedback of a person, go to the agent that performed it.
+    The class has many attributes because a workflow keeps no state of its own that survives its
     runs.
 
     Attributes:
         engine: the engine.
-        members: the agents of the workflow, by the executors that ask them.
+        members: the agents of the workflow, by the ids of their executors.
         agents: all agents, by name.
-        session: of the present run.
+        session: the session of the current run.
         performers: by executor, the agent that stood in for its own, with its session.
-        failures: by executor, the exception of its agent about which a person was asked.
+        failures: by executor, the exception of its agent that a person was asked about.
     """
 
     def __init__(
@@ -582,7 +578,7 @@ class _Attachment:
         self.failures: dict[str, BaseException] = {}
 
     def attach(self) -> None:
-        """Have the workflow, its executors and its agents tell this object of their runs."""
+        """Route the runs of the workflow, its executors and its agents through this object."""
         for executor in self._workflow.get_executors_list():
             if executor.id in self.members:
                 executor.execute = partial(self._execute, executor.id, executor.execute)
@@ -593,7 +589,7 @@ class _Attachment:
         self._workflow.run = self._run
 
     def _make_steps(self) -> list[AgentStep]:
-        """Return a step for each agent that the workflow runs in any case."""
+        """Return a step for each agent that the workflow always runs."""
         steps: list[AgentStep] = []
 
         def visit(executor_id: str, before: Sequence[str]) -> Sequence[str]:
@@ -621,7 +617,7 @@ class _Attachment:
         try:
             await self._begin(message, is_new)
         except BaseException:
-            ran.close()  # or else the framework takes the workflow for running
+            ran.close()  # otherwise the framework considers the workflow running
             raise
         try:
             result = await ran
@@ -672,13 +668,13 @@ class _Attachment:
         self._steps = AgentSteps(self.engine, self.session, asks=self._approvals)
 
     async def make_way(self) -> None:
-        """Leave the session to another workflow of the thread, as soon as no agent is under way.
+        """Leave the session to another workflow of the thread, as soon as no agent is active.
 
         The stream of this one may never be read to its end.
         """
         if self._task is not None and self._task.is_of_this_loop():
             await self._task.until_idle()
-            await self._leave("another workflow goes on with the thread")
+            await self._leave("another workflow continues the thread")
 
     async def _fail(self, error: BaseException) -> None:
         await self._leave(f"the workflow raised {type(error).__name__}")
@@ -705,7 +701,7 @@ class _Attachment:
                 raise
 
     async def _execute(self, executor_id: str, original: Any, *args: Any, **kwargs: Any) -> None:
-        """Have an executor handle a message, in which its agent knows that it is its turn."""
+        """Have an executor handle a message, as a turn of its agent."""
         token = _TURN.set((self, executor_id))
         try:
             await original(*args, **kwargs)
@@ -713,7 +709,7 @@ class _Attachment:
             _TURN.reset(token)
 
     def ask(self, executor_id: str, agent: Any, messages: Any, options: dict[str, Any]) -> Any:
-        """Ask the agent of an executor, or what replaces it, as its own `run` would."""
+        """Run the agent of an executor, or what replaces it, with the result of its own `run`."""
         original = _original_run(agent)
         if self._steps is None or all(step.id != executor_id for step in self._steps_of_plan):
             return original(messages, **options)
@@ -729,14 +725,14 @@ class _Attachment:
         return turn.stream() if options.get("stream") else turn.respond()
 
     def _is_further_turn(self, executor_id: str, messages: Sequence[Any]) -> bool:
-        """Return whether the step of an executor is done, and it is asked something else now."""
+        """Return whether the step of an executor is done, and the messages ask something else."""
         assert self.session is not None
         live = self.session.run.live
         if not live.entry(TaskId(executor_id)).satisfied:
             return False
         if executor_id in self._turns:
             return True
-        # A workflow that was restored may ask what it asked before, or something else.
+        # A restored workflow may repeat its messages, or ask something else.
         output: object = None
         if executor_id in self._restored:
             with suppress(NoResult):
@@ -744,7 +740,7 @@ class _Attachment:
         return isinstance(output, Mapping) and output.get(_ASKED) != _digest(messages)
 
     def _without_answers(self, messages: Sequence[Any]) -> list[Any]:
-        """Pass on the user's answers to questions; return the messages that they replace."""
+        """Pass on the user's answers; return the messages, with the original ones in their place."""
         given: list[Any] = []
         for message in messages:
             answer = _answer_in(message)
@@ -770,7 +766,7 @@ class _Attachment:
             return await self._steps.perform(step, execute, known=known, passes=(_Waiting,))
 
     def session_for(self, executor_id: str, name: str) -> Any:
-        """Return the session of an agent that stands in, which outlasts waiting for a person."""
+        """Return the session of a stand-in, kept while the workflow waits for a person."""
         key = (executor_id, name)
         if key not in self._sessions:
             self._sessions[key] = self.agents[name].create_session()
@@ -798,7 +794,7 @@ class _Turn:
         return self._response_of(output)
 
     def stream(self) -> Any:
-        """Return a stream of what the agent says, or what replaces it."""
+        """Return a stream of the updates of the agent, or of what replaces it."""
         outputs: list[object] = []
         final: list[Any] = []
 
@@ -850,7 +846,7 @@ class _Turn:
         end(self._journaled(name, response))
 
     def _call(self, name: str, arguments: Arguments) -> tuple[Any, list[Any], dict[str, Any]]:
-        """Return how an agent is asked: its `run`, the messages and the options."""
+        """Return the `run` of an agent, and the messages and options for it."""
         agent = self._attachment.agents.get(name)
         if agent is None:
             raise LookupError(f"there is no agent called {name!r}")
@@ -866,7 +862,7 @@ class _Turn:
         return _original_run(agent), messages, options
 
     def _journaled(self, name: str, response: Any) -> object:
-        """Return what the journal records of a response.
+        """Return the recorded form of a response.
 
         Raises:
             _Waiting: the agent waits for the user.
@@ -917,7 +913,7 @@ class _Turn:
 
 
 class _Waiting(ControlFlow):
-    """An agent waits for the user; its response says for what."""
+    """An agent waits for the user, with the requests in its response."""
 
     def __init__(self, response: Any) -> None:
         super().__init__("the agent waits for its user")
@@ -942,7 +938,7 @@ class _AttachedAgent:
 
 
 _ASKED: Final = "replanning_asked"
-"""Key for what an agent was asked, in a recorded response and in a request about the agent."""
+"""Key of an agent's messages in a request about it, and of their digest in a recorded response."""
 
 
 def _original_run(agent: Any) -> Any:
@@ -957,7 +953,7 @@ def _name_of(agent: Any) -> str:
 
 
 def _member_of(executor: Any) -> Any:
-    """Return the one agent that an executor asks, or None."""
+    """Return the one agent that an executor runs, or None."""
     if isinstance(executor, AgentExecutor):
         return executor.agent
     if not isinstance(executor, WorkflowExecutor):
@@ -973,7 +969,7 @@ def _member_of(executor: Any) -> Any:
 
 
 def _edges_of(workflow: Any) -> Iterator[WorkflowEdge]:
-    """Yield the edges of a workflow, without those by which responses reach an executor."""
+    """Yield the edges between the executors of a workflow, without those for responses."""
     known = {executor.id for executor in workflow.get_executors_list()}
     for group in workflow.edge_groups:
         is_joined = isinstance(group, FanInEdgeGroup)
@@ -1000,7 +996,7 @@ def _digest(messages: Sequence[Any]) -> str:
 
 
 def _restored_response(output: Any) -> Any:
-    """Return the response of a step from its record, or those of several that have replaced it."""
+    """Restore the response of a step, or join those of the steps that replaced it."""
     if "messages" in output:
         fields = {name: value for name, value in output.items() if name != _ASKED}
         return AgentResponse.from_dict(fields)
@@ -1009,15 +1005,15 @@ def _restored_response(output: Any) -> Any:
 
 
 _OPEN: Final = WeakValueDictionary[str, _Attachment]()
-"""The workflows that have opened a run in this process, by its id."""
+"""The workflows with an open run in this process, by the id of the run."""
 
 _TURN: Final[ContextVar[tuple[_Attachment, str] | None]] = ContextVar(
     "replanning_turn", default=None
 )
-"""The attachment and the executor that handles a message."""
+"""The attachment, and the id of the executor that is handling a message."""
 
 
 def _texts(message: Any) -> list[str]:
-    """Return the words with which a workflow is started."""
+    """Return the texts of the message that starts a workflow."""
     parts = message if isinstance(message, list) else [message]
     return [str(getattr(each, "text", each)) for each in parts]

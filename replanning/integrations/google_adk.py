@@ -1,10 +1,10 @@
 """Google ADK: `App(name=…, root_agent=agent, plugins=[Replanned({"search": "web", …})])`.
 
-The calls of tools are replaced, and so are the agents of a `SequentialAgent`, a `ParallelAgent` or
-a `Workflow`.
+It replaces calls of tools, and the agents of a `SequentialAgent`, a `ParallelAgent` or a
+`Workflow`.
 
 Tested with google-adk 2.13. See docs/integrations/google_adk.md for approvals, resumed invocations,
-and what is lost.
+and limitations.
 """
 
 from __future__ import annotations
@@ -90,10 +90,10 @@ _MAX_OBJECTIVE_CHARS: Final = 500
 
 
 def _reported_failure(result: object) -> str:
-    """Return the failure that a result reports in one of the forms of tools of ADK, or nothing.
+    """Return the failure that the result of a tool reports, or an empty string.
 
-    These are `{"status": "error"}`, `{"error": …}`, and `isError` of MCP; not the complaints about
-    arguments that ADK answers the model.
+    Tools of ADK report one as `{"status": "error"}`, `{"error": …}` or MCP's `isError`. Complaints
+    about arguments, which ADK itself returns to the model, are not failures.
     """
     if not isinstance(result, Mapping):
         return ""
@@ -111,8 +111,8 @@ def _reported_failure(result: object) -> str:
 class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be installed
     """Plugin of a runner: the engine retries, replaces or skips a failing tool or agent, or asks.
 
-    Each invocation in which a tool is called is a session of the engine with the same id. The run
-    that resumes the invocation resumes its session. The agents of a `SequentialAgent`, a
+    Each invocation that calls a tool is a session of the engine with the same id. The run that
+    resumes the invocation resumes its session. The agents of a `SequentialAgent`, a
     `ParallelAgent` or a `Workflow` are tasks of its plan from the start.
 
     Args:
@@ -125,10 +125,7 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
         approvals: whether a question to a person becomes a request to confirm the call. Otherwise
             nobody is asked, not even through the gate of the engine, and the agent sees the
             exception of its tool.
-        name: of the plugin, for a runner with several of them.
-
-    Raises:
-        TypeError: an argument has another type.
+        name: the name of the plugin, for a runner with several of them.
     """
 
     def __init__(
@@ -148,7 +145,7 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
         self._runs: dict[str, _Run] = {}
 
     async def before_run_callback(self, *, invocation_context: Any) -> None:
-        """Learn which agents an invocation has, and which tools they have.
+        """Collect the agents of an invocation, and their tools.
 
         Raises:
             ValueError: capabilities name a tool that does not exist, or a field is not valid.
@@ -159,7 +156,7 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
         self._runs[invocation_context.invocation_id] = run
 
     async def before_agent_callback(self, *, agent: Any, callback_context: Any) -> None:
-        """Learn the tools of an agent of a workflow, and watch for its cancellation."""
+        """Collect the tools of an agent of a workflow, and watch for its cancellation."""
         run = self._runs.get(callback_context.invocation_id)
         if run is None:
             return
@@ -168,7 +165,7 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
             await run.describe(callback_context.get_invocation_context(), known=False)
 
     async def before_tool_callback(self, *, tool: Any, tool_args: Any, tool_context: Any) -> None:
-        """Let the session execute the tool when the framework does."""
+        """Attach the tool, so that the session executes it when the framework does."""
         run = self._runs.get(tool_context.invocation_id)
         if run is not None and not isinstance(tool, TransferToAgentTool):
             _CALL.set((run, tool))
@@ -194,7 +191,7 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
         await self._end(invocation_context, f"it failed: {type(error).__name__}")
 
     async def close(self) -> None:
-        """Leave all sessions."""
+        """Leave all sessions `paused`."""
         for run in list(self._runs.values()):
             await self._end(run.context, "the runner was closed")
 
@@ -226,7 +223,7 @@ class _Attached:
     def __init__(self, tool: Any) -> None:
         own = vars(tool).get("run_async")
         self.tool = tool
-        # A copy of a tool that was attached has the attribute of the first one.
+        # A copy of an attached tool has the attribute of the original.
         self._execute = (
             type(tool).run_async.__get__(tool) if isinstance(own, _Attached) else tool.run_async
         )
@@ -268,7 +265,7 @@ class _Run:
         """Describe the tools of the running agent, and those of its tree other than toolsets.
 
         Args:
-            context: of the invocation.
+            context: the context of the invocation.
             known: whether capabilities must name tools of this tree; false if some of its tools are
                 not known.
 
@@ -345,14 +342,14 @@ class _Run:
         """Leave the session if the task of the first agent is cancelled."""
         if self._watched is None and task is not None:
             self._watched = task
-            # The span of the agent is to surround the session.
+            # In this context, the span of the agent encloses that of the session.
             self._around = contextvars.copy_context()
             task.add_done_callback(self._follow)
 
     def _follow(self, task: asyncio.Task[Any]) -> None:
         if task.cancelled():
             is_final = self.last_event is not None and self.last_event.is_final_response()
-            reason = self._why("" if is_final else "it was cancelled")
+            reason = self._pause_reason("" if is_final else "it was cancelled")
             ended = task if self._task is None else self._task.leave(reason)
             ended.add_done_callback(lambda _: self._owner.forget(self))
 
@@ -361,14 +358,14 @@ class _Run:
         if self._watched is not None:
             self._watched.remove_done_callback(self._follow)
         if self._task is not None:
-            reason = self._why(pause_reason)
+            reason = self._pause_reason(pause_reason)
             if not reason:
                 self.pipeline.end()
             await self._task.end(reason)
 
-    def _why(self, pause_reason: str) -> str:
-        if pause_reason:
-            return pause_reason
+    def _pause_reason(self, stated: str) -> str:
+        if stated:
+            return stated
         if self.waits:
             return "it waits for an answer"
         if self.pipeline.was_cut_short:
@@ -402,7 +399,7 @@ class _Run:
         """Call a tool, or what replaces it, in the context of the call.
 
         Raises:
-            Exception: of the tool; no alternative is left.
+            Exception: the tool's own; no alternative is left.
         """
         session = await self.open()
         call_id = context.function_call_id or ""
@@ -423,7 +420,7 @@ class _Run:
         async def execute(name: str, values: Arguments) -> object:
             nonlocal executed
             executed += 1
-            # The requests of a tool that failed to the framework do not count.
+            # Requests to the framework by a tool that then failed do not count.
             if executed > 1:
                 for field, value in before.items():
                     setattr(context.actions, field, copy(value))
@@ -467,7 +464,7 @@ class _Run:
     async def _confirm(
         self, tool: Any, values: dict[str, Any], context: Any, asked: Mapping[str, Any], called: Any
     ) -> None:
-        """Request a confirmation that a tool may stand in; that of the call does not apply."""
+        """Request a confirmation that a tool may stand in; the call's own does not apply."""
         if asked.get("tool") == tool.name:
             return
         if await tool.check_require_confirmation(values, context) is not True:
@@ -481,7 +478,7 @@ class _Run:
         raise _Interrupted(self._ask(context, text, {"tool": tool.name, "arguments": values}))
 
     def _can_ask(self, context: Any) -> bool:
-        """Return whether ADK passes on a request to confirm: once for each call of an agent."""
+        """Return whether ADK passes on a request for confirmation: once for each call of an agent."""
         if self.nested or not self._owner.approvals:
             return False
         if context.node is not None or context.tool_confirmation is not None:
@@ -497,14 +494,14 @@ class _Run:
 
 
 class _Pipeline:
-    """Agents of an invocation that form its plan: of sequential and parallel agents, and workflows.
+    """Agents that form the plan of an invocation: in sequential and parallel agents, and workflows.
 
-    Each of these agents is a task. The framework runs them as always; `run_async` of each is
-    attached, so that the task is performed there: by the agent itself, by what replaces it, or by
-    nobody if it was skipped or done before.
+    Each of these agents is a task. The framework runs them as usual; `run_async` of each is
+    attached and performs the task: by the agent itself, by what replaces it, or not at all if it
+    was skipped or is already done.
 
     Attributes:
-        agents: by name, all agents that may run, if some of them are a plan.
+        agents: by name, all agents that may run, if some of them form a plan.
         tasks: the plan of the root agent, or of workflows.
     """
 
@@ -515,14 +512,14 @@ class _Pipeline:
         self.tasks: list[Task] = []
         self._groups: dict[str, list[Task]] = {}  # plans of outermost agents, by name
         self._planned = set[TaskId]()
-        self._turns = set[TaskId]()  # of the agents whose turn has come
+        self._turns = set[TaskId]()  # tasks of the agents whose turn has come
         self._unfinished = set[str]()  # agents that run, or that were cut short
         self._entered = set[TaskId]()  # tasks that were performed in this process, or are
         self._session: Session | None = None
         self._steps: AgentSteps | None = None
 
     def learn(self, family: Sequence[Any], *, has_workflow: bool) -> None:
-        """Learn which agents there are, and attach those that are a plan.
+        """Collect the agents, and attach those that form a plan.
 
         Args:
             family: the agents, the root agent first.
@@ -547,10 +544,10 @@ class _Pipeline:
             self.agents = {agent.name: agent for agent in reversed(family)}
 
     def run(self, agent: Any, context: Any) -> AsyncIterator[Any]:
-        """Run an agent where the framework runs it.
+        """Run an agent in place of the framework.
 
-        Whatever is neither the outermost agent of a plan nor one whose turn has come, such as an
-        agent after a transfer, is the framework's own affair.
+        An agent that is neither the outermost one of a plan nor a task at its first turn, such as
+        after a transfer, runs as in the framework alone.
         """
         task_id = TaskId(agent.name)
         if agent.name in self._groups:
@@ -562,7 +559,7 @@ class _Pipeline:
         return events
 
     async def _run_group(self, agent: Any, context: Any) -> AsyncGenerator[Any, None]:
-        """Run the outermost agent of a plan, and then the tasks added behind its last agent."""
+        """Run the outermost agent of a plan, and then the tasks added after its last agent."""
         await self._begin(agent, context)
         self._unfinished.add(agent.name)
         is_paused = False
@@ -596,7 +593,7 @@ class _Pipeline:
                     yield event
         self._unfinished.discard(agent.name)
         if context.is_resumable and not is_paused and executed[-1:] != [agent]:
-            # Whoever stood in for the agent has said that it has ended itself.
+            # A stand-in has reported only its own end.
             context.set_agent_state(agent.name, end_of_agent=True)
             yield Event(
                 invocation_id=context.invocation_id,
@@ -612,12 +609,12 @@ class _Pipeline:
 
         Args:
             agent: the agent whose turn it is.
-            context: of its parent.
+            context: the context of its parent.
             performing: performs the tasks.
-            executed: the agents that were run, to be noted here.
+            executed: receives the agents that were run.
 
         Raises:
-            Exception: of an agent; no alternative is left.
+            Exception: an agent's own; no alternative is left.
         """
 
         def stream(
@@ -633,7 +630,7 @@ class _Pipeline:
         except (_Interrupted, CallSkipped):
             pass
         except ReportedFailure:
-            self._go_on_without(agent)
+            self._skip_failed(agent)
         except NeedsHuman as error:
             yield self._request(agent, context, error.questions)
 
@@ -651,10 +648,10 @@ class _Pipeline:
         assert self._steps is not None
         return self._steps.added_behind(self._planned | self._entered)
 
-    def _go_on_without(self, agent: Any) -> None:
-        """Skip an agent that has reported an error, after which the framework goes on."""
+    def _skip_failed(self, agent: Any) -> None:
+        """Skip an agent that has reported an error, because the framework continues after it."""
         assert self._steps is not None
-        self._steps.skip(agent.name, "the framework goes on after an error of its model")
+        self._steps.skip(agent.name, "the framework continues after an error of its model")
 
     @property
     def was_cut_short(self) -> bool:
@@ -662,7 +659,7 @@ class _Pipeline:
         return bool(self._unfinished)
 
     def end(self) -> None:
-        """Skip the agents that the framework has ended without."""
+        """Skip the agents that the framework has not run by its end."""
         if self._steps is not None:
             self._steps.skip_rest()
 
@@ -686,10 +683,10 @@ class _Pipeline:
     def _agent_for(self, name: str, arguments: Arguments, agent: Any) -> Any:
         """Return the agent that executes a task in the turn of another agent.
 
-        What stands in for an agent saves its output under the key of that agent.
+        A stand-in saves its output under the key of the agent that it replaces.
 
         Raises:
-            LookupError: nobody has this name.
+            LookupError: no agent has this name.
         """
         attempt = current_attempt()
         assert attempt is not None
@@ -758,7 +755,7 @@ class _AttachedAgent:
         self.agent = agent
 
     def __call__(self, parent_context: Any) -> AsyncIterator[Any]:
-        # A workflow runs a copy of the agent, and says so.
+        # A workflow runs a copy of the agent, which is the one in the context.
         running = parent_context.agent
         is_copy = running is not None and vars(running).get("run_async") is self
         agent = running if is_copy else self.agent
@@ -812,7 +809,7 @@ def _requests_answer(actions: Any, call_id: str) -> bool:
 async def _events(
     agent: Any, context: Any, end: Callable[[object], None]
 ) -> AsyncGenerator[Any, None]:
-    """Run an agent, and tell the text of its last final response.
+    """Run an agent, and pass the text of each final response to `end`.
 
     Raises:
         ReportedFailure: its last event reports an error, and nothing else.
@@ -876,7 +873,7 @@ def _agents_in(workflow: Any) -> list[Any]:
 
 
 def _add_workflow(workflow: Any, tasks: list[Task]) -> None:
-    """Add the tasks of the agents that a workflow runs in any case."""
+    """Add the tasks of the agents that a workflow always runs."""
     nodes: dict[str, Any] = {}
     edges: list[WorkflowEdge] = []
     for number, edge in enumerate(workflow.graph.edges if workflow.graph else ()):
@@ -899,7 +896,7 @@ _PASSES: Final = (_Interrupted, LlmCallsLimitExceededError)
 
 
 def _requests(context: Any) -> dict[str, Any]:
-    """Return what a call has asked of the framework so far, such as a transfer."""
+    """Return the requests of a call to the framework so far, such as a transfer."""
     requests: dict[str, Any] = {}
     for name, value in vars(context.actions).items():
         if name not in _DELTAS:
@@ -922,7 +919,7 @@ def _asked(context: Any) -> Mapping[str, Any]:
 
 
 def _fields(tool: Any) -> dict[str, object] | None:
-    """Return the fields of the description of a tool; None if the framework does not execute it."""
+    """Return the fields that describe a tool; None if the framework does not execute it."""
     request = LlmRequest()
     request.append_tools([tool])
     if not request.config.tools:

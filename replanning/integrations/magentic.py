@@ -84,7 +84,6 @@ async def replanned(
 
     Raises:
         StoreError: the session cannot be ended.
-        TypeError: an argument has another type.
     """
     made = _Manager(manager, engine or ReplanningEngine(), capabilities, approvals)
     try:
