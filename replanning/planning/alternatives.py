@@ -198,7 +198,7 @@ class _Recovery:
         if self._assume_answers(held):
             assumed = "; ".join(held.effective_assumptions)
             changes = self._approved_changes(task, held, assumed=assumed)
-            return _alternative(changes, f"there is no answer; assumed: {assumed}")
+            return _alternative(changes, f"no answer; assumed: {assumed}")
         if held.why == "dangerous" and self._session.tool_loop_only:
             notes = PlanningTask(reason=f"a person has declined: {held.text}")
             step = phase_task(Phase.EXECUTION, PlanView(live).unused_id(task.id), (), notes)
@@ -223,7 +223,7 @@ class _Recovery:
             return False
         assumed = list(held.effective_assumptions)
         for question in held.questions:
-            assumed.append(f"there is no answer: {question}")
+            assumed.append(f"unanswered: {question}")
         self._session.record_assumptions(assumed, held.questions)
         return True
 
@@ -237,7 +237,7 @@ class _Recovery:
         """
         session = self._session
         if session.tool_loop_only:
-            reason = f"{task.id} failed; the model decides what is done next"
+            reason = f"{task.id} failed; the model decides the next step"
             return _alternative([SkipTask(task_id=task.id, reason=reason)], reason)
         held = session.state.held.get(task.id)
         if held is not None:
@@ -285,7 +285,7 @@ class _Recovery:
                 outcome = await session.execute_replan(retry)
                 is_done = not outcome.problem
             if not is_done:
-                reason = f"there is no answer to: {held.text}; {retry.ruling.reason}"
+                reason = f"no answer to: {held.text}; {retry.ruling.reason}"
                 return self._escalate(task, reason)
         elif held.target is not None:
             replan = ""

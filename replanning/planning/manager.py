@@ -630,7 +630,7 @@ class ReplanManager:
     ) -> Ruling:
         """Rule on a response; `questions` come from a refused decision, and are already counted."""
         if response.decision is None:
-            return Ruling("continue", f"there is no decision: {response.problem}")
+            return Ruling("continue", f"the model made no decision: {response.problem}")
         ruling = self._rule_on(response.decision, cause)
         if questions:
             return replace(ruling, questions=ruling.questions or questions)

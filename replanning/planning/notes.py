@@ -21,7 +21,7 @@ from replanning.planning.outputs import ActionPlan, PlanRevision, Reflection, Ta
 HoldReason = Literal["clarification", "approval", "no_alternative", "dangerous", "intervention"]
 """The reason why a task waits for a person."""
 
-DEFAULT_ASSUMPTIONS: Final = ("what is most likely meant",)
+DEFAULT_ASSUMPTIONS: Final = ("the most likely meaning",)
 """Assumptions used where the model states none."""
 
 

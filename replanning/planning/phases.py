@@ -501,7 +501,7 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
     found, compiled = compile_action_plan(
         action_plan, subtasks, session.tools, prefix=prefix, finished=finished, problems=problems
     )
-    # A subtask may have the name of a phase, whose attempts the state does not count as an action's.
+    # A subtask may have the name of a phase, whose attempts the state does not count as actions.
     if any(action.id in live or action.id in list(Phase) for action in compiled):
         prefix = f"v{number}.{prefix}"
         found, compiled = compile_action_plan(

@@ -54,11 +54,11 @@ PLANNING_PHASES: Final = (Phase.GOAL_UNDERSTANDING, Phase.TASK_DECOMPOSITION, Ph
 """The phases that make a plan, in order."""
 
 _PHASE_GOALS: Final[Mapping[Phase, str]] = {
-    Phase.GOAL_UNDERSTANDING: "Understand what is to be achieved",
+    Phase.GOAL_UNDERSTANDING: "Understand the goal",
     Phase.TASK_DECOMPOSITION: "Decompose the goal into subtasks",
     Phase.ACTION_SEQUENCE: "Plan the actions",
     Phase.REFLECTION: "Judge whether the goal was achieved",
-    Phase.EXECUTION: "Decide which tool is used next",
+    Phase.EXECUTION: "Choose the next tool to use",
 }
 
 UNFINISHED: Final = WAITING | {TaskState.RUNNING}

@@ -120,7 +120,7 @@ def _add_step(
         metadata=notes.to_metadata(),
     )
     step = phase_task(Phase.EXECUTION, view.unused_id(TaskId(Phase.EXECUTION)), [action.id])
-    reason = comment or f"{call.name} is used"
+    reason = comment or f"the model uses {call.name}"
     session.revise([AddTask(task=action), AddTask(task=step)], reason)
 
 

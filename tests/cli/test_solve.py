@@ -279,7 +279,7 @@ def test_a_model_that_cannot_be_asked_is_tried_again(folder):
             keyless = server.environ() | {"OPENAI_API_KEY": ""}
             wrong = cli(folder, "solve", *OPENAI, "--run-id", run, code=4, **keyless)
             assert "check OPENAI_API_KEY" in wrong.stderr
-            assert "try 'goal_understanding' again?" in wrong.stderr
+            assert "try 'goal_understanding' again once the model is available?" in wrong.stderr
             cli(folder, verdict, f"{run}.q1")
         cli(folder, "resume", "r", **server.environ())
         over = cli(folder, "resume", "given-up", code=1, **server.environ())

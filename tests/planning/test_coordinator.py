@@ -244,7 +244,7 @@ async def test_what_may_not_be_asked_is_assumed(settings, asked):
     last = planning.state.clarified[-1]
     assert (last.questions, last.assumptions) == (
         ("Which people?",),
-        ("what is most likely meant",),
+        ("the most likely meaning",),
     )
 
 

@@ -333,7 +333,7 @@ async def test_an_unanswered_question_about_an_action_is_assumed(kind):
     assert len(desk.used) == 3
     (assumed,) = planning.state.clarified
     assert (assumed.questions, assumed.answer) == (("Which?",), "")
-    assert "there is no answer: Which?" in assumed.assumptions
+    assert "unanswered: Which?" in assumed.assumptions
 
 
 ASKED_AGAIN = [

@@ -654,7 +654,7 @@ async def test_a_question_after_an_action_is_asked(answered):
 
     assert (planning.result.status, desk.tools) == ("succeeded", ["write", "post"])
     assert desk.clock.elapsed == (0 if answered else pytest.approx(1800))
-    assert ("the yellow one" if answered else "there is no answer: Which?") in model.prompts[-1]
+    assert ("the yellow one" if answered else "unanswered: Which?") in model.prompts[-1]
 
 
 # How large answers may be
