@@ -1,8 +1,8 @@
-"""Triggers: the events that ask for replanning, and a detector of each kind, one per file.
+"""Triggers: events that request replanning, with one detector of each kind per file.
 
-Programs raise them by hand: `run.trigger(TaskFailed(task_id="build", error="disk full"))`. A
-subclass of `TriggerEvent` is a new kind. `docs/project/architecture.md` lists what a new kind
-within the library needs.
+Programs raise them with `run.trigger(TaskFailed(task_id="build", error="disk full"))`. A subclass
+of `TriggerEvent` is a new kind. `docs/project/architecture.md` lists the places to change for a new
+kind within the library.
 """
 
 from __future__ import annotations

@@ -22,21 +22,21 @@ from replanning.plan.messages import join_names, one_line
 from replanning.plan.types import TaskId
 
 MAX_TASKS_PER_TOOL = 1_000
-"""Limit of the tasks of one tool that are examined."""
+"""Maximum number of tasks examined per tool."""
 
 MAX_FOLLOWED_FACTS = 100
-"""Limit of the facts that are derived from a change by the tools that it makes usable."""
+"""Maximum number of facts derived from a change through the effects of usable tools."""
 
 MAX_REASON_CHARS = 300
 
 
 class BetterPathDetector:
-    """`better-path-found`: a tool of equal capability makes the remaining path cheaper.
+    """`better-path-found`: a tool of the same capability makes the remaining path cheaper.
 
     Only tools that state their cost are compared. In a plan that states its facts, it also fires
-    when facts begin to hold, or a tool or resource becomes available, with which effects of waiting
-    tasks could be achieved in another way, or hold already. What that saves is measured when the
-    proposals are vetted.
+    when facts begin to hold, or a tool or resource becomes available, so that effects of waiting
+    tasks hold already or could be achieved otherwise. The gain is measured when the proposals are
+    vetted.
 
     Args:
         every: number of successful attempts between two comparisons.
@@ -72,7 +72,7 @@ class BetterPathDetector:
         count = view.succeeded_attempts
         if isinstance(observation, AttemptSucceeded) and count % self.every:
             return f"it compares after every {self.every} successes, and this is number {count}"
-        return "no other way is known to save enough"
+        return "no known alternative saves enough"
 
     def _cheaper_tools(self, view: PlanView) -> Iterator[BetterPathFound]:
         cheapest: dict[str, tuple[float, ToolSpec]] = {}
@@ -109,7 +109,7 @@ class BetterPathDetector:
 
 
 def _usable_tools(view: PlanView) -> list[ToolSpec]:
-    """Return the tools that are available, and take no more of any resource than there is."""
+    """Return the available tools whose resource demands are within the capacity."""
     usable: list[ToolSpec] = []
     for tool in view.tools.values():
         fits = all(view.capacity.get(n, 0.0) >= need for n, need in tool.resources.items())
@@ -121,7 +121,7 @@ def _usable_tools(view: PlanView) -> list[ToolSpec]:
 def _possible_shortcuts(observation: Observation, view: PlanView) -> Iterator[BetterPathFound]:
     """Yield a trigger if the effects of waiting tasks hold now, or could be achieved otherwise.
 
-    Other ways begin with the facts that hold now, or with the tools that can be used now.
+    Alternatives start from the facts that now hold, or the tools that are now usable.
     """
     usable = _usable_tools(view)
     news: list[str] = []
@@ -134,7 +134,7 @@ def _possible_shortcuts(observation: Observation, view: PlanView) -> Iterator[Be
         for tool in usable:
             if observation.name in (tool.name, *tool.resources):
                 reached += tool.addition_patterns
-    for fact in reached:  # it grows
+    for fact in reached:  # grows while it is iterated
         for tool in usable:
             if _may_be_among(fact, tool.precondition_patterns):
                 reached += [new for new in tool.addition_patterns if new not in reached]
@@ -154,9 +154,9 @@ def _possible_shortcuts(observation: Observation, view: PlanView) -> Iterator[Be
 
 
 def _may_be_among(fact: str, patterns: Sequence[str]) -> bool:
-    """Return whether a fact or pattern may stand for the same fact as one of others.
+    """Return whether a fact or pattern may equal a fact of the given patterns.
 
-    With placeholders, only the text before them is compared.
+    Only the text before the first placeholder is compared.
     """
     start, ground = _ground_prefix(fact)
     for pattern in patterns:
@@ -170,7 +170,7 @@ def _may_be_among(fact: str, patterns: Sequence[str]) -> bool:
 
 
 def _ground_prefix(pattern: str) -> tuple[str, bool]:
-    """Return the text before the first placeholder, and whether that is all."""
+    """Return the text before the first placeholder, and whether it is the whole pattern."""
     start, brace, _ = pattern.partition("{")
     return start, not brace
 

@@ -24,12 +24,12 @@ from replanning.plan.messages import join_names, one_line
 from replanning.plan.types import TaskId
 
 _MAX_TASKS_EXAMINED = 1_000
-"""Limit of the tasks of a tool, and of the predecessors of a task, that are examined."""
+"""Maximum number of tasks examined per tool, and of predecessors examined per task."""
 
 _MAX_LISTED_ITEMS = 5
 _MAX_REASON_CHARS = 300
 _UNFINISHED_STATES = WAITING | STUCK
-"""States of tasks that still have to run. Running tasks have their values already."""
+"""States of tasks that still have to run. Running tasks have already read their values."""
 
 _TEXT_FIELDS = frozenset({"objective", "success_criteria"})
 
@@ -37,7 +37,7 @@ _TEXT_FIELDS = frozenset({"objective", "success_criteria"})
 class ContextChangedDetector:
     """`context-changed`: remaining tasks depend on a change of the context or the facts.
 
-    Also if the goal changed, and the remaining plan does not reach it; and if finished tasks with
+    It also fires if the remaining plan does not reach a changed goal, and if finished tasks with
     `on_stale: redo` have stale results.
     """
 
@@ -68,7 +68,7 @@ class ContextChangedDetector:
         if isinstance(observation, GoalChanged):
             return "the remaining plan reaches the goal"
         if isinstance(observation, ResultsStale):
-            return "no stale result is to be made again"
+            return "no stale result needs to be redone"
         if isinstance(observation, FactsObserved) and not observation.ceased:
             return "facts that begin to hold harm no task"
         return "no remaining task depends on the change"
@@ -127,7 +127,7 @@ def _context_triggers(keys: Sequence[str], view: PlanView) -> Iterator[ContextCh
 
 
 def _stale_triggers(view: PlanView) -> Iterator[ContextChanged]:
-    """Yield a trigger for the tasks that are to be done again, and those that wait for them."""
+    """Yield a trigger for the stale tasks to redo, and the tasks that wait for them."""
     stale: list[TaskId] = []
     causes: dict[str, None] = {}
     for task_id, result in view.stale_results().items():
@@ -136,7 +136,7 @@ def _stale_triggers(view: PlanView) -> Iterator[ContextChanged]:
             causes |= {cause: None for cause in result.causes if cause.startswith("context.")}
     if not stale:
         return
-    why = "what they followed is done again"
+    why = "tasks before them are redone"
     if causes:
         why = f"{join_names(causes, _MAX_LISTED_ITEMS)} changed"
     results = f"{len(stale)} results are stale"
@@ -153,7 +153,7 @@ def _stale_triggers(view: PlanView) -> Iterator[ContextChanged]:
 
 
 def _is_affected(task: TaskView, view: PlanView) -> bool:
-    """Return whether a reader still has to run, or was skipped and would not be skipped now."""
+    """Return whether a reader still has to run, or was skipped but would run now."""
     if task.state in _UNFINISHED_STATES:
         return True
     if not task.condition_not_met or task.task.when is None:
@@ -201,12 +201,12 @@ def _lost_facts_trigger(
     why = "the goal needs it"
     if dependents:
         why = _dependents_phrase(dependents)
-    verb = "does" if len(lost) == 1 else "do"
+    verb = "holds" if len(lost) == 1 else "hold"
     names = join_names(lost, _MAX_LISTED_ITEMS)
     return ContextChanged(
         tasks=tuple(tasks),
         cause=",".join(sorted(lost)),
-        reason=f"{names} {verb} not hold any more, and {why}",
+        reason=f"{names} no longer {verb}, and {why}",
         facts=lost,
     )
 
@@ -218,9 +218,9 @@ def _dependents_phrase(tasks: Sequence[str]) -> str:
 
 
 def _tasks_missing_fact(fact: str, view: PlanView) -> Iterator[TaskView]:
-    """Yield the tasks that need a fact that ceased, and have no predecessor that adds it.
+    """Yield the tasks that need a fact that ceased to hold, and have no predecessor that adds it.
 
-    Tasks that have started already do not need it any more.
+    Running tasks no longer need it.
     """
     adding = {task.id for task in _tasks_adding(fact, view)}
     for tool in view.tools.values():
@@ -236,7 +236,7 @@ def _tasks_missing_fact(fact: str, view: PlanView) -> Iterator[TaskView]:
 
 
 def _is_lost_for_goal(fact: str, view: PlanView) -> bool:
-    """Return whether the goal needs a fact that ceased and no remaining task adds it."""
+    """Return whether the goal needs a fact and no remaining task adds it."""
     return fact in view.goal.facts and next(_tasks_adding(fact, view), None) is None
 
 
@@ -289,7 +289,7 @@ def _runs_after(task: TaskView, adding: set[str], view: PlanView) -> bool:
 
 
 def _may_match(fact: str, patterns: Sequence[str]) -> bool:
-    """Return whether a pattern could match a fact, judged by the name before the bracket."""
+    """Return whether a pattern could match a fact; only names before the parenthesis count."""
     head = fact.partition("(")[0]
     for pattern in patterns:
         name = pattern.partition("(")[0]

@@ -14,10 +14,10 @@ from replanning.plan.messages import join_names, one_line
 from replanning.plan.types import TaskId
 
 MAX_NAMED_TASKS = 100
-"""Limit of the blocking tasks that a trigger names."""
+"""Maximum number of blocking tasks that a trigger names."""
 
 MAX_VISITED_TASKS = 10_000
-"""Limit of the tasks that are examined to find those that block others."""
+"""Maximum number of tasks visited in the search for blocking ones."""
 
 
 class GoalUnreachableDetector:
@@ -29,7 +29,7 @@ class GoalUnreachableDetector:
     def detect(self, observation: Observation, view: PlanView) -> Iterable[GoalUnreachable]:
         """Yield one trigger.
 
-        Its cause names the blocking tasks, so that it is recognised in a later revision.
+        Its cause is a hash of the blocking tasks, so that a later revision can recognise it.
         """
         if not isinstance(observation, RunQuiescent):
             return
@@ -66,7 +66,7 @@ class GoalUnreachableDetector:
 
 
 def _state_words(view: PlanView, blocking: Sequence[TaskView]) -> list[str]:
-    """Return the states of tasks, where elements of one list in one state are one phrase."""
+    """Return phrases for the states of tasks, one for all elements of a list in one state."""
     by_state: dict[TaskState, list[TaskId]] = {}
     for task in [*view.stuck(), *blocking]:
         by_state.setdefault(task.state, []).append(task.id)

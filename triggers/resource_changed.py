@@ -20,9 +20,9 @@ from replanning.plan.types import TaskId
 
 
 class ResourceChangedDetector:
-    """`resource-changed`: tasks that still have to run lack a tool, or capacity of a resource.
+    """`resource-changed`: tasks that still have to run lack a tool or enough of a resource.
 
-    Running tasks continue; a tool that comes back or a resource that grows needs no replanning.
+    Running tasks continue. A tool that comes back or a resource that grows needs no replanning.
     """
 
     name = "resource-changed"
@@ -36,8 +36,8 @@ class ResourceChangedDetector:
                 view, observation.name, gone, observation.reason, observation.capacity
             )
         elif isinstance(observation, AttemptFailed) and observation.retry_at is not None:
-            # A server that dies takes its tool with it while the task still runs. Only now, after
-            # the failure, does the task wait for the tool.
+            # If a server dies during a task, its tool becomes unavailable while the task runs. Only
+            # now, after the failure, does the task wait for the tool.
             tool = view.tool(view.task(observation.task).task.tool)
             if tool is not None and not tool.available:
                 yield from _lacking(view, tool.name, gone=True)
@@ -52,7 +52,7 @@ class ResourceChangedDetector:
 def _lacking(
     view: PlanView, name: str, gone: bool, reason: str = "", new_capacity: float | None = None
 ) -> Iterable[ResourceChanged]:
-    """Yield the trigger about the tasks that lack a resource, or a tool if it is gone."""
+    """Yield the trigger for waiting tasks that lack a resource, or a tool if it is gone."""
     capacity = view.capacity.get(name, math.inf)
     lacking: list[TaskId] = []
     for task in view.resource_users(name):

@@ -1,4 +1,4 @@
-"""Detects tasks that failed for good: their retries are used up, or they could not be started."""
+"""Detects tasks that failed for good: without retries left, or unable to start."""
 
 from __future__ import annotations
 
@@ -66,22 +66,22 @@ class TaskFailedDetector:
         )
 
     def why_not(self, observation: Observation, view: PlanView) -> str:
-        """Return why this observation is no failure."""
+        """Return why this observation is not a final failure."""
         if isinstance(observation, AttemptFailed | AttemptInterrupted):
             if observation.retry_at is not None:
-                return f"task {observation.task!r} is run again by itself"
+                return f"task {observation.task!r} is retried automatically"
             if observation.confirm_at is not None:
-                return f"it is asked first whether task {observation.task!r} was done"
+                return f"a confirmation of task {observation.task!r} is still pending"
         if isinstance(observation, AttemptFailed | AttemptInterrupted | ConditionEvaluated):
             return f"task {observation.task!r} is {view.task(observation.task).state}"
-        return "it is about no task"
+        return "it concerns no task"
 
 
 def task_cause(task: TaskView, *error: str) -> str:
-    """Return the cause of a failure: equal for equal calls that fail in the same way.
+    """Return the cause of a failure: equal for equal calls with equal normalised errors.
 
-    Only the error is normalised: `tool-1` and `tool-2` are different tools, and other arguments
-    make another call.
+    Only the error is normalised: `tool-1` and `tool-2` are different tools, and calls with
+    different arguments are different calls.
     """
     call = task.task.tool or task.id
     if task.task.arguments:
@@ -91,7 +91,7 @@ def task_cause(task: TaskView, *error: str) -> str:
 
 
 def task_label(task: TaskView) -> str:
-    """Return a task as sentences name it: with its tool, and with the task that it replaces."""
+    """Return the words for a task in messages, with its tool and the task that it replaces."""
     label = f"task {task.id!r}"
     if task.task.tool:
         label += f" with {task.task.tool!r}"

@@ -12,13 +12,13 @@ from replanning.triggers.task_failed import task_cause, task_label
 
 
 class TimeoutDetector:
-    """`timeout`: an attempt passed its deadline, and the task is not retried by itself."""
+    """`timeout`: an attempt passed its deadline, and the task is not retried automatically."""
 
     name = "timeout"
     observes: ClassVar[tuple[type[RecordBody], ...]] = (AttemptTimedOut,)
 
     def detect(self, observation: Observation, view: PlanView) -> Iterable[TaskTimedOut]:
-        """Yield one trigger for an attempt after which the task has failed."""
+        """Yield one trigger if the timeout makes the task fail."""
         if not isinstance(observation, AttemptTimedOut) or observation.retry_at is not None:
             return
         if observation.confirm_at is not None:
@@ -36,5 +36,5 @@ class TimeoutDetector:
     def why_not(self, observation: Observation, view: PlanView) -> str:
         """Return why this timeout needs no replanning."""
         if isinstance(observation, AttemptTimedOut) and observation.confirm_at is not None:
-            return "it is asked first whether the task was done"
-        return "the task is run again by itself"
+            return "a confirmation of the task is still pending"
+        return "the task is retried automatically"

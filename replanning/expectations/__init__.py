@@ -1,4 +1,4 @@
-"""Expectations and past calls: which outputs they would have rejected, and which to suggest."""
+"""Expectations tested against past calls, and suggestions of expectations learned from them."""
 
 from __future__ import annotations
 

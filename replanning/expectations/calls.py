@@ -1,4 +1,4 @@
-"""Calls of tools as a journal has them: the arguments, and what each tool answered."""
+"""Recorded tool calls: their arguments and outputs, from the journal of a run."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from replanning.plan.types import AttemptId, JsonObject, TaskId
 
 @dataclass(frozen=True, slots=True)
 class ObservedCall:
-    """Call of a tool, as a journal has it or as you have observed it yourself.
+    """Call of a tool, read from a journal or recorded by your own program.
 
     Attributes:
         tool: the name of the tool.
-        arguments: what the tool was given.
-        output: what it answered: JSON, or a value that has a JSON form. A text that is a JSON
-            object or array counts as that value.
-        run: the run that made the call; empty outside of one.
+        arguments: the arguments.
+        output: the output: JSON, or a value with a JSON form. A text that contains a JSON object or
+            array counts as that value.
+        run: the run that made the call; empty outside of a run.
         task: the task of the call.
-        failure: the message with which the call failed; empty if it succeeded. The output of a
-            call that failed is one that was not as expected, or None.
-        kept: whether the output is known; a journal lacks those that have no stored form.
+        failure: the error message of a failed call, otherwise empty. A failed call has an output
+            only if it violated an expectation.
+        kept: whether the output is known; a journal lacks outputs without a stored form.
     """
 
     tool: str
@@ -53,11 +53,11 @@ class ObservedCall:
 
 
 class CheckedCall(NamedTuple):
-    """Call whose output was held against expectations.
+    """Call whose output was checked against expectations.
 
     Attributes:
         call: the call.
-        broken: why the output is not as expected; None if it is, or is not kept.
+        broken: the violated expectation; None if all are satisfied, or if the output is unknown.
     """
 
     call: ObservedCall
@@ -65,16 +65,15 @@ class CheckedCall(NamedTuple):
 
 
 def recorded_calls(records: Iterable[Record]) -> Iterator[ObservedCall]:
-    """Yield the calls of tools that a run has made, in the order in which they ended.
+    """Yield the tool calls of a run, in the order of their ends.
 
-    Calls that were interrupted or ran into their deadline are left out: they have no answer.
+    Calls that were interrupted or timed out are left out: they have no output.
 
     Args:
         records: the journal of the run.
 
     Raises:
-        JournalCorrupt: it does not begin with the opening of a run, or its records contradict one
-            another.
+        JournalCorrupt: the first record does not open a run, or records contradict one another.
     """
     for ended in _ended_calls(records):
         yield ended.call
@@ -86,18 +85,18 @@ def checked_calls(
     tasks: Mapping[TaskId, Task],
     value_of: Callable[[object], object] | None = None,
 ) -> Iterator[CheckedCall]:
-    """Yield the calls of a run, each held against what its tool and its task expect.
+    """Yield the calls of a run, each checked against the expectations of its tool and task.
 
-    Calls without expectations are left out, and so are those that failed without an output. The
-    past cannot be asked again: commands are not run, and no other tool has to agree. Conditions
-    see the context and the results of that time.
+    Calls without expectations are left out, as are calls that failed without an output. Commands
+    are not run, and second tools are not called. Conditions see the context and results at the time
+    of the call.
 
     Args:
         records: the journal of the run.
-        tools: the tools that expect something, by name.
-        tasks: the tasks that expect something, by id.
-        value_of: makes of a recorded output what expectations are about; by default the output. It
-            raises ValueError for one that cannot be checked.
+        tools: the tools with expectations, by name.
+        tasks: the tasks with expectations, by id.
+        value_of: converts a recorded output to the value to check; by default the output itself. It
+            raises ValueError for an output that cannot be checked.
 
     Raises:
         JournalCorrupt: as `recorded_calls`.
@@ -133,14 +132,14 @@ def checked_calls(
 
 
 def _is_about_output(expect: Expectation) -> bool:
-    """Return whether an expectation says something that past outputs can be held against."""
+    """Return whether an expectation can be checked against past outputs."""
     if expect.json_schema is not None:
         return True
     return bool(expect.where or expect.errors)
 
 
 class _EndedCall(NamedTuple):
-    """Call, with its task and with the plan as it was when the call ended."""
+    """Call with its task, and the plan at the end of the call."""
 
     call: ObservedCall
     task: Task
@@ -149,7 +148,7 @@ class _EndedCall(NamedTuple):
 
 
 def _ended_calls(records: Iterable[Record]) -> Iterator[_EndedCall]:
-    """Replay a journal, and yield its calls as they end; the plan changes with the next one."""
+    """Replay a journal and yield each call at its end; its plan changes with the next one."""
     remaining = iter(records)
     first = next(remaining, None)
     if first is None or not isinstance(first.body, RunOpened):
@@ -162,7 +161,7 @@ def _ended_calls(records: Iterable[Record]) -> Iterator[_EndedCall]:
         apply_record(record, live, ledger, opened.run)
         body = record.body
         if isinstance(body, AttemptStarted):
-            # What another tool says that was asked about a call is no output of its own tool.
+            # A confirmation asks another tool, whose output is not that of the task's tool.
             if body.confirms is None:
                 running[body.attempt] = _arguments(live, live.entry(body.task).task)
             continue
@@ -170,7 +169,7 @@ def _ended_calls(records: Iterable[Record]) -> Iterator[_EndedCall]:
             continue
         task = live.entry(body.task).task
         tool = task.tool
-        # A session names the task after a tool that its plan does not describe.
+        # In a session, a task without a described tool has the tool's name.
         if tool is None and opened.open_ended:
             tool = task.name
         arguments = running.pop(body.attempt, None)
@@ -190,10 +189,10 @@ def _ended_calls(records: Iterable[Record]) -> Iterator[_EndedCall]:
 
 
 def _arguments(live: LivePlan, task: Task) -> JsonObject:
-    """Return the arguments that a task begins with, as far as they can still be known."""
+    """Return the resolved arguments at the start of a task, as far as they are still known."""
     arguments: JsonObject = {}
     for name, value in task.arguments.items():
-        # One by one: an output that was not stored is missing only where it is referred to.
+        # One by one: an output that was not stored affects only the arguments that refer to it.
         with suppress(ExpressionError, ValueError):
             resolved = resolve_references(
                 {name: value},

@@ -1,4 +1,4 @@
-"""Past outputs of tools: the answer in each, and the texts that report errors."""
+"""Past outputs of tools: the payload in each, and the texts that report errors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ ERROR_WORD: Final = re.compile(
     r"\s*((?:(?![Nn]o |[Ww]ithout )[A-Za-z]+ )?(?:[A-Z][A-Za-z]*)?"
     r"(?:[Ee]rror|ERROR|[Ee]xception|EXCEPTION)|Traceback|FAILED|[Ff]ailed|[Ff]ailure)\b"
 )
-"""Beginning of a text that says that something went wrong."""
+"""Beginning of a text that reports an error."""
 
 ERROR_OBJECT: Final = re.compile(r'\s*\{\s*"(?:error|errors|exception|fault)"', re.IGNORECASE)
-"""Beginning of an object whose first field says that something went wrong."""
+"""Beginning of an object whose first field reports an error."""
 
 _REFUSAL: Final = re.compile(
     r"\bnot found\b|\bno such\b|\bdoes not exist\b|\bdoesn't exist\b|\binvalid\b|\bdenied\b"
@@ -25,23 +25,23 @@ _REFUSAL: Final = re.compile(
     r"|\btoo many requests\b|\bcannot\b|\bcould not\b|\bunable to\b|\bnot allowed\b|\bfailed\b",
     re.IGNORECASE,
 )
-"""Words of a short text that says that something was refused."""
+"""Words of a short text that reports a refusal."""
 
 _MAX_REFUSAL_CHARS: Final = 150
 
 _MIN_SAME_REFUSALS: Final = 3
 
 Path = tuple[str | int, ...]
-"""Where a part of an output is: names of fields, and 0 for every item of an array."""
+"""Path of a part of an output: names of fields, and 0 for every item of an array."""
 
 _TEXT_FIELDS: Final = (frozenset({"exit_code", "stdout"}), frozenset({"status", "headers"}))
-"""Fields of what a command or a request returns, beside `json`."""
+"""Fields beside `json` in the output of a command, and of a request."""
 
 _SERVER_FIELDS: Final = frozenset({"text", "json", "content"})
-"""Fields of what a tool of a server returns."""
+"""Fields in the output of an MCP tool."""
 
 _ReportKind = Literal["word", "object", "refusal"]
-"""What tells that an output reports an error: its first word, its first field, or its words."""
+"""Sign of an error in an output: its first word, its first field, or words of refusal."""
 
 
 class Sample(NamedTuple):
@@ -49,8 +49,8 @@ class Sample(NamedTuple):
 
     Attributes:
         call: the call.
-        arguments: what the tool was given, as JSON.
-        output: the output; a text that is a JSON object or array counts as that value.
+        arguments: the arguments of the call, as JSON.
+        output: the output; a text that contains a JSON object or array counts as that value.
         text: the output as text.
     """
 
@@ -60,12 +60,12 @@ class Sample(NamedTuple):
     text: str
 
     def roots(self) -> dict[str, object]:
-        """Return the values that conditions are about."""
+        """Return the values that conditions read."""
         return {"arguments": self.arguments, "output": self.output, "text": self.text}
 
 
 def count_runs(samples: Iterable[Sample | ObservedCall]) -> int:
-    """Return the number of runs that outputs or calls are of."""
+    """Return the number of different runs of outputs or calls."""
     runs = set()
     for sample in samples:
         call = sample.call if isinstance(sample, Sample) else sample
@@ -74,7 +74,7 @@ def count_runs(samples: Iterable[Sample | ObservedCall]) -> int:
 
 
 def base_of(samples: Sequence[Sample]) -> Path:
-    """Return where the answer is in the outputs: in `json` of what commands and requests return."""
+    """Return the path of the payload in the outputs: `json` for commands, requests and servers."""
     for sample in samples:
         if not _has_answer_in_json(sample.output):
             return ()
@@ -82,7 +82,7 @@ def base_of(samples: Sequence[Sample]) -> Path:
 
 
 def _has_answer_in_json(output: JsonValue) -> bool:
-    """Return whether an output is that of a command, a request or a server, with JSON in it."""
+    """Return whether an output comes from a command, a request or a server, and contains JSON."""
     if not isinstance(output, dict):
         return False
     if not isinstance(output.get("json"), dict | list):
@@ -96,14 +96,14 @@ def _has_answer_in_json(output: JsonValue) -> bool:
 
 
 def at_base(sample: Sample, base: Path) -> JsonValue:
-    """Return the answer in an output."""
+    """Return the payload of an output."""
     if base and isinstance(sample.output, dict):
         return sample.output["json"]
     return sample.output
 
 
 def damaged_outputs(samples: Sequence[Sample]) -> list[Sample]:
-    """Return the texts that are JSON which was cut off, where all other outputs are JSON."""
+    """Return the texts that are truncated JSON, if all other outputs are JSON."""
     damaged = []
     for sample in samples:
         if isinstance(sample.output, str):
@@ -116,11 +116,11 @@ def damaged_outputs(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def error_texts(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
-    """Return the texts with which outputs report errors, with the outputs that they describe.
+    """Return the texts that mark outputs as errors, each with the outputs that it matches.
 
-    A text is an error if it begins with a word such as `Error`; an object, if its first field is
-    called so while most outputs have other fields. A short text that refuses something is one if
-    several begin alike. A text that would also describe other outputs is left out.
+    A text is an error if it begins with a word such as `Error`; an object, if its first field has
+    such a name while most outputs have other fields. Short refusals are errors if several begin
+    with equal words. A text that would also match other outputs is left out.
     """
     groups: dict[_ReportKind, dict[str, list[Sample]]] = {"word": {}, "object": {}, "refusal": {}}
     for sample in samples:
@@ -130,7 +130,7 @@ def error_texts(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
             groups[kind].setdefault(text, []).append(sample)
     patterns = dict(groups["word"])
     for text, matching in groups["object"].items():
-        # Where all answers have this field, it says nothing by being there.
+        # If most outputs have this field, its presence means nothing.
         if len(matching) * 2 < len(samples):
             patterns[text] = matching
     for first, matching in groups["refusal"].items():
@@ -138,7 +138,7 @@ def error_texts(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
         alike = 0
         for sample in samples:
             alike += sample.text.startswith(first)
-        # Other answers that begin alike may be refused in the same words.
+        # The template may also match valid outputs that begin with this word.
         if "*" in template and alike > len(matching):
             continue
         if template and len(matching) * 2 < len(samples):
@@ -147,7 +147,7 @@ def error_texts(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
 
 
 def _report_of(sample: Sample) -> tuple[_ReportKind, str] | None:
-    """Return how an output reports an error, with its beginning; None if it reports none."""
+    """Return the sign of an error in an output, and its beginning; None if it reports none."""
     word = ERROR_WORD.match(sample.text)
     if word:
         return "word", word[1]
@@ -167,7 +167,7 @@ def _report_of(sample: Sample) -> tuple[_ReportKind, str] | None:
 def _without_ambiguous(
     patterns: Mapping[str, list[Sample]], samples: Sequence[Sample]
 ) -> dict[str, list[Sample]]:
-    """Return the texts of errors that describe no other outputs."""
+    """Return the error texts that match no other outputs."""
     known: set[int] = set()
     for matching in patterns.values():
         known.update(map(id, matching))
@@ -180,13 +180,13 @@ def _without_ambiguous(
 
 
 def _refusal_template(texts: Sequence[str]) -> str:
-    """Return the words that refusals share, with `*` where they differ; empty if too few."""
+    """Return the common words of refusals, with `*` where they differ; empty if too few."""
     if len(texts) < 2:
         return ""
     if "*" in "".join(texts):
         return ""
     if len(set(texts)) == 1:
-        # The same answer to several questions, and not what one of them has twice.
+        # Equal texts need more support: two may be a repeated call.
         return texts[0] if len(texts) >= _MIN_SAME_REFUSALS else ""
     lines = [text.split(" ") for text in texts]
     start = _common_words(lines)
@@ -199,7 +199,7 @@ def _refusal_template(texts: Sequence[str]) -> str:
 
 
 def _common_words(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Return the words with which all lines begin."""
+    """Return the common first words of all lines."""
     common = []
     for words in zip(*lines, strict=False):
         if len(set(words)) > 1:
@@ -211,7 +211,7 @@ def _common_words(lines: Sequence[Sequence[str]]) -> list[str]:
 def failure_texts(
     failures: Sequence[ObservedCall], known: Mapping[str, object], samples: Sequence[Sample]
 ) -> dict[str, list[ObservedCall]]:
-    """Return the words with which the messages of failed calls begin, but no output does."""
+    """Return the first words of failure messages with which no output begins."""
     found: dict[str, list[ObservedCall]] = {}
     for call in failures:
         match = ERROR_WORD.match(call.failure)

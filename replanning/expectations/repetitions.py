@@ -1,4 +1,4 @@
-"""Arguments that the outputs of a tool repeat, as conditions."""
+"""Conditions that the outputs of a tool repeat its arguments."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from replanning.plan.conditions import OUTPUT_ROOTS, Condition
 from replanning.plan.types import JsonValue
 
 _MAX_PATHS: Final = 100
-"""Places at which one argument is looked for."""
+"""Maximum number of places to consider for one argument."""
 
 _MIN_SHARE: Final = 0.5
-"""Share of the outputs in which a place must exist for an argument to be expected there."""
+"""Minimum share of the outputs in which a place must exist."""
 
 _NEAR: Final = 0.9
-"""Share of the outputs in which a rule must hold to be named, though past outputs break it."""
+"""Minimum share of the outputs that satisfy a condition worth reporting although some break it."""
 
 _ELEMENT: Final = 0
-"""Step of a path to every item of an array. A condition looks at the first one."""
+"""Step of a path to every item of an array. A condition reads the first one."""
 
 _RESERVED: Final = frozenset((*keyword.kwlist, "matches"))
-"""Words that are no names of fields in conditions."""
+"""Words that cannot be field names after a dot in conditions."""
 
 _Rank = tuple[bool, bool, int, bool, int, str]
-"""How good a place is for a condition; the lowest is the best."""
+"""Rank of a place for a condition; the lowest is the best."""
 
 
 class _Place(NamedTuple):
@@ -53,7 +53,7 @@ class Repetition(NamedTuple):
     """Condition that outputs repeat an argument.
 
     Attributes:
-        condition: the condition; it holds where an output or a call lacks what it compares.
+        condition: the condition; it also holds if the output or the call lacks the value.
         holding: the outputs that repeat the argument.
         breaking: the outputs for which the condition does not hold.
     """
@@ -66,13 +66,14 @@ class Repetition(NamedTuple):
 def repeated_arguments(samples: Sequence[Sample], base: Path) -> Iterator[Repetition]:
     """Yield conditions for each argument that the outputs repeat, the best places first.
 
-    The best place is one where it is equal, called alike, most often there, and least nested. Only
-    the best condition that always holds is yielded. One that nearly always holds is yielded as
-    well, because what breaks it may be wrong, unless all of that breaks better ones.
+    A place is better if it equals the argument, has a similar name, occurs more often, and is less
+    nested. Of the conditions that always hold, only the best is yielded. Conditions that nearly
+    always hold are yielded as well, because the outputs that break them may be wrong, unless all
+    these outputs break a better condition.
 
     Args:
         samples: the outputs.
-        base: where the answer is in them.
+        base: the path of the payload in them.
     """
     names: dict[str, None] = {}
     for sample in samples:
@@ -106,7 +107,7 @@ def repeated_arguments(samples: Sequence[Sample], base: Path) -> Iterator[Repeti
 
 
 def _common_places(name: str, given: Sequence[Sample], base: Path) -> list[_Place]:
-    """Return the places where most outputs repeat an argument, the most common ones first."""
+    """Return the places where outputs repeat an argument, the most common ones first."""
     counted: Counter[_Place] = Counter()
     for sample in given:
         answer = at_base(sample, base)
@@ -115,7 +116,7 @@ def _common_places(name: str, given: Sequence[Sample], base: Path) -> list[_Plac
 
 
 def _is_telling(value: JsonValue) -> bool:
-    """Return whether an output that repeats a value can hardly do so by chance."""
+    """Return whether an output is unlikely to contain a value by chance."""
     match value:
         case None | bool():
             return False
@@ -176,14 +177,14 @@ def _repetition_at(
 
 
 def _needed_outputs(place: _Place, name: str) -> int:
-    """Return how many outputs must have a place for an argument to be expected there."""
+    """Return the minimum number of outputs that must have a place."""
     if _ELEMENT in place.path:
         return MIN_RULES
     return MIN_OUTPUTS if _is_called(place, name) else MIN_RULES
 
 
 def _is_varied(place: _Place, name: str, values: Sequence[JsonValue]) -> bool:
-    """Return whether an output can hardly have repeated these values by chance."""
+    """Return whether outputs are unlikely to have repeated these values by chance."""
     different: set[str] = set()
     has_numbers = False
     for value in values:
@@ -191,14 +192,14 @@ def _is_varied(place: _Place, name: str, values: Sequence[JsonValue]) -> bool:
         has_numbers |= isinstance(value, int | float)
     if len(different) < MIN_VARIETY:
         return False
-    # A number elsewhere than under its name may be the same by chance.
+    # A number in a field with another name may be equal by chance.
     if has_numbers and not _is_called(place, name):
         return False
     return _keeps_order(values)
 
 
 def _keeps_order(values: Sequence[JsonValue]) -> bool:
-    """Return whether equal arrays show that the tool keeps their order, instead of sorting them."""
+    """Return whether some array is unsorted, which shows that the tool does not sort them."""
     arrays = [list(map(str, value)) for value in values if isinstance(value, list)]
     if not arrays:
         return True
@@ -206,7 +207,7 @@ def _keeps_order(values: Sequence[JsonValue]) -> bool:
 
 
 def _is_called(place: _Place, name: str) -> bool:
-    """Return whether the last field of a place has a word in common with an argument."""
+    """Return whether the last field of a place shares a word with the argument's name."""
     for step in reversed(place.path):
         if isinstance(step, str):
             return not _words(step).isdisjoint(_words(name))
@@ -214,7 +215,7 @@ def _is_called(place: _Place, name: str) -> bool:
 
 
 def _words(name: str) -> set[str]:
-    """Return the words of a name, also those in the plural without their ending."""
+    """Return the words of a name, plurals also in the singular."""
     words: set[str] = set()
     for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+", name):
         words.add(word.lower())
@@ -223,7 +224,7 @@ def _words(name: str) -> set[str]:
 
 
 def _holds_at(place: _Place, value: JsonValue, part: JsonValue, step: int) -> bool | None:
-    """Return whether a part of an output repeats an argument at a place; None if it has none."""
+    """Return whether a part of an output repeats an argument at a place; None if absent."""
     if part is None:
         return None
     if step == len(place.path):
@@ -242,12 +243,12 @@ def _holds_at(place: _Place, value: JsonValue, part: JsonValue, step: int) -> bo
     if not isinstance(part, list):
         return None
     items = [_holds_at(place, value, item, step + 1) for item in part]
-    # A condition looks at the first item, so it must speak for all of them.
+    # A condition reads only the first item, so the argument must be in all of them.
     return all(items) if items else None
 
 
 def _condition_at(place: _Place, name: str, samples: Sequence[Sample], base: Path) -> str:
-    """Return a condition that also holds for outputs and calls without the place or the argument.
+    """Return a condition that also holds for outputs without the place, or without the argument.
 
     Empty if a name cannot be written in a condition.
     """
@@ -282,7 +283,7 @@ def _condition_at(place: _Place, name: str, samples: Sequence[Sample], base: Pat
 
 
 def _argument_guards(name: str, samples: Sequence[Sample]) -> list[str]:
-    """Return what holds of the calls that lack an argument, or have null in its place."""
+    """Return the conditions that hold for calls without an argument, or with null for it."""
     is_null = False
     for sample in samples:
         if name not in sample.arguments:
@@ -292,7 +293,7 @@ def _argument_guards(name: str, samples: Sequence[Sample]) -> list[str]:
 
 
 def _members(parts: Sequence[JsonValue], step: str | int) -> list[JsonValue]:
-    """Return the members of these parts with a key, or their first items, where they have them."""
+    """Return the members of parts under a key, or their first items; parts without are skipped."""
     members: list[JsonValue] = []
     for part in parts:
         if isinstance(step, int):
@@ -304,7 +305,7 @@ def _members(parts: Sequence[JsonValue], step: str | int) -> list[JsonValue]:
 
 
 def _lookup(container: str, step: str | int) -> str:
-    """Return the expression of a member of an object or an item of an array."""
+    """Return the expression for a member of an object or an item of an array."""
     if isinstance(step, int):
         return f"{container}[{step}]"
     if step not in _RESERVED and step.isascii() and step.isidentifier():

@@ -1,4 +1,4 @@
-"""Shapes of values: a JSON Schema of what many values have in common."""
+"""Shapes of values, to derive a JSON Schema that many values have in common."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from typing import Final
 from replanning.plan.types import JsonObject, JsonValue
 
 MIN_OUTPUTS: Final = 5
-"""Outputs that show what a whole output is: its type, its fields, the arguments it repeats."""
+"""Minimum outputs for rules about whole outputs: type, fields, and repeated arguments."""
 
 MIN_RULES: Final = 10
-"""Outputs for a rule that may hold by chance, such as that a list is never empty."""
+"""Minimum outputs for a rule that may hold by chance, such as that a list is never empty."""
 
 MIN_VALUES: Final = 20
-"""Outputs that show what the values in them are: a field may rarely be null, or be left out."""
+"""Minimum outputs for rules about inner values: a field may rarely be null or missing."""
 
 MIN_VARIETY: Final = 3
-"""Different values without which a rule may be a coincidence."""
+"""Minimum number of different values; with fewer, a rule may be a coincidence."""
 
 MAX_DEPTH: Final = 5
-"""Nesting of an output, beyond which nothing is learned."""
+"""Maximum depth in an output from which to learn."""
 
 MAX_MEMBERS: Final = 200
-"""Items of an array, and keys of an object, that are looked at."""
+"""Maximum number of items of an array, or keys of an object, to examine."""
 
 _FIELD_NAME: Final = re.compile(r"[A-Za-z_$@][A-Za-z_-]*[0-9]?")
-"""Key that a programmer has chosen, and that is no id."""
+"""Key that looks like a field name, not an id."""
 
 _COUNT_WORDS: Final = frozenset(
     (
@@ -55,7 +55,7 @@ def schema_of(values: Sequence[JsonValue]) -> JsonObject:
 
 
 def optional_fields(schema: JsonObject) -> Iterator[str]:
-    """Yield the fields that a schema describes and does not require."""
+    """Yield the fields that a schema describes but does not require."""
     inner: list[JsonValue] = [schema.get("items"), schema.get("additionalProperties")]
     alternatives = schema.get("anyOf")
     if isinstance(alternatives, list):
@@ -77,13 +77,13 @@ class _Shape:
     """Common shape of the values at one place of the outputs.
 
     Attributes:
-        outputs: number of outputs that have a value there.
+        outputs: number of outputs with a value there.
         kinds: number of values by their JSON type.
         fields: the shapes of the members of objects.
         present: number of objects that have each field.
         items: the shape of the items of arrays.
         shortest: length of the shortest text, array or object.
-        least: the least number.
+        least: the smallest number.
     """
 
     outputs: int = 0
@@ -95,12 +95,12 @@ class _Shape:
     least: float | None = None
 
     def add(self, value: JsonValue) -> None:
-        """Add an output, or the value of a new output at this place."""
+        """Add the value of a new output."""
         for shape in self._add(value, MAX_DEPTH):
             shape.outputs += 1
 
     def _add(self, value: JsonValue, depth: int) -> list[_Shape]:
-        """Add a value, and return the shapes that got one, each of them once."""
+        """Add a value, and return the changed shapes, each once."""
         touched: dict[int, _Shape] = {id(self): self}
         kind = kind_of(value)
         self.kinds[kind] += 1
@@ -133,7 +133,7 @@ class _Shape:
 
     @property
     def is_map(self) -> bool:
-        """Whether the keys of the objects are data, such as ids, and not the names of fields."""
+        """Whether the keys of the objects are data, such as ids, instead of field names."""
         keys = self.present
         if not keys:
             return False
@@ -147,7 +147,7 @@ class _Shape:
         return len(keys) > 1 and not self.always
 
     def merged_members(self) -> _Shape:
-        """Return what the values of a map have in common."""
+        """Return the common shape of a map's values."""
         merged = _Shape()
         for shape in self.fields.values():
             merged.absorb(shape)
@@ -155,7 +155,7 @@ class _Shape:
         return merged
 
     def absorb(self, other: _Shape) -> None:
-        """Add the values of another place, whose outputs count as those of this place."""
+        """Add the values of another place in the same outputs."""
         self.outputs = max(self.outputs, other.outputs)
         self.kinds.update(other.kinds)
         self.present.update(other.present)
@@ -192,7 +192,7 @@ def _root_schema(shape: _Shape, values: Sequence[JsonValue], variety: int) -> Js
     """Return the schema of whole outputs.
 
     Args:
-        shape: what they have in common.
+        shape: their common shape.
         values: the outputs.
         variety: number of different outputs.
     """
@@ -223,10 +223,10 @@ def _root_schema(shape: _Shape, values: Sequence[JsonValue], variety: int) -> Js
 
 
 def _separate_records(values: Sequence[JsonValue]) -> list[JsonObject]:
-    """Return a schema for each kind of record, if objects are of kinds without a common field.
+    """Return a schema for each kind of record, if the objects form kinds without a common field.
 
-    Empty if they are of one kind, if other values are among them, or if there are too many kinds to
-    be more than a coincidence.
+    Empty if they are of one kind, if other values are among them, or if each kind has too little
+    support.
     """
     groups: list[tuple[set[str], list[JsonObject]]] = []
     for value in values:
@@ -265,7 +265,7 @@ def _separate_records(values: Sequence[JsonValue]) -> list[JsonObject]:
 
 
 def _types(shape: _Shape) -> JsonObject:
-    """Return the types that values have; empty if these are too many to say anything."""
+    """Return the schema of the types of values; empty if there are too many types."""
     kinds = sorted(shape.kinds)
     if len(kinds) - ("null" in kinds) not in (1, 2):
         return {}
@@ -275,9 +275,9 @@ def _types(shape: _Shape) -> JsonObject:
 
 
 def _value_schema(shape: _Shape, name: str, depth: int) -> JsonObject:
-    """Return the schema of a value inside of outputs; empty if too little is known of it."""
+    """Return the schema of a value inside outputs; empty without enough support."""
     kinds = shape.kinds.keys() - {"null"}
-    # A field that is null so far may get any value, unless its name says that this is an error.
+    # A field that was always null may get any value, unless it is named as an error.
     if not kinds:
         if name.lower() in ("error", "errors") and shape.outputs >= MIN_RULES:
             return {"type": "null"}
@@ -301,13 +301,13 @@ def _value_schema(shape: _Shape, name: str, depth: int) -> JsonObject:
 
 
 def _object_schema(shape: _Shape, name: str, *, depth: int, is_varied: bool) -> JsonObject:
-    """Return what a schema says of the fields of objects.
+    """Return the keywords of a schema for objects.
 
     Args:
-        shape: of the objects.
-        name: of the field that they are in.
-        depth: how deep they are nested.
-        is_varied: whether enough different ones are known to say which fields are always there.
+        shape: their common shape.
+        name: the name of their field.
+        depth: their depth in the output.
+        is_varied: whether enough different objects are known to require fields.
     """
     if shape.is_map:
         inner = _value_schema(shape.merged_members(), name, depth + 1)
@@ -331,7 +331,7 @@ def _array_schema(shape: _Shape, name: str, *, depth: int) -> JsonObject:
         inner = _value_schema(shape.items, name, depth + 1)
         if inner:
             schema["items"] = inner
-    # Deeper ones belong to single records, which differ more than a few outputs show.
+    # Deeper arrays belong to single records, which vary more than a few outputs show.
     if depth == 1 and shape.outputs >= MIN_VALUES:
         if shape.shortest and len(shape.kinds) == 1:
             schema["minItems"] = 1

@@ -1,7 +1,7 @@
-"""Suggestions of expectations, learned from what tools have answered.
+"""Suggestions of expectations, learned from past outputs of tools.
 
-A false alarm costs more than a miss, so everything here asks for support: what holds is suggested
-if it has held in enough outputs, for arguments that varied, without a single exception.
+A false alarm costs more than a miss, so a rule is suggested only if it held for enough outputs,
+with varied arguments, without a single exception.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from replanning.plan.json_form import json_form
 from replanning.plan.types import JsonObject, JsonValue
 
 _MAX_NAMED: Final = 3
-"""Calls that are named where a condition does not hold."""
+"""Number of calls that a note names as exceptions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """One entry of `expect` that is suggested for a tool.
+    """Suggested entry of `expect` for a tool.
 
     Attributes:
         field: the field of `expect`.
         value: the JSON Schema, the condition or the text.
         outputs: number of past outputs that support it.
-        runs: number of runs that these are of.
+        runs: number of runs with these outputs.
         rejected: number of past outputs that it would have rejected.
-        proposed: false for a condition that some past outputs break, so that a person must look at
-            them first; it is no part of `ToolSuggestions.expect`.
-        note: what else a person should know; empty for most.
+        proposed: false for a condition that some past outputs break and a person must examine
+            first; it is not part of `ToolSuggestions.expect`.
+        note: further information for a person; usually empty.
     """
 
     field: Literal["schema", "where", "errors"]
@@ -71,10 +71,10 @@ class ToolSuggestions:
 
     Attributes:
         tool: the name of the tool.
-        outputs: number of its outputs that were looked at.
-        runs: number of runs that these are of.
+        outputs: number of examined outputs.
+        runs: number of runs with these outputs.
         failed: number of its calls that failed.
-        unreadable: number of its outputs that are not kept, or have no JSON form.
+        unreadable: number of its outputs that were not stored, or have no JSON form.
         suggestions: the suggestions.
         notes: why nothing, or nothing more, is suggested.
     """
@@ -89,7 +89,7 @@ class ToolSuggestions:
 
     @property
     def expect(self) -> JsonObject:
-        """The proposed fields of `expect`, as a plan or a tool takes them; empty without any."""
+        """The proposed fields of `expect`, in the form of a plan file; may be empty."""
         fields: JsonObject = {}
         for suggestion in self.suggestions:
             if not suggestion.proposed:
@@ -104,25 +104,26 @@ class ToolSuggestions:
 
 
 def suggest_expectations(calls: Iterable[ObservedCall]) -> dict[str, ToolSuggestions]:
-    """Return what could be expected of the outputs of each tool, learned from past calls.
+    """Return suggested expectations for the outputs of each tool, learned from past calls.
 
-    Suggested are a JSON Schema of the fields that were always there, conditions for arguments that
-    the output repeats, and texts with which errors begin. None of them would have rejected an
-    output among the calls, apart from the error texts. Shape and repeated arguments need 5 outputs
-    for arguments that vary, what may hold by chance 10, and types of single values 20.
+    Suggestions are a JSON Schema with the fields that were always present, conditions for arguments
+    that the output repeats, and the beginnings of error texts. Apart from errors and truncated
+    JSON, a proposed entry would have rejected no output of these calls. Shapes and repeated
+    arguments need 5 outputs for varied arguments, rules that may hold by chance 10, and types of
+    inner values 20.
 
     Args:
         calls: the calls, of any number of tools and runs: `recorded_calls` of each journal, or your
             own recordings.
 
     Returns:
-        by the name of each tool that was called, in the order of the first calls.
+        the suggestions by tool name, in the order of the first calls.
     """
     by_tool: dict[str, list[ObservedCall]] = {}
     for call in calls:
         by_tool.setdefault(call.tool, []).append(call)
     recordings: list[_Recording] = []
-    # What begins an error with one tool of a service begins it with the others as well.
+    # Tools of one service report errors in the same form.
     conventions: Counter[str] = Counter()
     for tool, made in by_tool.items():
         recording = _Recording(tool, made)
@@ -134,11 +135,11 @@ def suggest_expectations(calls: Iterable[ObservedCall]) -> dict[str, ToolSuggest
 
 
 class _Recording:
-    """The past outputs of one tool, split into those that report errors and the others.
+    """Past outputs of one tool, split into those that report errors and the others.
 
     Attributes:
-        samples: the outputs that report no error, and are not damaged.
-        errors: the texts with which outputs report errors, with those outputs.
+        samples: the outputs that report no error and are not damaged.
+        errors: the texts that mark outputs as errors, with these outputs.
     """
 
     def __init__(self, tool: str, calls: Sequence[ObservedCall]) -> None:
@@ -179,10 +180,10 @@ class _Recording:
         self.samples = [sample for sample in self.samples if id(sample) not in ids]
 
     def suggestions(self, conventions: Mapping[str, int]) -> ToolSuggestions:
-        """Return what is suggested.
+        """Return the suggestions for the tool.
 
         Args:
-            conventions: how many tools report errors with a text, by that text.
+            conventions: the number of tools that report errors with a text, by that text.
         """
         found: list[Suggestion] = []
         notes: list[str] = []
@@ -265,7 +266,7 @@ class _Recording:
 
 
 def _named(samples: Sequence[Sample]) -> str:
-    """Return the first calls of these outputs, as a person finds them."""
+    """Return the names of the first calls of these outputs, for a person."""
     calls: list[str] = []
     for sample in samples[:_MAX_NAMED]:
         call = sample.call
@@ -274,9 +275,9 @@ def _named(samples: Sequence[Sample]) -> str:
 
 
 def _word_conditions(samples: Sequence[Sample]) -> Iterator[Suggestion]:
-    """Yield conditions that outputs are ids: single words with the same signs between their parts.
+    """Yield conditions that outputs are ids: single words with equal separators between parts.
 
-    Names are no ids: the next one may have two words.
+    Words without digits may be names, and the next name may have two words.
     """
     different = {sample.text for sample in samples}
     if len(different) < MIN_VARIETY:

@@ -384,7 +384,7 @@ async def test_check_of_a_failure_that_is_retried():
         failure = Failure("OSError", "busy", transient=True)
         body = AttemptFailed(run.started("build"), TaskId("build"), failure, retry_at=9.0)
         check = PlanMonitor(["task-failed"]).check_triggers(Record(9, 1.0, body), run.view)
-        assert check == ((), {"task-failed": "task 'build' is run again by itself"})
+        assert check == ((), {"task-failed": "task 'build' is retried automatically"})
         run.pause()
 
 

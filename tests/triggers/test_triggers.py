@@ -255,7 +255,7 @@ async def test_fact_that_ceases_and_is_needed():
         ("clear(a)",),
         (),
     )
-    assert trigger.reason == "clear(a) does not hold any more, and 1 task depends on it: 'a'"
+    assert trigger.reason == "clear(a) no longer holds, and 1 task depends on it: 'a'"
 
 
 async def test_fact_of_the_goal_that_is_lost():
@@ -271,7 +271,7 @@ async def test_fact_of_the_goal_that_is_lost():
         run.observe(ceased=["artifact(report)"])
         (trigger,) = found()
     assert (trigger.tasks, trigger.facts) == ((), ("artifact(report)",))
-    assert trigger.reason == "artifact(report) does not hold any more, and the goal needs it"
+    assert trigger.reason == "artifact(report) no longer holds, and the goal needs it"
 
 
 async def test_fact_that_comes_back_by_itself():
