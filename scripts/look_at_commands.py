@@ -1,7 +1,8 @@
-"""Makes a picture of each command on a terminal of 80 columns, below `build/pictures/commands`.
+"""Takes a picture of each command on a terminal of 80 columns, below `build/pictures/commands`.
 
-`python scripts/look_at_commands.py` runs the demo in a folder of its own, then the help of every command, and the commands that
-look at a run. Each writes an SVG. Lines that are wider than the terminal are listed: the terminal broke them anywhere.
+`python scripts/look_at_commands.py` runs the demo in a temporary folder, the help of every command,
+and the commands that read a run. Each picture is an SVG. Lines wider than the terminal, which it
+breaks at any character, are listed.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ LOOKS: Final = (
     "providers",
     "version",
 )
-"""Commands on the run of the demo, in its folder."""
+"""Commands about the run of the demo, in its folder."""
 
 
 def main() -> None:
-    """Make the pictures."""
+    """Take the pictures."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     helps = [f"{name} --help" for panel in COMMANDS.values() for name in panel]
     with tempfile.TemporaryDirectory() as place:
@@ -62,12 +63,12 @@ def main() -> None:
 
 
 def screen(command: str, folder: str, *, on_terminal: bool) -> str:
-    """Return what a command prints, with its colours.
+    """Return the output of a command, with its colours.
 
     Args:
         command: its words, without the name of the program.
-        folder: where it is run.
-        on_terminal: false for a command that draws its progress anew, which a picture cannot show.
+        folder: its working directory.
+        on_terminal: false for a command that redraws its progress, which a picture cannot show.
     """
     words = [sys.executable, "-m", "replanning", *command.split()]
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS)}
@@ -90,7 +91,7 @@ def screen(command: str, folder: str, *, on_terminal: bool) -> str:
         select.select([ours], [], [])
         try:
             data = os.read(ours, 65536)
-        except OSError:  # the program has ended, and its terminal with it
+        except OSError:  # the program has ended and closed its terminal
             break
         if not data:
             break
@@ -101,7 +102,7 @@ def screen(command: str, folder: str, *, on_terminal: bool) -> str:
 
 
 def draw(command: str, printed: str) -> None:
-    """Write what a command printed as a picture, and list the lines that are too wide."""
+    """Write the output of a command as a picture, and list the lines that are too wide."""
     text = Text.from_ansi(printed)
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         console = Console(record=True, width=COLUMNS, file=nowhere, force_terminal=True)

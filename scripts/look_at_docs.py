@@ -1,15 +1,15 @@
-"""Looks at the built documentation in a browser: what is cut off or broken, and a picture of every page.
+"""Checks the layout of the built documentation in a browser, and takes pictures of its pages.
 
-`python scripts/look_at_docs.py` opens each page of `build/site` on three widths and fails if code is wider than its box (output of a terminal
-may be, on a phone), if a name
-in a table is broken, if a page scrolls sideways, or if the search does not lead to the page that explains a word. `--pictures` also
-writes each page, light and dark, below `build/pictures/site`; `--only PART` takes the pages whose address has PART in it.
-It needs Debian's `chromium` and the package `playwright`, and says so where one of them is missing.
+`python scripts/look_at_docs.py` opens each page of `build/site` at three widths. It fails if code is
+wider than its box (except terminal output on a phone), if a name in a table is broken, if a page
+scrolls sideways, or if the search does not find the page that explains a word first. `--pictures`
+also writes each page, light and dark, below `build/pictures/site`; `--only PART` selects the pages
+with PART in their address. It needs Debian's `chromium` and the package `playwright`, and skips the
+checks if one of them is missing.
 """
 
 from __future__ import annotations
 
-import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -19,6 +19,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
+from browser import chromium
+
 ROOT: Final = Path(__file__).parents[1]
 SITE: Final = ROOT / "build" / "site"
 PICTURES: Final = ROOT / "build" / "pictures" / "site"
@@ -26,15 +28,13 @@ PICTURES: Final = ROOT / "build" / "pictures" / "site"
 WIDTHS: Final = (390, 1024, 1440)
 SCHEMES: Final = ("light", "dark")
 TALLEST: Final = 8000
-"""Pixels of a page that its picture shows."""
-
-BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome")
+"""Maximum height of a picture, in pixels."""
 
 SEARCHES: Final = {
     "condition": "reference/conditions/",
     "retry": "how-to/retries/",
 }
-"""Words, each with the page that has to be found first."""
+"""Words, each with the page that the search must find first."""
 
 FAULTS: Final = """() => {
   const faults = [];
@@ -58,10 +58,10 @@ WRAPPED: Final = """() => [...document.querySelectorAll("pre > code > span[id^=_
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """Serves files, and says nothing about it."""
+    """File server without a log."""
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Write nothing."""
 
 
 @contextmanager
@@ -79,29 +79,19 @@ def served() -> Iterator[str]:
 
 
 def main(*arguments: str) -> None:
-    """Look at every page.
+    """Check every page.
 
     Raises:
-        SystemExit: something is cut off, broken or not found.
+        SystemExit: something is cut off, broken or not found, or the browser is missing.
     """
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if program is None:
-        sys.stdout.write("skipped: no Chromium is installed (apt-get install chromium)\n")
-        return
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        sys.stdout.write("skipped: the package playwright is not installed\n")
-        return
     only = arguments[arguments.index("--only") + 1] if "--only" in arguments else ""
     pages = sorted(str(path.parent.relative_to(SITE)) for path in SITE.rglob("index.html"))
     pages = [page for page in pages if only in page]
 
-    with served() as address, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+    with chromium() as browser, served() as address:
         faults = []
         for scheme in SCHEMES if "--pictures" in arguments else SCHEMES[:1]:
-            # Without motion nothing is in the middle of a transition when its picture is taken.
+            # Without motion, no picture shows the middle of a transition.
             window = browser.new_page(color_scheme=scheme, reduced_motion="reduce")
             for page in pages:
                 window.goto(f"{address}/{page}/", wait_until="load")
@@ -114,7 +104,6 @@ def main(*arguments: str) -> None:
             window.close()
         if not only:
             faults += wrong_searches(browser, address)
-        browser.close()
 
     for fault in faults:
         sys.stdout.write(f"{fault}\n")
@@ -124,16 +113,16 @@ def main(*arguments: str) -> None:
 
 
 def faults_of(window: Any, page: str, width: int) -> list[str]:
-    """Return what is wrong with the page that a window shows."""
+    """Return the faults of the page in a window."""
     faults = window.evaluate(FAULTS)
-    # Whole files, such as the examples, have wider lines, which go on in the next one.
+    # Whole files, such as the examples, have wider lines, which wrap.
     if width > WIDTHS[0] and not page.startswith(("examples", "project/notice")):
         faults += window.evaluate(WRAPPED)
     return [f"{page} at {width}: {fault}" for fault in faults]
 
 
 def take_picture(window: Any, folder: Path, page: str) -> None:
-    """Write a picture of the page that a window shows, the whole of it up to a limit."""
+    """Write a picture of the page in a window, up to the maximum height."""
     folder.mkdir(parents=True, exist_ok=True)
     name = "index" if page == "." else page.replace("/", "-")
     size = dict(window.viewport_size)
@@ -144,7 +133,7 @@ def take_picture(window: Any, folder: Path, page: str) -> None:
 
 
 def wrong_searches(browser: Any, address: str) -> list[str]:
-    """Return what the search does not find first."""
+    """Return the searches that do not find the expected page first."""
     window = browser.new_page(viewport={"width": 1440, "height": 900})
     faults = []
     for word, page in SEARCHES.items():

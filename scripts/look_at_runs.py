@@ -1,8 +1,9 @@
-"""Makes pictures of the pages that `replanning view` shows, of the demo and of a run that waits for a person.
+"""Takes pictures of the pages of `replanning view`: of the demo, and of a run that waits for a person.
 
-`python scripts/look_at_runs.py` writes every page on two widths, light and dark, below `build/pictures/view`. `--docs` also makes
-those of the documentation anew: `docs/images/view-….png`. It needs Debian's `chromium` and the package `playwright`, and says so
-where one of them is missing.
+`python scripts/look_at_runs.py` writes every page at two widths, light and dark, below
+`build/pictures/view`. `--docs` also renews the pictures in the documentation,
+`docs/images/view-….png`. It needs Debian's `chromium` and the package `playwright`, and does nothing
+if one of them is missing.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,7 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from look_at_docs import BROWSERS, PICTURES, SCHEMES, take_picture
+from browser import chromium
+from look_at_docs import PICTURES, SCHEMES, take_picture
 
 ROOT: Final = Path(__file__).parents[1]
 IMAGES: Final = ROOT / "docs" / "images"
@@ -36,29 +37,19 @@ PAGES: Final = {
     "journal": "runs/{demo}/journal",
     "question": "runs/asking",
 }
-"""Pages by the names of their pictures."""
+"""Paths of the pages, by the names of their pictures."""
 
 DOCS_HEIGHTS: Final = {"run": 1100, "decision": 980, "question": 920}
-"""Pixels of the pages whose beginning is in the documentation."""
+"""Heights in pixels of the pictures in the documentation, which show the top of a page."""
 
 APPROVAL: Final = "replanning: {alternatives: {require_approval: true}}\n"
 
 
 def main(*arguments: str) -> None:
-    """Make the pictures."""
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if program is None:
-        sys.stdout.write("skipped: no Chromium is installed (apt-get install chromium)\n")
-        return
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        sys.stdout.write("skipped: the package playwright is not installed\n")
-        return
-    with tempfile.TemporaryDirectory() as place:
+    """Take the pictures."""
+    with chromium() as browser, tempfile.TemporaryDirectory() as place:
         demo = make_runs(place)
-        with served(place) as address, sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        with served(place) as address:
             for scheme in SCHEMES:
                 for width in WIDTHS:
                     window = opened(browser, address, width, scheme)
@@ -72,11 +63,10 @@ def main(*arguments: str) -> None:
                     show(window, address, PAGES[name].format(demo=demo))
                     window.set_viewport_size({"width": DOCS_WIDTH, "height": height})
                     window.screenshot(path=IMAGES / f"view-{name}.png", animations="disabled")
-            browser.close()
 
 
 def make_runs(place: str) -> str:
-    """Carry out the demo, and its plan once more until it waits for a person; return the id of the first run."""
+    """Run the demo, then its plan again until it waits for a person; return the first run's id."""
     demo = json.loads(command(place, "demo", "--folder", ".", "--json"))
     settings = Path(place) / "asking.yaml"
     settings.write_text(APPROVAL, encoding="utf-8")
@@ -86,7 +76,7 @@ def make_runs(place: str) -> str:
 
 
 def command(place: str, *words: str, code: int = 0) -> str:
-    """Carry out a command in a folder, which ends with this code; return what it printed."""
+    """Run a command in a folder, check its exit code, and return its output."""
     done = subprocess.run(
         [sys.executable, "-m", "replanning", *words],
         cwd=place,
@@ -101,7 +91,7 @@ def command(place: str, *words: str, code: int = 0) -> str:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of the commands, in which they find this Python."""
+    """Return the environment of the commands, with this Python first on the PATH."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1"}
 
@@ -123,8 +113,8 @@ def served(place: str) -> Iterator[str]:
 
 
 def opened(browser: Any, address: str, width: int, scheme: str) -> Any:
-    """Return a window in which somebody has come in."""
-    # Without motion nothing is in the middle of a transition when its picture is taken.
+    """Return a window that has opened the address with its token."""
+    # Without motion, no picture shows the middle of a transition.
     window = browser.new_page(
         color_scheme=scheme,
         reduced_motion="reduce",
@@ -135,7 +125,7 @@ def opened(browser: Any, address: str, width: int, scheme: str) -> Any:
 
 
 def show(window: Any, address: str, path: str) -> None:
-    """Open a page, and wait until its content is there."""
+    """Open a page, and wait until it is loaded."""
     window.goto(f"{address.partition('?')[0]}{path}", wait_until="load")
     window.wait_for_selector("#reading", state="detached")
 

@@ -1,15 +1,16 @@
-"""Makes the picture of the trace of the demo in Jaeger that is in the documentation: `docs/images/jaeger-trace.png`.
+"""Takes the picture of the demo's trace in Jaeger for the documentation, `docs/images/jaeger-trace.png`.
 
-`python scripts/look_at_traces.py` carries out `replanning demo` with `--trace`, and opens the trace in Jaeger's pages. Where no Jaeger
-runs (`docker compose up`), it starts the one that `scripts/jaeger` builds. Its Go module is without the pages: the first time they are
-built from their repository, with Git and Node 20.19 or newer, in two minutes, and kept beside the program. The script needs Debian's
-`chromium` and the package `playwright`, and says so where one of them is missing.
+`python scripts/look_at_traces.py` runs `replanning demo` with `--trace`, and opens the trace in
+Jaeger's web pages. If no Jaeger is running (`docker compose up`), it starts the one that
+`scripts/jaeger` builds. Jaeger's Go module lacks the pages: they are built once from their
+repository, with Git and Node 20.19 or newer, in about two minutes, and kept beside the program. The
+script needs Debian's `chromium` and the package `playwright`, and does nothing if one of them is
+missing.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,12 +23,12 @@ from urllib.parse import urlencode
 from urllib.request import urlopen
 
 import tenacity
-from look_at_docs import BROWSERS
+from browser import chromium
 from look_at_runs import DOCS_WIDTH, IMAGES, ROOT, command
 
 PAGES: Final = "https://github.com/jaegertracing/jaeger-ui"
 TAG: Final = "v1.76.0"
-"""The pages that belong to the Jaeger of `scripts/jaeger`."""
+"""Version of the pages for the Jaeger of `scripts/jaeger`."""
 
 SPANS: Final = "http://localhost:4318"
 JAEGER: Final = "http://localhost:16686"
@@ -35,31 +36,20 @@ JAEGER: Final = "http://localhost:16686"
 FONTS: Final = "Helvetica, Arial, 'DejaVu Sans', sans-serif"
 
 NAMES: Final = 0.42
-"""The part of the width that the names of the spans have; with Jaeger's own they are cut off."""
+"""Share of the width for the names of the spans; Jaeger's default cuts them off."""
 
 
 def main() -> None:
-    """Make the picture."""
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if program is None:
-        sys.stdout.write("skipped: no Chromium is installed (apt-get install chromium)\n")
-        return
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        sys.stdout.write("skipped: the package playwright is not installed\n")
-        return
-    with tempfile.TemporaryDirectory() as place, jaeger(place), sync_playwright() as playwright:
+    """Take the picture."""
+    with chromium() as browser, tempfile.TemporaryDirectory() as place, jaeger(place):
         words = ("demo", "--folder", "demo", "--json", "--trace", f"otlp={SPANS}")
         run = json.loads(command(place, *words))["run"]
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         take_picture(browser, f"{JAEGER}/trace/{trace_of(run)}")
-        browser.close()
 
 
 @contextmanager
 def jaeger(place: str) -> Iterator[None]:
-    """Run Jaeger, with its pages and without anything on disk, until the block is left; unless one runs already."""
+    """Run Jaeger with its pages and in-memory storage, unless one is already running."""
     if answers():
         yield
         return
@@ -86,7 +76,7 @@ def build(pages: Path) -> None:
         source = Path(place) / "source"
         clone = ["clone", "--quiet", "--depth=1", "-c", "advice.detachedHead=false"]
         printed(pages.parent, "git", *clone, "--branch", TAG, PAGES, source)
-        # They ask for Node 24, which the tools they are built with do not.
+        # The pages ask for Node 24, but their build tools do not need it.
         install = ["ci", "--ignore-scripts", "--engine-strict=false", "--loglevel=error"]
         printed(source, "npm", *install)
         worker = ["--mode=production", "--config=webpack.layout-worker.config.js"]
@@ -96,7 +86,7 @@ def build(pages: Path) -> None:
 
 
 def printed(place: Path, *words: object) -> str:
-    """Carry out a program in a folder, and return what it printed."""
+    """Run a program in a folder, and return its output."""
     done = subprocess.run(
         [str(word) for word in words], cwd=place, stdout=subprocess.PIPE, text=True, check=False
     )
@@ -106,7 +96,7 @@ def printed(place: Path, *words: object) -> str:
 
 
 def answers() -> bool:
-    """Return whether a Jaeger answers."""
+    """Return whether a Jaeger is running."""
     try:
         with urlopen(JAEGER):
             return True
@@ -115,8 +105,8 @@ def answers() -> bool:
 
 
 def trace_of(run: str) -> str:
-    """Return the id of the trace of a run, once Jaeger has all of it."""
-    # The span of the run is the last that is sent.
+    """Return the id of the trace of a run, once Jaeger has received the whole trace."""
+    # The span of the run is sent last.
     tags = json.dumps({"replanning.run.id": run})
     query = urlencode({"service": "replanning", "operation": "replanning.run", "tags": tags})
 
@@ -129,7 +119,7 @@ def trace_of(run: str) -> str:
 
 
 def patiently(attempt: Callable[[], Any]) -> Any:
-    """Return what a function returns, once that is something."""
+    """Call a function until its result is true, for up to 30 seconds; return that result."""
     return tenacity.Retrying(
         stop=tenacity.stop_after_delay(30),
         wait=tenacity.wait_fixed(0.2),
@@ -139,7 +129,7 @@ def patiently(attempt: Callable[[], Any]) -> Any:
 
 def take_picture(browser: Any, address: str) -> None:
     """Write the picture of a trace, from the top of the page to its last span."""
-    # Jaeger draws only the spans for which there is room.
+    # Jaeger draws only the spans that fit in the window.
     window = browser.new_page(
         color_scheme="light",
         reduced_motion="reduce",
@@ -147,7 +137,7 @@ def take_picture(browser: Any, address: str) -> None:
     )
     window.add_init_script(f"localStorage.setItem('spanNameColumnWidth', '{NAMES}')")
     window.goto(address, wait_until="networkidle")
-    # Jaeger's list of fonts may end at one that has nothing but digits and emoji.
+    # Jaeger's list of fonts may end with one that has only digits and emoji.
     window.add_style_tag(content=f"* {{ font-family: {FONTS} !important; }}")
     last = window.locator(".span-row").last.bounding_box()
     size = {"x": 0, "y": 0, "width": DOCS_WIDTH, "height": last["y"] + last["height"] + 8}
