@@ -1,4 +1,4 @@
-"""Draws the architecture: the packages as layers, and three ways through the code."""
+"""Draws the architecture: the packages as layers, and three paths through the code."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from state_diagrams import picture
 ROOT: Final = Path(__file__).parents[1]
 
 FAILURE: Final = (
-    # A file, a name that it defines, and what that does with the thing on its way.
-    ("run/attempt.py", "Attempt.__aexit__", "the work of a task has raised an exception"),
+    # Each step: a file, a name that it defines, and what happens there.
+    ("run/attempt.py", "Attempt.__aexit__", "the task has raised an exception"),
     ("run/running.py", "RunningAttempts.failed", "ends the attempt"),
     ("run/retries.py", "FailureKeeper.take", "describes the error, masks its secrets"),
     ("run/retries.py", "FailureKeeper.schedule_retry", "decides not to retry"),
@@ -53,7 +53,7 @@ PROPOSAL: Final = (
 )
 
 COMMAND: Final = (
-    ("cli/app.py", "LazyCommandGroup.resolve_command", "imports the module of the command"),
+    ("cli/app.py", "LazyCommandGroup.resolve_command", "imports the command's module"),
     ("cli/run.py", "run", "replanning run plan.yaml"),
     ("config.py", "load_settings", "file, environment and arguments"),
     ("cli/lookup.py", "read_plan", "adds the values of --set"),
@@ -64,7 +64,7 @@ COMMAND: Final = (
     ("tools/executor.py", "ToolExecutor", "will execute the tasks"),
     ("engine/engine.py", "ReplanningEngine.open", "opens the plan as a run"),
     ("run/opening.py", "RunFactory.create", "takes the lease, records RunOpened"),
-    ("engine/engine.py", "run_workers", "starts as many workers as --concurrency says"),
+    ("engine/engine.py", "run_workers", "starts the number of workers in --concurrency"),
     ("run/execution.py", "Worker.run", "pulls tasks until the run ends"),
     ("run/dispatch.py", "Dispatcher.next_task", "claims a ready task, fills its arguments"),
     ("tools/executor.py", "ToolExecutor.__call__", "calls the function for the kind of tool"),
@@ -75,7 +75,7 @@ SETTINGS: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="ut
 CONTRACTS: Final = {each["id"]: each for each in SETTINGS["tool"]["importlinter"]["contracts"]}
 PLUGINS: Final = sorted(CONTRACTS["layers"]["exhaustive_ignores"])
 LAYERS: Final = [PLUGINS, *(layer.split(" : ") for layer in CONTRACTS["layers"]["layers"])]
-"""The packages from top to bottom; those of a layer do not import one another."""
+"""The packages from top to bottom; packages of one layer do not import one another."""
 
 WIDTH: Final = 800
 ROW: Final = 23
@@ -87,14 +87,14 @@ def diagrams() -> dict[str, str]:
     """Return the pictures, by their paths below `docs/`."""
     return {
         "images/layers.svg": layers(),
-        "images/failure.svg": way("The way of a failure", FAILURE),
-        "images/proposal.svg": way("The way of a model's proposal", PROPOSAL),
-        "images/command.svg": way("The way of a command", COMMAND),
+        "images/failure.svg": path("The path of a failure", FAILURE),
+        "images/proposal.svg": path("The path of a model's proposal", PROPOSAL),
+        "images/command.svg": path("The path of a command", COMMAND),
     }
 
 
 def layers() -> str:
-    """Return the picture of the layers: plugins, which nothing imports, then each package."""
+    """Return the picture of the layers: plugins, which no package imports, then the packages."""
     core = {name.removeprefix("replanning.") for name in CONTRACTS["sans-io"]["source_modules"]}
     parts = []
     top = 8
@@ -129,11 +129,11 @@ def layers() -> str:
             f'<text class="label" x="{left + 20}" y="{top + 19}">{text}</text>'
         )
         left += 40 + 6 * len(text)
-    return picture(WIDTH, top + 32, "The packages, and who may import whom", parts)
+    return picture(WIDTH, top + 32, "The packages, each above those that it may import", parts)
 
 
-def way(title: str, steps: tuple[tuple[str, str, str], ...]) -> str:
-    """Return the picture of a way: a lane for each package, a row for each step."""
+def path(title: str, steps: tuple[tuple[str, str, str], ...]) -> str:
+    """Return the picture of a path: a lane for each package, a row for each step."""
     passed = {package_of(file) for file, _, _ in steps}
     lanes = [name for names in LAYERS for name in names if name in passed]
     first = 84
@@ -164,12 +164,12 @@ def way(title: str, steps: tuple[tuple[str, str, str], ...]) -> str:
 
 
 def package_of(file: str) -> str:
-    """Return the package of a file, or the module that stands beside the packages."""
+    """Return the package of a file, or the name of a single module."""
     return file.partition("/")[0].removesuffix(".py")
 
 
 def summary(name: str) -> str:
-    """Return the first sentence about a package or module, from its docstring."""
+    """Return the first paragraph of the docstring of a package or module."""
     source = ROOT / "replanning" / name / "__init__.py"
     if not source.exists():
         source = source.parent.with_suffix(".py")
