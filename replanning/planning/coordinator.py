@@ -128,7 +128,7 @@ class PlanningCoordinator:
         self.environment = environment = environment or Environment()
         self._recovery = PlanningAlternativeProvider()
         history = config.planning.history
-        has_exporter = any(isinstance(one, PlanningHistoryExporter) for one in exporters)
+        has_exporter = any(isinstance(exporter, PlanningHistoryExporter) for exporter in exporters)
         if "directory" in history.model_fields_set and not has_exporter:
             kept = PlanningHistoryStore(directory=history.directory)
             exporters = [*exporters, PlanningHistoryExporter(kept)]

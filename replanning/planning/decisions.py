@@ -270,17 +270,17 @@ def parse_json_reply(
             reply = model.model_validate_json(json.dumps(inner))
             if not (lack := missing(reply)):
                 return reply
-            found = [lack]
+            latest = [lack]
         except ValidationError as error:
-            found = [str(problem) for problem in validation_problems(error, model)]
+            latest = [str(problem) for problem in validation_problems(error, model)]
             if not isinstance(inner, dict):
-                found = [f"expected a JSON object, got {type(inner).__name__}"]
+                latest = [f"expected a JSON object, got {type(inner).__name__}"]
         rank = 0
         if isinstance(value, dict):
             rank = likelihood(value)
         if rank > highest:
             highest = rank
-            problems = found
+            problems = latest
     shown = problems[:_MAX_PROBLEMS]
     more = len(problems) - len(shown)
     if more > 0:

@@ -126,7 +126,7 @@ class Consideration(RecordModel):
             return False
         if getattr(decision, "error_classification", None) == "fatal":
             return False
-        assert self.llm_decision is not None  # because there is a decision
+        assert self.llm_decision is not None  # the decision was read from it
         if self.llm_decision.get("replan_needed") is not False:
             return False
         return decision.confidence >= limits.immediate_threshold

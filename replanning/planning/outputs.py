@@ -502,7 +502,9 @@ def parse_reply(
         return sum(name in model.model_fields for name in value)
 
     def unwrap(value: JsonObject) -> JsonObject:
-        found = _normalise_ids(value if bare is None or fields_in(value) else {bare: value})
-        return as_object(found)
+        reply = value
+        if bare is not None and not fields_in(value):
+            reply = {bare: value}
+        return as_object(_normalise_ids(reply))
 
     return parse_json_reply(text, model, unwrap, fields_in, missing)

@@ -275,7 +275,7 @@ async def _request_revision(
         subtasks = revise_decomposition(decomposition, planned, finished)
         limit = session.settings.max_subtasks + len(finished)
         problems = check_subtasks(subtasks, session.tools, finished=finished, max_subtasks=limit)
-        found, _ = compile_action_plan(
+        problems, _ = compile_action_plan(
             planned,
             subtasks,
             session.tools,
@@ -283,7 +283,7 @@ async def _request_revision(
             resources=session.run.live.scheduler.pool.capacity,
             problems=problems,
         )
-        _check_actions(session, planned, found)
+        _check_actions(session, planned, problems)
         session.refuse_secrets(subtasks.ids_by_label())
         return _action_output(planned, subtasks)
 
@@ -498,19 +498,19 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
     number = 1 + sum(plan.task != task.id for plan in state.plans)
     prefix = _unused_prefix(live, number)
     problems = check_subtasks(subtasks, session.tools, finished=finished)
-    found, compiled = compile_action_plan(
+    problems, compiled = compile_action_plan(
         action_plan, subtasks, session.tools, prefix=prefix, finished=finished, problems=problems
     )
     # A subtask may have the name of a phase, whose attempts the state does not count as actions.
     if any(action.id in live or action.id in list(Phase) for action in compiled):
         prefix = f"v{number}.{prefix}"
-        found, compiled = compile_action_plan(
+        problems, compiled = compile_action_plan(
             action_plan, subtasks, session.tools, prefix=prefix, finished=finished
         )
-    if found:
+    if problems:
         if notes.accept and state.plan is not None:
             return  # a newer plan was installed while a person was asked, and takes precedence
-        raise PlanError(found)
+        raise PlanError(problems)
 
     _require_plan_approval(session, task, compiled)
     tasks = dict(finished)
@@ -806,7 +806,7 @@ async def _new_output(session: PlanningSession, task: Task, phase: Phase) -> Jso
 def _forbidden_replan(session: PlanningSession, replan: str) -> tuple[Consideration, str] | None:
     """Return a replan that a person approved after a limit was reached, and why it is forbidden."""
     state = session.state
-    record = next((one for one in state.records if one.replan_id == replan), None)
+    record = next((old for old in state.records if old.replan_id == replan), None)
     if record is None:
         return None
     if record.override_reason not in ("limit", "loop"):
@@ -828,7 +828,7 @@ def _existing_output(session: PlanningSession, task: Task, phase: Phase) -> Json
     rest = _remaining_phases(session, task)
     if rest:
         reason = "the plan stays as it is"
-        session.revise([SkipTask(task_id=one, reason=reason) for one in rest], reason)
+        session.revise([SkipTask(task_id=phase_id, reason=reason) for phase_id in rest], reason)
     return {}
 
 

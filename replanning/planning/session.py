@@ -295,7 +295,7 @@ class PlanningSession:
             "goal_understanding": state.phase_output(Phase.GOAL_UNDERSTANDING),
             "task_decomposition": state.phase_output(Phase.TASK_DECOMPOSITION),
             "action_plan": action_plan,
-            "feedback": [dict(one) for one in state.reflections if "feedback" in one],
+            "feedback": [dict(noted) for noted in state.reflections if "feedback" in noted],
             "why": why,
             "executed": executed_actions(self.run.live, state),
             **progress_data(state, self.run.live),

@@ -221,7 +221,7 @@ class PlanningState(BaseModel):
         actions: whether each executed action finally succeeded. Replaced actions are left out, and
             each element of a list has its own entry.
         failures: the errors of the failed actions.
-        replanned: the failed actions that phases making a new plan replace.
+        replanned: the failed actions replaced by phases that make a new plan.
         lists: for each action with a list, its number of elements without the skipped ones.
         errors: the number of failed attempts at actions.
         consecutive_errors: failed attempts since the last success.
@@ -389,7 +389,7 @@ class PlanningState(BaseModel):
                 self._forget_action(change.task_id)
 
     def _settle_failures(self, plan: PlanVersion) -> None:
-        """Forget the failed actions that a new plan replaces: its lineage's, or all without one."""
+        """Forget the failed actions that a plan replaces: of its lineage, or all if it has none."""
         for task in list(self.replanned):
             if plan.lineage in ("", self.lineage_of(task)):
                 self._forget_action(task)
@@ -538,7 +538,7 @@ class PlanningState(BaseModel):
 
 
 def _action_id(task: str) -> str:
-    """Return the action of an element's id, as `convert` of `convert[3]`; other ids unchanged."""
+    """Return the id of an element's action, `convert` for `convert[3]`; else the id itself."""
     # Names of subtasks have no brackets. The replacement of an element is named `convert[3]~2`.
     return task.partition("[")[0] or task
 

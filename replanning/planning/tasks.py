@@ -135,7 +135,7 @@ class PlanningTask(BaseModel):
         return {PLANNING_KEY: self.model_dump(mode="json", exclude_defaults=True)}
 
     def in_round(self) -> PlanningTask:
-        """Return the notes that a repeated phase inherits: lineage and a clean-start target."""
+        """Return the notes that a repeated phase inherits: lineage, and a clean-start target."""
         starts_clean = self.target is not None and not keeps_finished(self.target)
         target = self.target if starts_clean else None
         return PlanningTask(lineage=self.lineage, target=target)
@@ -559,9 +559,9 @@ def check_subtasks(
                 problems.append(Problem(place, f"{text}{hints(tool, library)}"))
     own = {subtask.id for subtask in decomposition.subtasks}
     tasks: list[Task] = []
-    for one in decomposition.subtasks:
-        needed = tuple(map(TaskId, one.dependencies))
-        tasks.append(Task(id=TaskId(one.id), depends_on=needed))
+    for subtask in decomposition.subtasks:
+        needed = tuple(map(TaskId, subtask.dependencies))
+        tasks.append(Task(id=TaskId(subtask.id), depends_on=needed))
     for name in finished:
         if name not in own:
             tasks.append(Task(id=TaskId(name)))
@@ -608,9 +608,9 @@ def compile_action_plan(
     subtasks = decomposition.remaining(done)
     if batch is not None:
         subtasks = [subtask for subtask in subtasks if subtask.id in batch]
-    found = [*problems, *_check_actions(action_plan, subtasks, library, done, resources)]
-    if found:
-        return found, ()
+    all_problems = [*problems, *_check_actions(action_plan, subtasks, library, done, resources)]
+    if all_problems:
+        return all_problems, ()
 
     def resolve(name: str) -> TaskId:
         """Return the id of the task that does or did a subtask."""
