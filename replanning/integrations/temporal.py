@@ -82,65 +82,65 @@ try:
     from temporalio.worker import ReplayerConfig, WorkerConfig
 except ImportError as error:
     raise missing_framework(
-        __name__, "the Temporal SDK, tested with its version 1.35", error
+        __name__, "the Temporal SDK (tested with temporalio 1.35)", error
     ) from error
 
 _MAX_TASK_SECONDS: Final = 7 * 24 * 3600.0
-"""Longest time that a task without a timeout may take, because Temporal wants a limit."""
+"""Time limit of a task without a timeout, because Temporal requires one."""
 
 _HEARTBEAT_SECONDS: Final = 30.0
-"""Seconds without a sign of life after which a worker counts as lost."""
+"""Seconds without a heartbeat after which a worker counts as lost."""
 
 _PROPOSE_ATTEMPTS: Final = 3
 
 _DESCRIBE_ATTEMPTS: Final = 3
 
 _MAX_PAYLOAD_BYTES: Final = 1_900_000
-"""Most bytes of an argument or a result, because Temporal takes 2 MB."""
+"""Size limit of an argument or a result, because Temporal accepts 2 MB."""
 
 _MAX_TEXT_BYTES: Final = 500_000_000
-"""Most bytes of what is compressed, so that a few of them cannot fill the memory of a worker."""
+"""Size limit of a decompressed text, so that a small payload cannot fill a worker's memory."""
 
 _UPDATE_ATTEMPTS: Final = 5
-"""Each takes up to ten seconds."""
+"""Attempts to send an update; each takes up to ten seconds."""
 
 _MAX_UPDATES_AT_ONCE: Final = 8
-"""The server takes ten; when there are more, it gives up those that it has."""
+"""Limit of concurrent updates. The server accepts ten; with more, it drops those that it has."""
 
 _DECISIONS: Final = "replanning-2"
-"""How a workflow decides, as a patch in its history.
+"""Version of the decisions of a workflow, as a patch in its history.
 
 A workflow replays its history with the code of its worker, which must schedule the same activities
 and timers in the same order. That order follows from the whole engine. So a change after which a
-recorded history (tests/integrations/histories) no longer replays gets another number here, and is
-not patched apart: a worker leaves workflows of another number to workers of that version.
+recorded history (tests/integrations/histories) no longer replays gets another number here, and no
+patch of its own: a worker leaves workflows with another number to workers of that version.
 """
 
 _CHECKPOINTS_PER_STEP: Final = 50
-"""Checkpoints of the engine in one step of a workflow: Temporal takes one of two seconds for stuck,
-these take 0.2.
+"""Checkpoints of the engine in one step of a workflow: they take 0.2 seconds, and Temporal reports
+a deadlock after two.
 """
 
 _TASKS_PER_STEP: Final = 5_000
-"""Tasks that are read in one step."""
+"""Tasks that are parsed in one step."""
 
 _PAGE_CHARS: Final = 500_000
 """Characters in a page of the journal: the records that are decoded in one step."""
 
 _MAX_ANSWER_BYTES: Final = 1_000_000
-"""Most bytes of pages in the answer to one query, because Temporal takes 2 MB."""
+"""Size limit of the pages in the answer to one query, because Temporal accepts 2 MB."""
 
 _MAX_JOURNAL_BYTES: Final = 1_900_000
-"""Most bytes of a journal with which a workflow can be continued, for the same reason."""
+"""Size limit of a journal that a workflow can be continued with, for the same reason."""
 
 _MAX_HISTORY_BYTES: Final = 10_000_000
 
 _MAX_UPDATES: Final = 1_000
-"""Updates after which a workflow is continued, because Temporal takes 2,000."""
+"""Updates after which a workflow is continued as a new one, because Temporal accepts 2,000."""
 
 
 class ReplanningPlugin(SimplePlugin):
-    """Plugin for workers: their task queue takes runs of plans.
+    """Plugin of a worker that makes it execute runs of plans from its task queue.
 
     The journal of a run, its decisions and its repairs are in the workflow. Each attempt at a task
     is an activity, and so is each request to a provider in `providers`.
@@ -151,11 +151,11 @@ class ReplanningPlugin(SimplePlugin):
         providers: propose alternatives besides `repair`, as for `ReplanningEngine`; they may do
             I/O, as language models do.
         settings: as for `ReplanningEngine`.
-        max_concurrency: the most tasks of a run that are carried out at once.
+        max_concurrency: the maximum number of tasks of a run that are executed at once.
         max_history: the number of events in the history of a workflow after which it is continued
             as a new one.
-        secrets_in_history: whether outputs and reports with secrets may be in the history of a
-            workflow, because a payload codec encrypts it, or because nobody else can read it.
+        secrets_in_history: whether the history of a workflow may hold outputs and reports with
+            secrets, because a payload codec encrypts it, or because nobody else can read it.
             Otherwise they do not leave their worker: a task that needs one fails, with the reason.
     """
 
@@ -190,12 +190,12 @@ class ReplanningPlugin(SimplePlugin):
         self._work = self.functions.work if work is None else work
 
     def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
-        """Take the runs of the worker's task queue."""
+        """Execute the runs of the worker's task queue."""
         _plugins[config["client"].namespace, config["task_queue"]] = self
         return super().configure_worker(config)
 
     def configure_replayer(self, config: ReplayerConfig) -> ReplayerConfig:
-        """Take the runs of all task queues without a worker in this process."""
+        """Replay the runs of all task queues without a worker in this process."""
         _plugins["", ""] = self
         return super().configure_replayer(config)
 
@@ -242,7 +242,7 @@ class ReplanningPlugin(SimplePlugin):
                 failure = failure_from(error, (task.retry or self.settings.retry).on)
             elif activity.is_cancelled():
                 raise
-            else:  # the program of the worker was stopped in the midst of it
+            else:  # the worker's process was stopped meanwhile
                 failure = Failure("WorkerStopped", "its worker was stopped", kind="interrupted")
             message, traceback = map(self._redactor.text, (failure.message, failure.traceback))
             failure = replace(failure, message=message, traceback=traceback)
@@ -250,17 +250,17 @@ class ReplanningPlugin(SimplePlugin):
                 failure.message,
                 {"failure": asdict(failure), **self._sent_reports(context)},
                 type=failure.type,
-                # The engine logs it, and decides what follows.
+                # The engine logs the failure, and decides what follows.
                 category=ApplicationErrorCategory.BENIGN,
             ) from None  # the failure has its traceback, without secrets
         finally:
             heart.cancel()
 
     def _sent_output(self, output: object) -> dict[str, Any]:
-        """Return an output in the form that the workflow gets, or else the reason why it gets none.
+        """Return an output in the form that the workflow gets, or the reason to withhold it.
 
-        It gets no output in which a part is masked: a task that reads it would take the mask for
-            the value.
+        An output with a masked part is withheld: a task that reads it would take the mask for the
+        value.
         """
         try:
             encoded = encode(output, self._redactor)
@@ -277,9 +277,9 @@ class ReplanningPlugin(SimplePlugin):
     ) -> dict[str, Any]:
         """Return the parts of a result other than the output: reports and reads.
 
-        With it go the keys of the context whose values have masks, so that no task takes a mask for
-        the value. Where secrets are sent, those that the work has added go with them, because the
-        workflow has to mask them in its journal.
+        The keys of the context whose values are masked are included, so that no task takes a mask
+        for the value. If secrets may be sent, those that the work has added are included, because
+        the workflow has to mask them in its journal.
         """
         if self._secrets_in_history:
             sent = to_json([output, context.reports])
@@ -346,9 +346,8 @@ class ReplanningPlugin(SimplePlugin):
                     )
                 reply["proposed"] = [each.model_dump(mode="json") for each in proposed]
             except Exception as error:  # noqa: BLE001 - the workflow contains it
-                if not isinstance(
-                    error, BudgetExceeded
-                ):  # the workflow records it, without traceback
+                # The workflow records an exceeded budget, without a traceback.
+                if not isinstance(error, BudgetExceeded):
                     warn_of_error(f"provider {provider.name!r}", error, self._redactor)
                 reply["budget" if isinstance(error, BudgetExceeded) else "error"] = (
                     self._redactor.text(
@@ -367,18 +366,18 @@ class ReplanningPlugin(SimplePlugin):
 
     @activity.defn(name="replanning.end_step")
     async def _end_step(self) -> None:
-        """Do nothing: a workflow that waits for it has ended a step."""
+        """Do nothing: a workflow ends a step by waiting for this."""
 
 
 _plugins: Final[dict[tuple[str, str], ReplanningPlugin]] = {}
-"""By namespace and task queue: the plugin of their worker in this process; by empty texts that of a
-replayer.
+"""The plugins of workers in this process, by namespace and task queue; a replayer's has empty
+strings for both.
 """
 
 
 @dataclass
 class ActivityContext:
-    """Context of an attempt in an activity; what work reports takes effect when the attempt ends.
+    """Context of an attempt in an activity; reports of the work take effect when it ends.
 
     `current_attempt` returns it to the functions that the work calls.
 
@@ -390,15 +389,13 @@ class ActivityContext:
             with it.
         context: the context of the plan when the attempt began.
         results: outputs of the tasks that the task depends on; a `KeyError` says why there is none.
-        feedback: of a judge on the previous attempt.
+        feedback: a judge's feedback on the previous attempt.
         continuations: the number of times that a judge has had the task run again.
         arguments: the task's arguments with references replaced by values.
         secrets: the values that the work has added.
-        reports: what the work has reported: the name of a method of `TaskContext`, and its
-            arguments.
+        reports: the reports of the work: the name of a method of `TaskContext`, and its arguments.
         reads: the keys of the context that the work has read.
-        confirms: whether another tool than that of the task is asked, to confirm what that has
-            said.
+        confirms: whether this attempt only confirms what the task's own tool said or did.
     """
 
     task: Task
@@ -490,9 +487,8 @@ class _Results(dict[str, Any]):
         raise KeyError(self._reasons.get(key, unknown))
 
 
-@workflow.defn(
-    name="replanning.Plan", sandboxed=False
-)  # the core takes time, chance and ids from the workflow
+# Not in a sandbox: the core takes time, randomness and ids from the workflow.
+@workflow.defn(name="replanning.Plan", sandboxed=False)
 class PlanWorkflow:
     """Run of a plan; its id is the id of the workflow."""
 
@@ -529,7 +525,7 @@ class PlanWorkflow:
 
     @workflow.run
     async def run(self, request: dict[str, Any], journal: bytes = b"") -> dict[str, Any]:
-        """Carry the plan out, or go on with the journal of the workflow that this one continues."""
+        """Execute the plan, or continue from the journal of the workflow before this one."""
         if not workflow.patched(_DECISIONS):
             raise ReplanningError(
                 "this run was begun by another version of replanning, which decides differently"
@@ -596,14 +592,14 @@ class PlanWorkflow:
         }
 
     def _values_beside_the_journal(self, run: PlanRun, packed: str) -> dict[str, Any]:
-        """Return what the next workflow needs but the journal only has with masks.
+        """Return the values that the next workflow needs and the journal has only masked.
 
-        That is the plan, if it holds secrets, and the outputs with secrets that this workflow was
-        given.
+        They are the plan, if it holds secrets, and the outputs with secrets that this workflow has
+        received.
 
         Args:
             run: the run.
-            packed: the plan, if this workflow was given it.
+            packed: the plan, if this workflow has received it.
         """
         values: dict[str, Any] = {}
         opened = next(self.store.read(run.id)).body
@@ -623,7 +619,7 @@ class PlanWorkflow:
     async def _watch_history(self, run: PlanRun) -> None:
         """Pause the run when the history is long.
 
-        Temporal suggests that so early that long journals would be replayed too often.
+        Temporal's own limit is too low: long journals would be replayed too often.
         """
         info = workflow.info()
         await workflow.wait_condition(
@@ -650,7 +646,7 @@ class PlanWorkflow:
                 results[name] = encode(context.results[name], None).value
             except KeyError as error:
                 missing[name] = str(error)
-        # The worker tells by `on` what its exceptions mean, and the plan may describe the tool.
+        # The worker classifies its exceptions by `on`, which the tool in the plan may state.
         sent = task.model_copy(update={"retry": stated_retry(task, live.tool_of(task))})
         request = {
             "task": sent.model_dump(mode="json", exclude_defaults=True),
@@ -682,9 +678,8 @@ class PlanWorkflow:
                     seconds=(task.timeout or _MAX_TASK_SECONDS) + _HEARTBEAT_SECONDS
                 ),
                 heartbeat_timeout=timedelta(seconds=_HEARTBEAT_SECONDS),
-                retry_policy=RetryPolicy(
-                    maximum_attempts=1
-                ),  # the engine decides what follows a failure
+                # The engine decides what follows a failure.
+                retry_policy=RetryPolicy(maximum_attempts=1),
                 summary=f"{task.id} with {task.tool}" if task.tool else str(task.id),
             )
         except ActivityError as error:
@@ -699,7 +694,7 @@ class PlanWorkflow:
         return decode(done["output"])
 
     def _take_reports(self, context: TaskContext, told: Mapping[str, Any]) -> None:
-        """Take the reports of an attempt, and note which values of the context are lost by them."""
+        """Apply the reports of an attempt, and note which values of the context they have masked."""
         for method, arguments in told["reports"]:
             getattr(context, method)(**arguments)
         if told["lost"]:
@@ -734,7 +729,7 @@ class PlanWorkflow:
 
     @workflow.update
     async def undo(self, options: dict[str, Any]) -> None:
-        """Have what the run has changed taken back, as `PlanRun.undo`."""
+        """Take back the effects of the run, as `PlanRun.undo`."""
         await self._do(lambda run: run.undo(**options))
 
     @workflow.query
@@ -743,18 +738,17 @@ class PlanWorkflow:
         return self.store.journal(after, _MAX_ANSWER_BYTES)
 
     async def _do(self, action: Callable[[PlanRun], object]) -> None:
-        """Do something with the run once it is open."""
+        """Apply an update to the run once it is open."""
         self._updates += 1
         update = workflow.current_update_info()
         assert update is not None
         await workflow.wait_condition(lambda: self.live_run is not None)
         run = self.live_run
         assert run is not None
-        if (
-            update.id in self._taken_before
-        ):  # its sender had no reply when the workflow was continued
+        # Its sender had no reply when the workflow was continued.
+        if update.id in self._taken_before:
             return
-        if run.ended:  # what it took now would be lost
+        if run.ended:  # the update would be lost
             continued = run.result.reason == _CONTINUED and not self._pause_reason
             kind, told = (
                 (_SEND_AGAIN, _CONTINUED)
@@ -780,13 +774,11 @@ _WITHHELD: Final = (
 _CONTINUED: Final = "the history of the workflow is long; it continues as a new one"
 
 _TOO_LARGE: Final = (
-    "its journal is larger than Temporal takes, so that it cannot continue as a new workflow"
+    "its journal is larger than Temporal accepts, so it cannot continue as a new workflow"
 )
 
 _SEND_AGAIN: Final = "SendAgain"
-"""Type of the failure of an update that came too late for a workflow that continues as a new
-one.
-"""
+"""Failure type of an update that came too late for a workflow that continues as a new one."""
 
 
 class TemporalOrchestrator:
@@ -807,7 +799,7 @@ class TemporalOrchestrator:
         Raises:
             PlanError: a parameter has no value, or is secret: the history of a workflow may not
                 hold it.
-            temporalio.exceptions.WorkflowAlreadyStartedError: there is a run with this id.
+            temporalio.exceptions.WorkflowAlreadyStartedError: a run with this id exists.
         """
         problems = missing_values(plan.parameters)
         for name, parameter in plan.parameters.items():
@@ -830,7 +822,7 @@ class TemporalOrchestrator:
         run_id: str,
         context: Mapping[str, JsonValue] | None = None,
     ) -> TemporalRun:
-        """Continue a run that was paused or has failed, or a fork, in a new workflow of its id.
+        """Continue a paused or failed run, or a fork, in a new workflow with its id.
 
         Args:
             records: the journal.
@@ -838,7 +830,7 @@ class TemporalOrchestrator:
             context: changes of the context of the plan.
 
         Raises:
-            temporalio.exceptions.WorkflowAlreadyStartedError: the run is under way.
+            temporalio.exceptions.WorkflowAlreadyStartedError: the run is still running.
         """
         opened = records[0].body
         store = _Store()
@@ -874,16 +866,16 @@ class TemporalOrchestrator:
         return self.run(run_id)
 
     def run(self, run_id: str) -> TemporalRun:
-        """Return a run that was started, by whomever."""
+        """Return a handle to an existing run."""
         return TemporalRun(self._client.get_workflow_handle(run_id, result_type=dict))
 
 
 class TemporalRun:
-    """Run of a plan in a workflow, seen from outside.
+    """Handle of a run of a plan in a workflow.
 
     Args:
-        handle: of the workflow.
-        timeout: seconds to wait for the answer of a worker; by default as long as it takes.
+        handle: the handle of the workflow.
+        timeout: seconds to wait for the answer of a worker; by default without a limit.
     """
 
     def __init__(self, handle: WorkflowHandle[Any, Any], *, timeout: float | None = None) -> None:
@@ -934,7 +926,7 @@ class TemporalRun:
         await self._update("request_replan", reason, by, list(tasks))
 
     async def change_goal(self, goal: JsonObject, *, reason: str = "", by: str = "") -> None:
-        """Give the plan another goal, by the fields of `PlanRun.change_goal`."""
+        """Give the plan another goal, with the fields of `PlanRun.change_goal`."""
         await self._update("change_goal", goal, reason, by)
 
     async def change_context(
@@ -944,7 +936,7 @@ class TemporalRun:
         await self._update("change_context", dict(changes), list(removed))
 
     async def pause(self, reason: str = "asked to pause", *, by: str = "") -> None:
-        """Pause the run, as `PlanRun.pause`; `TemporalOrchestrator.resume` goes on with it."""
+        """Pause the run, as `PlanRun.pause`; `TemporalOrchestrator.resume` continues it."""
         await self._update("pause", reason, by)
 
     async def undo(
@@ -969,7 +961,7 @@ class TemporalRun:
         await self._update("undo", options)
 
     async def _update(self, name: str, *args: object) -> None:
-        """Send an update, and again with the same id if it was lost with its worker or workflow."""
+        """Send an update; resend it with the same id if it was lost with its worker or workflow."""
         sent = uuid.uuid4().hex
         for left in reversed(range(_UPDATE_ATTEMPTS)):
             try:
@@ -991,7 +983,7 @@ class TemporalRun:
 
 
 class _Clock:
-    """The time of the workflow, which is the same when it is replayed."""
+    """Clock of the workflow, whose times are the same in a replay."""
 
     def now(self) -> float:
         return float(workflow.now().timestamp())
@@ -1003,7 +995,7 @@ class _Clock:
         self._checkpoints = 0
 
     async def checkpoint(self) -> None:
-        """End the step of the workflow at every so many checkpoints."""
+        """Yield; end the step of the workflow every `_CHECKPOINTS_PER_STEP` times."""
         self._checkpoints += 1
         if self._checkpoints % _CHECKPOINTS_PER_STEP:
             await asyncio.sleep(0)
@@ -1011,7 +1003,7 @@ class _Clock:
             await self.end_step()
 
     async def end_step(self) -> None:
-        """Wait for a local activity, because Temporal limits the time until a workflow waits.
+        """Wait for a local activity, because Temporal limits how long a workflow runs unawaited.
 
         A timer would do the same, but takes a second and five times as many events.
         """
@@ -1033,10 +1025,9 @@ class _Gate:
 
 
 class _ActivityProvider:
-    """Provider that is asked in an activity, because it may do I/O.
+    """Provider that runs in an activity, because it may do I/O.
 
-    What it is reserved of the budget, it says in the workflow, and therefore from the request
-    alone.
+    Only its estimate of usage runs in the workflow, and so depends on the request alone.
     """
 
     def __init__(self, provider: AlternativeProvider, workflow: PlanWorkflow) -> None:
@@ -1065,8 +1056,8 @@ class _ActivityProvider:
         assert self._workflow.live_run is not None
         journal = self._workflow.store.journal()
         if len(journal) > _MAX_PAYLOAD_BYTES:
-            too_large = "the journal is larger than Temporal takes"
-            raise ValueError(f"{too_large}, so that no provider in an activity can see it")
+            too_large = "the journal is larger than Temporal accepts"
+            raise ValueError(f"{too_large}, so no provider in an activity can read it")
         asked = {
             "provider": self.name,
             "triggers": [trigger.id for trigger in request.triggers],
@@ -1097,24 +1088,24 @@ class _ActivityProvider:
 
 
 async def _activity(name: str, *args: object, **options: Any) -> dict[str, Any]:
-    """Execute an activity; when this is cancelled, it is cancelled as well and not waited for.
+    """Execute an activity; on cancellation, cancel it as well without waiting for it.
 
-    A scope of anyio cancels a task again and again until the task has left it, and Temporal waits
-    for the activity instead: together they would never yield.
+    A scope of anyio cancels a task repeatedly until the task has left it, and Temporal waits for
+    the activity instead: together they would never yield.
     """
     handle = workflow.start_activity(name, args=args, result_type=dict, **options)
     try:
         done: dict[str, Any] = await asyncio.shield(handle)
     except asyncio.CancelledError:
         handle.cancel()
-        if not is_cancelled():  # no scope was, so that the workflow leaves this worker
-            raise _LeftWorker from None
+        if not is_cancelled():  # no scope was, so this worker evicts the workflow
+            raise _Evicted from None
         raise
     return done
 
 
-class _LeftWorker(BaseException):
-    """Leave the memory of this worker: the run ends here, without failing any tasks."""
+class _Evicted(BaseException):
+    """The worker evicts the workflow from memory: the run ends there without failing any tasks."""
 
 
 def _activity_id(context: TaskContext) -> str:
@@ -1128,7 +1119,7 @@ def _activity_id(context: TaskContext) -> str:
 
 
 def _executed(attempt: AttemptId) -> str:
-    """Return the attempt that executed a call, of that or one that confirmed it."""
+    """Return the attempt that executed a call, given that one or one that confirmed it."""
     task, _, number = attempt.rpartition("#")
     executed, _, _ = number.partition("-")
     return f"{task}#{executed}"
@@ -1148,19 +1139,18 @@ def _failure(error: ActivityError) -> tuple[Mapping[str, Any], Failure]:
         told: Any = cause.details[0]
         return told, Failure(**told["failure"])
     nothing: dict[str, Any] = {"reports": [], "lost": []}
-    if isinstance(
-        cause, TimedOut
-    ):  # the deadline of the task is the engine's: this is a worker that was lost
+    # The engine enforces the deadline of the task, so this is a lost worker.
+    if isinstance(cause, TimedOut):
         lost = Failure("WorkerLost", f"its worker was lost: {cause}", kind="interrupted")
         return nothing, lost
     if isinstance(cause, CancelledError):
-        cancelled = "it was cancelled outside of the run"
+        cancelled = "it was cancelled outside the run"
         return nothing, Failure("Cancelled", cancelled, kind="interrupted")
     return nothing, Failure(type(cause).__name__, str(cause or error))
 
 
 class _Store(MemoryStore):
-    """Store of the journal of one run, in compressed pages, so that all of it can be kept.
+    """Store of the journal of one run, which it also keeps in compressed pages to send.
 
     The first record, which has the plan, is a page of its own.
     """
@@ -1189,13 +1179,12 @@ class _Store(MemoryStore):
             self._chars = 0
 
     def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
-        kept = self._existing_run(
-            run
-        )  # without making copies, which takes a second for a large plan
+        # Without copies, which take a second for a large plan.
+        kept = self._existing_run(run)
         return map(Record, count(after + 1), kept.times[after:], kept.bodies[after:])
 
     def journal(self, after: int = 0, most: float = math.inf) -> bytes:
-        """Return pages of this size with the records after this number, at least one if any."""
+        """Return the pages after a record: at most this many bytes, but at least one page if any."""
         found = b""
         for last, page in self._pages:
             if last > after:
@@ -1219,7 +1208,7 @@ class _Store(MemoryStore):
             run: the run.
             journal: the journal.
             clock: ends the steps.
-            outputs: by attempt, true outputs that the journal has masks for; it keeps them.
+            outputs: by attempt, the unmasked outputs; the journal keeps its masks.
         """
         texts = list(_uncompressed(journal))
         self._pages = [
@@ -1250,7 +1239,7 @@ class _Store(MemoryStore):
 
 
 async def _read_plan(document: dict[str, Any], clock: _Clock) -> Plan:
-    """Return the plan of a document, in steps; it was checked when it was made."""
+    """Parse a plan in steps; it was checked when it was created."""
     tasks: list[Task] = []
     stated = document.get("tasks", [])
     for start in range(0, len(stated), _TASKS_PER_STEP):
@@ -1270,7 +1259,7 @@ def _compressed(text: str) -> bytes:
 
 
 def _uncompressed(pages: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield the text of each of several pages in a row, and the page."""
+    """Yield the text of each page in a sequence, and the page."""
     while pages:
         page = lzma.LZMADecompressor()
         text = page.decompress(pages, _MAX_TEXT_BYTES).decode()
@@ -1290,5 +1279,5 @@ def _unpacked(packed: str) -> str:
 
 
 def _size(value: object) -> int:
-    """Return how many bytes a value takes as JSON."""
+    """Return the size of a value as JSON, in bytes."""
     return len(to_json(value))

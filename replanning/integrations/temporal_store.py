@@ -39,27 +39,27 @@ _NO_RECORDS: Final = 2**53
 """Number of a record that no journal reaches."""
 
 _TIMEOUT: Final = 15.0
-"""Seconds after which an answer of a worker is given up; Temporal waits up to 10 for one that has
-just died.
+"""Seconds to wait for the answer of a worker; Temporal waits up to 10 for one that has just
+died.
 """
 
 
 class NoWorker(StoreError):
-    """No worker of the task queue answers; the run goes on as soon as there is one."""
+    """No worker of the task queue answers; the run continues as soon as one does."""
 
 
 async def connect(place: str) -> tuple[Client, str]:
     """Connect to a server.
 
     Args:
-        place: `HOST:PORT/QUEUE`. Without an address, it is that of the environment, as
-            `temporalio.envconfig` finds it, and so are namespace, keys and certificates.
+        place: `HOST:PORT/QUEUE`. A missing address comes from the environment, as
+            `temporalio.envconfig` reads it, and so do namespace, keys and certificates.
 
     Returns:
         The client, and the task queue.
 
     Raises:
-        StoreError: there is no such server.
+        StoreError: the connection fails.
     """
     address, _, queue = place.partition("/")
     try:
@@ -70,20 +70,19 @@ async def connect(place: str) -> tuple[Client, str]:
                 "no address is given: write temporal=HOST:PORT, or set TEMPORAL_ADDRESS"
             )
         client = await Client.connect(**config)
-        await _has_worker(client, queue or DEFAULT_QUEUE)  # which needs the namespace
+        await _has_worker(client, queue or DEFAULT_QUEUE)  # fails without the namespace
         return client, queue or DEFAULT_QUEUE
     except (RuntimeError, ValueError, RPCError) as error:
-        told = re.search(
-            r'(?:message|error): "([^"]+)"', str(error)
-        )  # of the parts that it is made of
+        # The SDK's error lists its parts; only the message is for people.
+        told = re.search(r'(?:message|error): "([^"]+)"', str(error))
         where = f" at {address}" if address else ""
         raise StoreError(
-            f"there is no connection to Temporal{where}: {told[1] if told else error}"
+            f"cannot connect to Temporal{where}: {told[1] if told else error}"
         ) from error
 
 
 class TemporalStore(RunStore):
-    """Runs of a namespace: their journals, and a way to send them messages; read-only otherwise.
+    """Runs of a Temporal namespace: reads their journals and sends them messages, no more.
 
     Args:
         place: as for `connect`.
@@ -94,7 +93,7 @@ class TemporalStore(RunStore):
         queue: the task queue of new runs.
 
     Raises:
-        StoreError: there is no such server.
+        StoreError: the connection fails.
     """
 
     durable: ClassVar[bool] = True
@@ -103,8 +102,8 @@ class TemporalStore(RunStore):
         self._portal = start_blocking_portal("asyncio")
         self.portal = self._portal.__enter__()
         self._address = place.partition("/")[0]
-        self._queues: dict[str, str] = {}  # by run, where there was a worker of late
-        self._listed: dict[str, str] = {}  # by run, its task queue, as it was listed last
+        self._queues: dict[str, str] = {}  # by run, its task queue, if it had a worker recently
+        self._listed: dict[str, str] = {}  # by run, its task queue, as it was first listed
         self._clock = SystemClock()
         self._silent_until: dict[str, float] = {}
         try:
@@ -164,7 +163,7 @@ class TemporalStore(RunStore):
         """Return a run.
 
         Raises:
-            UnknownRun: there is no such run.
+            UnknownRun: the namespace has no such run.
         """
 
         async def describe() -> RunInfo:
@@ -173,7 +172,7 @@ class TemporalStore(RunStore):
         return self._call(describe, run)
 
     def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
-        """Return the records of a run, as a worker tells them.
+        """Return the records of a run, which a worker reports.
 
         Raises:
             NoWorker: no worker answers.
@@ -193,14 +192,14 @@ class TemporalStore(RunStore):
         return iter(self._call(read, run))
 
     def post(self, run: RunId, message: InboxMessage) -> None:
-        """Have a run take a message, at once.
+        """Send a message to a run, which takes it at once.
 
         Raises:
             NotRunning: its workflow has ended.
             StaleAnswer: the run refuses it.
             NoWorker: no worker answers.
         """
-        there = self._run(run)
+        target = self._run(run)
         payload = dict(message.payload)
         by = message.by
         reason: Any = payload.get("reason")
@@ -210,13 +209,13 @@ class TemporalStore(RunStore):
 
         async def send() -> None:
             if message.kind == "answer":
-                await there.answer(question, by=by, **payload)  # type: ignore[arg-type] # as the engine has made it
+                await target.answer(question, by=by, **payload)  # type: ignore[arg-type] # as the engine made it
             elif message.kind == "pause":
-                await there.pause(reason, by=by)
+                await target.pause(reason, by=by)
             elif goal:
-                await there.change_goal(goal, reason=reason, by=by)
+                await target.change_goal(goal, reason=reason, by=by)
             else:
-                await there.request_replan(reason, by=by, tasks=tasks)
+                await target.request_replan(reason, by=by, tasks=tasks)
 
         self._call(send, run)
 
@@ -245,11 +244,11 @@ class TemporalStore(RunStore):
     create = acquire = renew = release = append = discard = add_outcomes = _refuse  # type: ignore[assignment]
 
     def start(self, begin: Callable[[TemporalOrchestrator], Awaitable[object]], run: str) -> None:
-        """Start a run, or go on with one in its task queue.
+        """Start a run, or continue one in its task queue.
 
         Args:
-            begin: does it.
-            run: its id, or that of the run that it is a fork of.
+            begin: starts or continues it, given the orchestrator.
+            run: its id, or for a fork the id of the original run.
 
         Raises:
             StoreError: the server refuses it.
@@ -279,15 +278,14 @@ class TemporalStore(RunStore):
         except RPCError as error:
             if _is_silence(error) and run in self._queues:
                 queue = self._queues[run]
-                self._silent_until[queue] = (
-                    self._clock.now() + _TIMEOUT
-                )  # its other runs would take as long
+                # Reading the other runs of the queue would take as long.
+                self._silent_until[queue] = self._clock.now() + _TIMEOUT
                 raise self._no_worker(queue) from error
             if "workflow not found" in error.message:
                 raise UnknownRun(run, "replanning status lists the runs") from error
             if "already completed" in error.message:
                 raise NotRunning(
-                    f"run {run!r} has stopped; resume it first, then say it again"
+                    f"run {run!r} has stopped; resume it first, then try again"
                 ) from error
             raise StoreError(
                 f"Temporal at {self._address or 'its address'}: {error.message}"
@@ -326,8 +324,8 @@ async def _info(execution: WorkflowExecution) -> RunInfo:
         run=RunId(execution.id),
         name=memo.get("name", ""),
         objective=memo.get("objective", ""),
-        # A workflow that was ended from outside has no status of its own: it is like a process that
-        # is gone.
+        # A workflow that was terminated has no status of its own: its run is like one whose process
+        # was killed.
         status="running" if running else memo.get("status", "running"),
         created=execution.start_time.timestamp(),
         updated=updated.timestamp(),

@@ -344,12 +344,8 @@ def test_what_is_wrong_is_told(tmp_path, on, address):
         return error
 
     nowhere = "--on=temporal=localhost:1"
-    assert "there is no connection to Temporal at localhost:1" in told(
-        2, "run", "plan.yaml", nowhere
-    )
-    assert "there is no connection to Temporal at localhost:1" in told(
-        2, "worker", "plan.yaml", nowhere
-    )
+    assert "cannot connect to Temporal at localhost:1" in told(2, "run", "plan.yaml", nowhere)
+    assert "cannot connect to Temporal at localhost:1" in told(2, "worker", "plan.yaml", nowhere)
     assert "set TEMPORAL_ADDRESS" in told(2, "status", "--on=temporal=")
     assert "there is no run 'nope'" in told(
         1, "status", "nope", "--on=temporal=", TEMPORAL_ADDRESS=address
