@@ -1,8 +1,8 @@
 """Keep a plan alive while it runs.
 
-These are the names that most programs need. Further names are exported by the packages:
-`replanning.plan`, `replanning.changes` (edits of a plan), `replanning.triggers` (why a plan is
-changed), `replanning.journal` (records and stores), `replanning.decision` (what plugins implement),
+These are the names that most programs need. Packages export further names: `replanning.plan`,
+`replanning.changes` (edits of a plan), `replanning.triggers` (reasons to change a plan),
+`replanning.journal` (records and stores), `replanning.decision` (interfaces for plugins),
 `replanning.settings`, `replanning.llm` (language models) and `replanning.errors`.
 """
 
@@ -12,8 +12,8 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-# What plugins do wrong is told on standard error even where the program has not configured
-# logging. Attempts and replans may fail: that is in the result.
+# Failures of attempts and replans are in the result, so they are not printed where the program has
+# not configured logging. Mistakes of plugins are.
 logging.getLogger("replanning.run").addHandler(logging.NullHandler())
 logging.getLogger("replanning.planning").addHandler(logging.NullHandler())
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from replanning.settings import Settings
     from replanning.version import __version__
 
-__all__ = [  # noqa: RUF022 - grouped by what they are for
+__all__ = [  # noqa: RUF022 - grouped by purpose
     # the plan
     "Plan",
     "Task",
@@ -86,8 +86,8 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "__version__",
 ]
 
-# The modules that define the names. They are imported at the first use of a name, so that a program
-# does not wait for what it does not use.
+# The modules that define the names. Each is imported at the first use of one of its names, so that
+# a program does not wait for modules that it does not use.
 _HOMES: Final = {
     "changes": ("Alternative",),
     "decision.evaluation": ("PlanEvaluation", "PlanEvaluator"),

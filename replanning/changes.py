@@ -80,8 +80,8 @@ class ReplaceTask(_Change):
 class ExpandTask(_Change):
     """Carry a task out for each element of a list: by one task each, in the order of the list.
 
-    Its result is the list of theirs. `keys` name the tasks; without them they are numbered from 0.
-    A task with `for_each` is expanded by itself once its list is known.
+    Its result is the list of their results. `keys` name the tasks; without keys they are numbered
+    from 0. A task with `for_each` is expanded automatically once its list is known.
     """
 
     kind: Literal["expand"] = "expand"
@@ -99,9 +99,9 @@ class ExpandTask(_Change):
 
 
 class IncludePlan(_Change):
-    """Carry out the plan that a task includes, in its place; done by itself once it may start.
+    """Carry out the plan that a task includes in its place; automatic once the task may start.
 
-    `values` are those of the parameters of the included plan.
+    `values` are the values of the parameters of the included plan.
     """
 
     kind: Literal["include"] = "include"
@@ -112,8 +112,8 @@ class IncludePlan(_Change):
 class ModifyTask(_Change):
     """Change fields of a task.
 
-    A finished task takes only `name`, `goal`, `metadata` and `undo_on_replace`. Changes of a task
-    that has been expanded apply to those of its elements that are waiting.
+    A finished task allows only `name`, `goal`, `metadata` and `undo_on_replace`. Changes of an
+    expanded task apply to its waiting elements.
     """
 
     kind: Literal["modify"] = "modify"
@@ -122,7 +122,7 @@ class ModifyTask(_Change):
 
 
 class ReorderTasks(_Change):
-    """Hand out these waiting tasks in this order, in the places that they have together."""
+    """Start these waiting tasks in this order, in the positions that they have together."""
 
     kind: Literal["reorder"] = "reorder"
     order: Annotated[Items[TaskId], Field(min_length=1)]
@@ -131,7 +131,7 @@ class ReorderTasks(_Change):
 class RetryTask(_Change):
     """Run a task again, after `delay` seconds.
 
-    Also revives a task that was removed, skipped, cancelled or replaced.
+    This also revives a task that was removed, skipped, cancelled or replaced.
     """
 
     kind: Literal["retry"] = "retry"
@@ -148,7 +148,7 @@ class SkipTask(_Change):
 
 
 class CancelTask(_Change):
-    """Stop a task, also a running one; its dependents cannot run."""
+    """Stop a task, even a running one; its dependents cannot run."""
 
     kind: Literal["cancel"] = "cancel"
     task_id: TaskId
@@ -158,7 +158,7 @@ class CancelTask(_Change):
 class AbortRun(_Change):
     """Stop the whole run; with `undo`, only after its effects are taken back.
 
-    That works like `PlanRun.undo`, and is refused if no task can take an effect back, or if
+    Undoing works like `PlanRun.undo`. It is rejected if no task can take an effect back, or if
     everything is being taken back already.
     """
 
@@ -181,14 +181,14 @@ PlanChange = Annotated[
     | AbortRun,
     Field(discriminator="kind"),
 ]
-"""One change of a plan; its `kind` tells which."""
+"""One change of a plan, identified by its `kind`."""
 
 
 class Alternative(_Change):
-    """Changes that a source proposes, with its reason and its confidence (0 to 1).
+    """Changes proposed by a source, with its reason and its confidence (0 to 1).
 
-    `expected_cost` and `expected_duration` (seconds) are estimates of the source. A source that has
-    proven the goal unreachable proposes no changes and sets `unreachable`. `ask` is a reason why a
+    `expected_cost` and `expected_duration` (seconds) are estimates of the source. A source that
+    finds the goal unreachable proposes no changes and sets `unreachable`. `ask` is a reason why a
     person must agree at any confidence.
     """
 
@@ -207,7 +207,7 @@ class Alternative(_Change):
 
 
 def target_task_ids(changes: Sequence[PlanChange]) -> tuple[TaskId, ...]:
-    """Return the existing tasks that changes are about, in order, each once."""
+    """Return the existing tasks that changes affect, in order, each once."""
     ids: dict[TaskId, None] = {}
     for change in changes:
         if change.kind == "add":
@@ -256,7 +256,7 @@ def change_arguments(changes: Sequence[PlanChange]) -> Iterator[TaskArguments]:
 
 
 def _field_arguments(fields: JsonValue) -> Iterator[JsonValue]:
-    """Yield the arguments in the fields of a task that are not validated yet."""
+    """Yield the arguments in fields of a task that have not been validated yet."""
     if not isinstance(fields, dict):
         return
     yield fields.get("arguments")
@@ -270,10 +270,10 @@ def _field_arguments(fields: JsonValue) -> Iterator[JsonValue]:
 _ID_KEYS: Final = frozenset({"id", "task_id"})
 _ID_LIST_KEYS: Final = frozenset({"depends_on", "before", "order"})
 _PART_KEYS: Final = frozenset({"task", "tasks", "fields"})
-"""Keys in a change or task with an id, a list of ids, or parts that have ids themselves."""
+"""Keys in a change or task: those of an id, of a list of ids, and of parts with ids."""
 
 to_canonical_json: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
-"""Returns JSON with sorted keys and without blanks, for hashes."""
+"""Function that returns JSON with sorted keys and without spaces, for hashes."""
 
 
 def changes_hash(
@@ -283,8 +283,8 @@ def changes_hash(
 
     Args:
         changes: the changes.
-        originals: the original of each task that replaces another, so that changes to both are
-            equal.
+        originals: the original of each task that replaces another, so that changes of either have
+            the same hash.
     """
     positions: dict[TaskId, TaskId] = {}
     for number, task_id in enumerate(new_task_ids(changes)):
@@ -330,7 +330,7 @@ def _rename_tasks(
 
 
 def with_reason(changes: Sequence[PlanChange], reason: str) -> tuple[PlanChange, ...]:
-    """Return changes in which those that end something, and do not say why, have this reason."""
+    """Return changes with this reason for skips, cancellations and aborts that state none."""
     stated: list[PlanChange] = []
     for change in changes:
         if isinstance(change, SkipTask | CancelTask | AbortRun) and not change.reason:
@@ -349,9 +349,9 @@ def parse_changes(data: object) -> tuple[PlanChange, ...]:
     """Return changes from JSON, such as a person's or a model's.
 
     Raises:
-        ChangeRejected: an item is no change; names every offender and its place.
+        ChangeRejected: items are not changes; the error lists each with its place.
     """
-    # A change can be iterated over, too.
+    # A change is iterable, too.
     if isinstance(data, _Change):
         raise ChangeRejected([Problem("changes", f"expected a list, got {brief_repr(data)}")])
     try:
@@ -372,9 +372,9 @@ def _error_message(details: ErrorDetails) -> str:
             given = details["ctx"]["tag"]
             hint = did_you_mean(given, _CHANGE_KINDS)
             text = f"there is no kind of change {brief_repr(given)}"
-            return join_parts(text, f"known are {', '.join(_CHANGE_KINDS)}", hint)
+            return join_parts(text, f"known kinds are {', '.join(_CHANGE_KINDS)}", hint)
         case "union_tag_not_found":
-            return f"its `kind` is missing; known are {', '.join(_CHANGE_KINDS)}"
+            return f"its `kind` is missing; known kinds are {', '.join(_CHANGE_KINDS)}"
         case "too_short":
             return "must not be empty"
         case "extra_forbidden":

@@ -1,8 +1,8 @@
 """Loading of settings from arguments, environment, a person's override and a file.
 
-Each source gives values by key, such as `alternatives.min_confidence`. The highest source that has
-a key wins. The result keeps the source of every value and is validated as a whole, so that every
-problem names the line, variable or argument that it comes from.
+Each source gives values by key, such as `alternatives.min_confidence`; the highest source with a
+key wins. The result keeps the source of every value and is validated as a whole, so every problem
+names the line, variable or argument that it comes from.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ FILES: Final = ("replanning.yaml", ".replanning.yaml")
 SECTION: Final = "replanning"
 
 PLANNING: Final = "planning"
-"""Section of planning mode, beside the other section."""
+"""Section of planning mode, next to the section `replanning`."""
 
 MAX_SIZE: Final = 1024 * 1024
 """Size limit of a settings file and of an answer of a server, in bytes."""
 
 _MAX_VALUE_DEPTH: Final = 20
 _FIELD_BY_KEY: Final[Mapping[str, str]] = {"retry.exponential_backoff": "retry.exponential"}
-"""Keys that differ from the path of their field, whose name plans use as well."""
+"""Keys that differ from the path of their field, because plans use the name of the field, too."""
 
 _KEY_BY_FIELD: Final[Mapping[str, str]] = {field: key for key, field in _FIELD_BY_KEY.items()}
 _CREDENTIAL: Final = re.compile(
@@ -61,7 +61,7 @@ _FOREIGN_KEYS: Final[Mapping[str, str]] = {
     "max_iterations": "did you mean 'limits.replans_per_lineage', the replans of a task, or "
     "'judge.max_iterations', the attempts at it?",
 }
-"""Hints for names that other programs use, where the nearest key here means something else."""
+"""Hints for names from other programs, if the most similar key means something else."""
 
 Kind = Literal["default", "file", "override", "environment", "argument"]
 """Kind of source, from the lowest to the highest precedence."""
@@ -71,10 +71,10 @@ _KINDS: Final[Mapping[str, Kind]] = {
     "environment": "environment",
     "override": "override",
 }
-"""Kinds by the first word of a source; a source of any other kind begins with a file name."""
+"""Kinds by the first word of a source; a source of the kind `file` begins with a file name."""
 
 Override = Callable[[], object]
-"""Returns the settings of a person as `{"status": "success", "data": {"planning": {…}}}`."""
+"""Function that returns a person's settings: `{"status": "success", "data": {"planning": …}}`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +117,13 @@ def load_settings(
 ) -> LoadedSettings:
     """Load the settings from all sources.
 
-    Arguments take precedence over the environment, that over the person's override, that over the
-    file, and that over the defaults. Lists replace one another and are not merged. The clients of
-    API services read their keys from the environment; in the file, such a key is an error.
+    Arguments take precedence over the environment, then come the person's override, the file and
+    the defaults. Lists replace one another and are not merged. The clients of API services read
+    their keys from the environment; in the file, such a key is an error.
 
     Args:
         path: a YAML file with a section `replanning`; by default `replanning.yaml` or
-            `.replanning.yaml` in the working directory, if there is one. In a file that is found
+            `.replanning.yaml` in the working directory, if one exists. In a file that is found
             there, settings that name services, plugins, folders or patterns must have been trusted
             (`trust_file`).
         environ: the environment; by default that of the process.
@@ -134,7 +134,7 @@ def load_settings(
             override that raises or does not answer is left out with a warning.
 
     Raises:
-        SettingsError: with every problem; each names its key, its source and what is allowed.
+        SettingsError: lists every problem, each with its key, its source and the allowed values.
     """
     if environ is None:
         environ = os.environ
@@ -145,7 +145,7 @@ def load_settings(
     file = find_file() if path is None else Path(path)
     if file is not None:
         in_file = _file_values(file, problems)
-    # A file that was merely found may be somebody else's.
+    # A file that was merely found may belong to somebody else.
     if file is not None and path is None:
         untrusted = _untrusted_problems(file, in_file, environ)
     in_environment = _environment_values(environ)
@@ -169,16 +169,14 @@ def load_settings(
 def _untrusted_problems(
     file: Path, in_file: Mapping[str, _Value], environ: Mapping[str, str]
 ) -> list[Problem]:
-    """Return a problem for each guarded value of a file, unless the file is trusted as it is."""
+    """Return a problem for each guarded value of a file, unless these values are trusted."""
     guarded = _guarded_values(in_file)
     if not guarded:
         return []
     trusted = _read_trusted(_trust_path(environ))
     if trusted.get(str(file.resolve())) == _digest(guarded):
         return []
-    hint = (
-        "it does not count until the file is trusted: read it, then run `replanning config trust`"
-    )
+    hint = "it has no effect until the file is trusted: read it, then run `replanning config trust`"
     return [Problem(f"{value.source} {key}", hint) for key, value in guarded.items()]
 
 
@@ -187,7 +185,7 @@ def _environment_values(environ: Mapping[str, str]) -> dict[str, _Value]:
     for name, text in environ.items():
         if name.isupper() and text.strip():
             texts[name] = text.strip()
-    # By long name, the variable that it is read from.
+    # Long names, each with the variable that sets it.
     names: dict[str, str] = {}
     for name in texts:
         if name.startswith(_PREFIX) and len(name) <= _MAX_NAME_CHARS:
@@ -195,7 +193,7 @@ def _environment_values(environ: Mapping[str, str]) -> dict[str, _Value]:
     for name, key in VARIABLES:
         if name in texts:
             names[_long_names()[key]] = name
-    # It reads only the fields of the model.
+    # The source reads only variables of fields of the model.
     variables = _Variables(Settings, env_prefix=_PREFIX, env_nested_delimiter=_DELIMITER)  # type: ignore[arg-type]
     variables.env_vars = {long.lower(): texts[name] for long, name in names.items()}
     values: dict[str, _Value] = {}
@@ -208,7 +206,7 @@ def _environment_values(environ: Mapping[str, str]) -> dict[str, _Value]:
 def _argument_values(
     arguments: Mapping[str, JsonValue], problems: list[Problem]
 ) -> dict[str, _Value]:
-    """Return the values of arguments; what JSON cannot express is added to `problems`."""
+    """Return the values of arguments; add those that JSON cannot express to `problems`."""
     values: dict[str, _Value] = {}
     for key, value in arguments.items():
         try:
@@ -222,7 +220,7 @@ def _argument_values(
 
 
 def _override_server(given: Mapping[str, _Value]) -> OverrideSettings | None:
-    """Return the server that is to be asked for a person's settings, if a valid one is set."""
+    """Return the server of a person's settings, if a valid one is set."""
     named: dict[str, _Value] = {}
     for key in ("override.url", "override.timeout"):
         if key in given:
@@ -234,14 +232,14 @@ def _override_server(given: Mapping[str, _Value]) -> OverrideSettings | None:
 
 
 def find_file() -> Path | None:
-    """Return the settings file in the working directory, if there is one.
+    """Return the settings file in the working directory; None if there is none.
 
     Raises:
-        SettingsError: there are two.
+        SettingsError: both file names exist.
     """
     files = [name for name in FILES if os.path.lexists(name)]
     if len(files) > 1:
-        raise SettingsError.at(files[1], f"there is {files[0]!r}, too; keep one of them")
+        raise SettingsError.at(files[1], f"{files[0]!r} exists, too; keep one of them")
     for name in files:
         return Path(name)
     return None
@@ -253,15 +251,15 @@ def trust_file(
     """Trust the settings of a file that name services, plugins, folders or patterns.
 
     The trust lasts until one of these settings changes. Somebody else's checkout may contain a
-    settings file that sends keys and plans to their server. So trust is stored outside of it, in
-    the person's own configuration: `$XDG_CONFIG_HOME/replanning` or `~/.config/replanning`.
+    settings file that sends keys and plans to their server. So trust is stored outside the checkout,
+    in the person's own configuration: `$XDG_CONFIG_HOME/replanning` or `~/.config/replanning`.
 
     Args:
         path: the settings file.
         environ: the environment; by default that of the process.
 
     Returns:
-        The settings that are trusted now, by key.
+        The newly trusted settings by key.
 
     Raises:
         SettingsError: the file cannot be read, or the trust cannot be written.
@@ -289,7 +287,7 @@ _OWN_NAMES: Final = frozenset({"repair", *DEFAULT_TRIGGERS, "better-path-found"}
 def _guarded_values(values: Mapping[str, _Value]) -> dict[str, _Value]:
     """Return the values that need trust.
 
-    They decide where keys, plans and files go, whose code runs, and what is masked.
+    They decide where keys, plans and files go, which code runs, and what is masked.
     """
     return {key: value for key, value in values.items() if _is_guarded(key, value.value)}
 
@@ -350,7 +348,7 @@ class _Key(NamedTuple):
     Attributes:
         type: the type, with the bounds of the field.
         is_section: whether it is a section.
-        is_table: whether it is a mapping whose names are the user's own, such as names of models,
+        is_table: whether it is a mapping with names of the user's choice, such as names of models,
             which may contain dots.
     """
 
@@ -372,7 +370,7 @@ def _iter_keys(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, _Key]
         is_table = get_origin(field.annotation) is dict
         section = _section_model(field)
         is_section = section is not None and not is_table
-        # Without a bound, the key stands in for one, which has no effect.
+        # `Annotated` needs an argument even for a field without bounds; the key has no effect.
         value_type: Any = Annotated[(field.annotation, key, *field.metadata)]
         if is_section:
             value_type = section
@@ -386,7 +384,7 @@ def _iter_keys(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, _Key]
 
 
 def _section_model(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the model in the type of a field, if there is one."""
+    """Return the model in the type of a field; None if it has none."""
     for kind in (field.annotation, *get_args(field.annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
@@ -399,7 +397,7 @@ def _leaves(
     """Yield the leaves of a mapping with their paths; tables are leaves, empty sections are not."""
     entry = _key_index().get(".".join(steps))
     if isinstance(value, dict):
-        # An unknown section with anything in it is taken apart as well, so that each key is named.
+        # A non-empty unknown section is taken apart, too, so that each of its keys is named.
         is_section = len(value) > 0
         if entry is not None:
             is_section = entry.is_section
@@ -422,7 +420,7 @@ def _as_json(value: object) -> JsonValue:
 
 
 def _file_values(path: Path, problems: list[Problem]) -> dict[str, _Value]:
-    """Return the values of a file; problems of its sections are added to `problems`."""
+    """Return the values of a file; add problems of its sections to `problems`."""
     try:
         text = read_text_file(path, noun="settings file", max_size=MAX_SIZE)
         document = read_document(text, format="yaml", source=str(path)) or {}
@@ -437,7 +435,8 @@ def _file_values(path: Path, problems: list[Problem]) -> dict[str, _Value]:
             for steps, value in _leaves(section, (name,)):
                 leaves[steps] = (format_path(steps), value)
         elif name != SECTION:
-            unknown = f"there is no section of this name; known are {SECTION!r} and {PLANNING!r}"
+            sections = f"the sections are {SECTION!r} and {PLANNING!r}"
+            unknown = f"there is no section with this name; {sections}"
             problems.append(Problem(f"{path} {name}", unknown))
         elif isinstance(section, dict):
             if PLANNING in section:
@@ -465,7 +464,7 @@ _DELIMITER: Final = "__"
 _MAX_NAME_CHARS: Final = 200
 
 VARIABLES: Final[tuple[tuple[str, str], ...]] = (
-    # An alias stands before the name that takes precedence over it.
+    # An alias precedes the name that overrides it.
     ("MUSUBI_REPLAN_ENABLED", "enabled"),
     ("MUSUBI_REPLAN_ENABLED", "planning.replanning.enabled"),
     ("REPLANNING_ENABLED", "enabled"),
@@ -504,7 +503,7 @@ OTHERS: Final = (
 """Variables other than settings: options of commands, and those passed to tools."""
 
 _SIMILARITY: Final = 0.9
-"""Similarity at which a name counts as misspelt."""
+"""Minimum similarity of a misspelt name."""
 
 
 @cache
@@ -514,14 +513,14 @@ def _long_names() -> Mapping[str, str]:
 
 
 class _Variables(EnvSettingsSource):
-    """Source of variables by long names: a section as JSON, or each of its settings by itself."""
+    """Source of variables by long names, for whole sections in JSON and for single settings."""
 
     def decode_complex_value(
         self, field_name: str, field: FieldInfo | None, value: str
     ) -> JsonValue:
         """Return a list or section from JSON or from names with commas.
 
-        Any other text is returned as it is, for validation to refuse.
+        Any other text is returned as it is, for validation to reject.
         """
         decoded = _decoded(value)
         if isinstance(decoded, (list, dict)) or decoded is None:
@@ -545,7 +544,7 @@ def _decoded(text: str) -> JsonValue:
 
 
 def _typed(key: str, value: JsonValue) -> JsonValue:
-    """Return a text in the type of its setting if it fits; otherwise as JSON, or as it is."""
+    """Return a text as the type of its setting if it fits; otherwise as JSON, or unchanged."""
     if value == "null":
         return None
     if isinstance(value, dict):
@@ -563,7 +562,7 @@ def _typed(key: str, value: JsonValue) -> JsonValue:
 def _variable_of(steps: Sequence[str], names: Mapping[str, str]) -> str:
     """Return the variable that sets a setting.
 
-    It is the variable of the setting, else of a section around it, else the first of those within.
+    It is the variable of the setting, else of an enclosing section, else the first one inside it.
     """
     by_long = {long.lower(): name for long, name in names.items()}
     for length in range(len(steps), 0, -1):
@@ -578,7 +577,7 @@ def misspelt(environ: Mapping[str, str]) -> Iterator[Problem]:
     """Yield a problem for each variable that looks like a misspelt setting, without its value."""
     longs = _long_names()
     every = [*longs.values(), *(name for name, _ in VARIABLES), *OTHERS]
-    # Names are compared without the doubled delimiter, which is the easiest to get wrong.
+    # Names are compared without the double delimiter, which is easiest to get wrong.
     comparable = {name.replace(_DELIMITER, "_"): name for name in every}
     sections = tuple(
         f"{longs[key]}{_DELIMITER}" for key, is_section in keys().items() if is_section
@@ -589,7 +588,7 @@ def misspelt(environ: Mapping[str, str]) -> Iterator[Problem]:
             continue
         plain = name.upper().replace(_DELIMITER, "_")
         meant = None
-        if "_" in plain:  # a single word, such as STORE, is some other program's
+        if "_" in plain:  # a single word, such as STORE, belongs to another program
             meant = comparable.get(f"{_PREFIX}{plain}")
         if meant is None:
             for near in difflib.get_close_matches(plain, comparable, n=1, cutoff=_SIMILARITY):
@@ -611,9 +610,9 @@ def _override_values(
 ) -> dict[str, _Value]:
     """Return the values that a function or server gives.
 
-    Without an answer there are none, with a warning: work must not stop because another server
-    does. A person without a section `planning` has none either. An answer of another form is a
-    problem, since it would be the same next time.
+    A missing answer gives none, with a warning: work must not stop because another server does. A
+    person without a section `planning` has none either. An answer of another form is a problem,
+    because it would recur.
     """
     redact = Redactor().text
     source = "override"
@@ -624,7 +623,7 @@ def _override_values(
             source = f"override {override.url}"
             answer = _fetch(override)
     except _Unanswered as error:
-        warnings.append(Problem(source, f"{error}; the settings of the person are left out"))
+        warnings.append(Problem(source, f"{error}; the person's settings are ignored"))
         return {}
     except PlanError as error:
         for each in error.problems:
@@ -637,7 +636,7 @@ def _override_values(
                 values[format_path(steps)] = _Value(value, source)
             return values
         case {"status": "success", "data": {**sections}}:
-            # A person may have settings for other programs alone; a misspelt section is a problem.
+            # A person may only have settings for other programs; a misspelt section is a problem.
             names = [str(name) for name in sections]
             if "planning" not in names and not did_you_mean("planning", names):
                 return {}
@@ -654,7 +653,7 @@ def _call(override: Override) -> object:
     try:
         return override()
     except Exception as error:
-        # A user's function may raise anything, which must not stop work.
+        # A user's function may raise anything; that must not stop work.
         reason = Redactor().text(f"it failed with {type(error).__name__}: {error}")
         raise _Unanswered(reason) from error
 
@@ -691,18 +690,18 @@ def _encoding_problem(value: JsonValue) -> str:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         # Bytes of the environment that are not UTF-8 become surrogates.
-        return "it holds what is no text in UTF-8"
+        return "it is not valid UTF-8"
     return ""
 
 
 def _unknown_key(key: str) -> str:
     """Return the problem of an unknown key.
 
-    The hint is a setting of the same section, or of the same name in another one.
+    The hint is a setting in the same section, or with the same name in another section.
     """
     if _CREDENTIAL.search(key):
         advice = "remove it here, and consider it known to others"
-        return f"keys of API services are taken from the environment alone; {advice}"
+        return f"keys of API services come from the environment alone; {advice}"
     # Other formats write `maxAttempts` where this one has `max_attempts`.
     key = _CAMEL_HUMP.sub("_", key).lower()
     if key in _FOREIGN_KEYS:
@@ -716,12 +715,12 @@ def _unknown_key(key: str) -> str:
     if len(elsewhere) == 1:
         hint = f"did you mean {elsewhere[0]!r}?"
     elif not hint:
-        hint = f"known are {', '.join(siblings)}"
+        hint = f"known settings are {', '.join(siblings)}"
     return f"there is no such setting; {hint}"
 
 
 def _validate(given: Mapping[str, _Value], problems: list[Problem]) -> Settings | None:
-    """Return the settings of these values; None if some are invalid, which adds to `problems`."""
+    """Return the settings of these values; if some are invalid, None, and add to `problems`."""
     document: JsonObject = {}
     for key, (value, source) in given.items():
         problem = _encoding_problem(value) if key in _key_index() else _unknown_key(key)
@@ -736,7 +735,7 @@ def _validate(given: Mapping[str, _Value], problems: list[Problem]) -> Settings 
         if isinstance(inner, dict):
             inner[name] = value
     try:
-        # From JSON, a list is accepted as a tuple although true and "1" are not taken for numbers.
+        # In strict JSON, a list is accepted as a tuple, but true and "1" are not numbers.
         return TypeAdapter(Settings).validate_json(json.dumps(document), strict=True)
     except ValidationError as error:
         problems += dict.fromkeys(_value_problem(item, given) for item in error.errors())
@@ -769,7 +768,7 @@ def _value_problem(error: ErrorDetails, given: Mapping[str, _Value]) -> Problem:
                 expected = _schema_text(TypeAdapter(_key_index()[path].type).json_schema())
                 message = f"expected {expected}, got {got}"
         return Problem(f"{given[key].source} {' '.join([key, *inner])}", message)
-    # The error is one of a section as a whole.
+    # The error concerns a section as a whole.
     section = ".".join(steps)
     sources: dict[str, None] = {}
     for key, value in given.items():

@@ -1,6 +1,6 @@
 """Clock, randomness, ids and folder of a run, and the identity of the process that owns it.
 
-A process is identified by its machine, its number and its start time.
+A process is identified by its machine, its PID and its start time.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Clock(Protocol):
     """Source of time."""
 
     def now(self) -> float:
-        """Seconds since the epoch, UTC; never goes back."""
+        """Seconds since the epoch, UTC; never goes backwards."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Return when this much time has passed."""
+        """Return after this many seconds."""
         ...
 
 
@@ -40,8 +40,8 @@ class SystemClock:
     """Clock of this machine: the time of day at the start, monotonic from then on.
 
     Args:
-        not_before: a time that has passed on another machine; if the clock of this machine is
-            behind it, the clock continues from there.
+        not_before: a time that has passed on another machine; if this machine is behind it, the
+            clock continues from there.
     """
 
     def __init__(self, not_before: float = 0.0) -> None:
@@ -60,10 +60,10 @@ class SystemClock:
 
 
 def lease_time(clock: Clock) -> float:
-    """Return the time by which processes compare leases.
+    """Return the time that processes compare leases with.
 
-    It is the time of day rather than that of `SystemClock`, which stands still while the machine
-    sleeps, so that the clocks of two processes may differ. Other clocks are trusted.
+    It is the time of day instead of that of `SystemClock`, which stops while the machine sleeps, so
+    that the clocks of two processes may differ. Other clocks are trusted.
     """
     if isinstance(clock, SystemClock):
         return time.time()  # noqa: TID251 - see above
@@ -72,7 +72,7 @@ def lease_time(clock: Clock) -> float:
 
 @asynccontextmanager
 async def move_on_after(seconds: float, clock: Clock) -> AsyncIterator[anyio.CancelScope]:
-    """Cancel a block that takes longer than `seconds` on a clock; yields its cancel scope."""
+    """Cancel a block that takes longer than `seconds` on a clock; yield its cancel scope."""
 
     async def expire() -> None:
         await clock.sleep(seconds)
@@ -94,12 +94,12 @@ class Environment:
     """Sources of time, randomness and ids of a run; pass others to make it deterministic.
 
     Attributes:
-        clock: time.
-        chance: numbers in [0, 1), for the jitter of retries.
-        new_id: ids of runs.
-        directory: the absolute path of the folder in which tools work. Without one, a new run works
-            in the folder of this process, and a resumed run where it worked before. Empty if
-            another program decides it.
+        clock: source of time.
+        chance: returns numbers in [0, 1), for the jitter of retries.
+        new_id: returns ids of runs.
+        directory: the absolute path of the folder for tools. Without one, a new run works in the
+            folder of this process, and a resumed run where it worked before. Empty if another
+            program decides it.
     """
 
     clock: Clock = field(default_factory=SystemClock)
@@ -115,10 +115,10 @@ _OWNER_PATTERN: Final = re.compile(r"process (\d+) on (.*) \((\w+)\.(\w+)\)", re
 _UNKNOWN_START_TIME: Final = "unknown"
 
 DEAD_STATES: Final = ("Z", "X")
-"""Process states in `/proc/PID/stat` of a process that has ended, even if not collected."""
+"""States in `/proc/PID/stat` of a process that has ended, even if it was not reaped."""
 
 STOPPED_STATES: Final = (["T"], ["t"])
-"""Process states in `/proc/PID/stat` of a process that was suspended by a signal or a debugger."""
+"""States in `/proc/PID/stat` of a process that a signal or a debugger has suspended."""
 
 STAT_START_TIME: Final = 19
 """Index in `process_stat` of the start time of a process, in clock ticks since boot."""
@@ -126,16 +126,15 @@ STAT_START_TIME: Final = 19
 
 def owner_id() -> str:
     """Return the name of this process as the owner of a run; no other process ever has it."""
-    # By number, because a forked child is another owner.
+    # By PID, because a forked child is another owner.
     return _owner_id(os.getpid())
 
 
 def is_lease_free(owner: str | None, until: float, at: float) -> bool:
-    """Return whether a lease can be taken.
+    """Return whether a lease can be taken: it was released, has ended, or its process is gone.
 
-    It can if it was released, its owner's process is gone, or it has ended. Another process that
-    runs on this machine keeps its runs even if its lease seems to have ended, because its clock may
-    be behind. A suspended process does not keep them: it cannot renew its leases.
+    Another running process on this machine keeps its runs even if its lease seems to have ended,
+    because its clock may be behind. A suspended process does not: it cannot renew its leases.
     """
     if owner is None:
         return True
@@ -144,7 +143,7 @@ def is_lease_free(owner: str | None, until: float, at: float) -> bool:
     if match is None:
         return has_ended
     number, host, born, namespace = match.groups()
-    # Nothing is known of the processes of other machines.
+    # Nothing is known about the processes of other machines.
     if (host, namespace) != (socket.gethostname(), pid_namespace_id()):
         return has_ended
     pid = int(number)
@@ -163,9 +162,9 @@ def _owner_id(pid: int) -> str:
 
 @cache
 def pid_namespace_id() -> str:
-    """Return an id of the scope in which process numbers are unique: a boot, or a container in it.
+    """Return an id of the scope of PIDs: a boot of the machine, or a container in it.
 
-    Containers and machines may share a host name; after a boot the numbers begin anew.
+    Containers and machines may share a host name; after a boot, PIDs start again.
     """
     marks = [socket.gethostname()]
     with suppress(OSError):
@@ -178,16 +177,16 @@ def pid_namespace_id() -> str:
 def _process_start_time(pid: int) -> str | None:
     """Return the start time of a process in clock ticks since boot, or None if it is gone.
 
-    Where the system does not show start times the result is a constant word, and only the number
-    identifies processes.
+    If the system does not show start times, the result is a constant word, and only the PID
+    identifies the process.
     """
     stat = process_stat(pid)
     if stat:
         if stat[0] in DEAD_STATES:
             return None
         return stat[STAT_START_TIME]
-    # A process that is not gone may lack the file, too: a system may hide those of other users, or
-    # have no /proc.
+    # A living process may lack the file, too: a system may hide those of other users, or have no
+    # /proc.
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -198,7 +197,7 @@ def _process_start_time(pid: int) -> str | None:
 
 
 def process_stat(pid: int) -> list[str]:
-    """Return the fields of `/proc/PID/stat` from the process state on; empty if there are none."""
+    """Return the fields of `/proc/PID/stat` from the process state on; empty without the file."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -3,7 +3,7 @@
 ReplanningError                  catch this to catch all of them
 ├── PlanError                    a plan document is wrong; lists every problem and its place
 ├── ExpressionError              a `when` condition or a `${...}` reference is wrong
-├── ChangeRejected               a set of changes was refused; nothing has changed
+├── ChangeRejected               a set of changes was rejected; nothing has changed
 │   └── RevisionConflict         ... because the plan has changed meanwhile
 ├── IllegalTransition            a task cannot go from its state by that event
 ├── UnknownTask, UnknownAttempt, UnknownQuestion, UnknownRun
@@ -23,9 +23,9 @@ ReplanningError                  catch this to catch all of them
 │   ├── JournalCorrupt           records are missing or unreadable
 │   └── RecordNotSerializable    a record cannot be expressed in JSON; trying again does not help
 ├── OutputError                  a task's output is too large or cannot be stored
-├── UnexpectedOutput             a task's output is not what was expected of it
+├── UnexpectedOutput             a task's output does not meet its expectations
 │   └── UnverifiedOutput         ... or its verification by a tool or command gave no verdict
-├── TaskHeld                     raised by work: a person must decide before it goes on
+├── TaskHeld                     raised by work: a person must decide before it continues
 ├── NotAccepted                  a judge did not accept the output of a task
 ├── BudgetExceeded               a reservation does not fit the budget
 ├── LLMError                     a language model gave no usable answer; keeps status, request id
@@ -33,7 +33,7 @@ ReplanningError                  catch this to catch all of them
 │   ├── LLMTimeout               no answer within the deadline, retries included
 │   ├── LLMRequestRejected       the service refuses the request or the key; do not ask again
 │   ├── LLMRefusal               the model declines to answer
-│   └── LLMResponseInvalid       the answer is not what was asked for
+│   └── LLMResponseInvalid       the answer does not have the requested form
 ├── NoLLMProvider                no language model is configured, or no named one can be used
 ├── ToolError                    a tool could not do its work
 └── TransientError               work may raise this: the failure may pass, try again
@@ -107,7 +107,7 @@ class ReplanningError(Exception):
     """Base of all errors of this library."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Without the constructor: most errors are not made from their message.
+        # Without the constructor, because most constructors do not take the message.
         return _rebuild_error, (type(self), self.args), self.__dict__
 
 
@@ -149,7 +149,7 @@ class ChangeRejected(_ProblemsError):
 
 
 class RevisionConflict(ChangeRejected):
-    """The changes were made for another revision of the plan."""
+    """The changes are based on another revision of the plan."""
 
     def __init__(self, problems: Sequence[Problem], *, expected: int = 0, actual: int = 0) -> None:
         super().__init__(problems)
@@ -255,8 +255,8 @@ class NeedsHuman(CallFailed):
     """A person must answer before a performed task can continue, but the engine has no gate.
 
     Attributes:
-        questions: the ids of the questions, to be answered through `ReplanningEngine.answer`.
-        task: the id of the task, to be performed again after the answer.
+        questions: the ids of the questions; answer them with `ReplanningEngine.answer`.
+        task: the id of the task; perform it again after the answer.
     """
 
     def __init__(self, message: str, questions: Sequence[str], task: str) -> None:
@@ -288,11 +288,11 @@ class RunOwned(StoreError):
     """Another process owns the run."""
 
     def __init__(self, run_id: str, owner: str) -> None:
-        # Without the marks that distinguish processes of one number.
+        # Without the marks that tell apart processes with the same number.
         process = owner.partition(" (")[0]
         advice = "stop that process, or wait until its lease ends"
         if process == f"process {os.getpid()} on {socket.gethostname()}":
-            advice = "it is open in this process, so leave it there first"
+            advice = "it is open in this process; leave it there first"
         super().__init__(f"run {run_id!r} is owned by {process}; {advice}")
         self.run_id = run_id
         self.owner = owner
@@ -325,7 +325,7 @@ class OutputError(ReplanningError):
     """The output of a task is too large, or its codec failed.
 
     Attributes:
-        in_doubt: whether the work was done nevertheless, so that it must not be repeated.
+        in_doubt: whether the work was done anyway, so that it must not be repeated.
     """
 
     in_doubt: bool = False
@@ -337,11 +337,11 @@ class OutputError(ReplanningError):
 
 
 class UnexpectedOutput(ReplanningError):
-    """The output of a task is not what was expected of it. Work may raise it, too.
+    """The output of a task does not meet its expectations; work may raise this, too.
 
     Attributes:
         output: the output.
-        refused: whether the tool says itself that it failed, in one of the texts under `errors`.
+        refused: whether the output itself reports a failure, by one of the texts under `errors`.
         not_done: whether it says that nothing was changed, so that the call may be repeated.
         missed: whether a command found that the task was not done, so that another tool may do it.
     """
@@ -367,7 +367,7 @@ class UnverifiedOutput(UnexpectedOutput):
 
 
 class TaskHeld(ReplanningError):
-    """The work of a task waits for the decision of a person; raised by work that has asked for it.
+    """The work of a task waits for a person's decision; raised by work that has asked for it.
 
     The attempt ends as failed, and viewers show that the task waits.
     """
@@ -396,7 +396,7 @@ class LLMError(ReplanningError):
     Attributes:
         provider: the provider that was asked.
         status: the HTTP status, if there was an answer.
-        request_id: the id by which the service finds the request.
+        request_id: the id that the service gave the request.
         excerpt: the beginning of the answer, without secrets.
     """
 
@@ -429,7 +429,7 @@ class LLMError(ReplanningError):
 
 
 class LLMUnavailable(LLMError):
-    """The service cannot be reached or is overloaded, also after retries; this may pass."""
+    """The service cannot be reached or is overloaded, even after retries; this may pass."""
 
 
 class LLMTimeout(LLMError):
@@ -437,7 +437,7 @@ class LLMTimeout(LLMError):
 
 
 class LLMRequestRejected(LLMError):
-    """The service refuses the request or the key; asking the same again does not help."""
+    """The service refuses the request or the key; asking again does not help."""
 
 
 class LLMRefusal(LLMError):
@@ -445,7 +445,7 @@ class LLMRefusal(LLMError):
 
 
 class LLMResponseInvalid(LLMError):
-    """The answer is not what was asked for, also after the model was told the problem."""
+    """The answer does not have the requested form, even after the model was told the problem."""
 
 
 class NoLLMProvider(ReplanningError):
@@ -456,7 +456,7 @@ class ToolError(ReplanningError):
     """A tool could not do its work.
 
     Attributes:
-        in_doubt: whether the tool may have had its effect nevertheless.
+        in_doubt: whether the tool may have had its effect anyway.
     """
 
     in_doubt: bool = False

@@ -44,11 +44,11 @@ class RequestFailed(Exception):
     Attributes:
         message: the failure in words.
         status: the status of the response, if there was one.
-        request_id: the id under which the service finds the request.
+        request_id: the id that the service gave the request.
         excerpt: the beginning of the response.
         retry_after: the seconds that the service asks to wait.
         permanent: whether the service says that another attempt will not help.
-        maybe_executed: whether the request may have been executed nevertheless.
+        maybe_executed: whether the request may have been executed anyway.
     """
 
     message: str
@@ -74,14 +74,13 @@ async def call_with_retries(
 
     Args:
         attempt: a coroutine function that makes the request once.
-        environment: the source of time and chance.
-        deadline: the latest time at which an answer is useful, in seconds since the epoch.
-        error_factory: makes the final error from the last failure and the reason why there is no
-            further attempt.
+        environment: the source of time and randomness.
+        deadline: the latest useful time of an answer, in seconds since the epoch.
+        error_factory: makes the final error from the last failure and the reason not to try again.
         max_attempts: the maximum number of attempts.
 
     Raises:
-        Exception: that of `error_factory`, if another attempt is useless or too late.
+        Exception: the result of `error_factory`, if another attempt is useless or too late.
     """
 
     def failure_of(state: tenacity.RetryCallState) -> RequestFailed:
@@ -120,7 +119,7 @@ async def call_with_retries(
 async def create_client(
     transport: httpx.AsyncBaseTransport | None, headers: Mapping[str, str] | None = None
 ) -> httpx.AsyncClient:
-    """Create a client with the user agent of this library and a timeout for connecting alone.
+    """Create a client with the user agent of this library, and a timeout only for connecting.
 
     Args:
         transport: the transport of a test; by default the network.
@@ -162,14 +161,14 @@ async def read_body(response: httpx.Response, *, limit: int = MAX_RESPONSE_BYTES
     """Read a response of at most `limit` bytes, compressed or not.
 
     Args:
-        response: the response, not read yet, as `stream` of a client yields it.
+        response: the unread response, as `stream` of a client yields it.
         limit: the maximum number of bytes, before and after decompression.
 
     Raises:
         httpx.TransportError: the connection was lost.
     """
     too_large = ResponseBody(b"", f"its answer is larger than {limit:,} bytes", is_too_large=True)
-    # A transport of a test may have read it already.
+    # The transport of a test may have read it already.
     if response.is_stream_consumed:
         if len(response.content) > limit:
             return too_large
@@ -227,7 +226,7 @@ def error_message(body: bytes) -> str:
 
 
 def parse_http_date(text: str) -> float | None:
-    """Return the time in a header, in seconds since the epoch; None if there is none."""
+    """Return the time in a header, in seconds since the epoch; None if it is not a date."""
     try:
         moment = parsedate_to_datetime(text)
     except (ValueError, TypeError, OverflowError):
@@ -242,7 +241,7 @@ def retry_after_seconds(headers: Mapping[str, str], now: float | None) -> float 
 
     Args:
         headers: the headers of its response.
-        now: the time from which to wait until a date; without it dates are ignored.
+        now: the current time, for dates; without it, dates are ignored.
     """
     for name, scale in _RETRY_AFTER_HEADERS:
         value = headers.get(name, "")
@@ -253,7 +252,7 @@ def retry_after_seconds(headers: Mapping[str, str], now: float | None) -> float 
             if moment is None or now is None:
                 continue
             wait = max(0.0, moment - now)
-        # False for not-a-number as well.
+        # False for NaN, too.
         if wait >= 0:
             return wait
     return None
@@ -262,7 +261,7 @@ def retry_after_seconds(headers: Mapping[str, str], now: float | None) -> float 
 def same_origin_url(url: str, place: str) -> str:
     """Return the absolute URL of a link or redirect.
 
-    Empty if it is missing, invalid, the same, or on another host.
+    Empty if it is missing, invalid, equal to `url`, or on another host.
     """
     try:
         start = httpx.URL(url)
@@ -282,7 +281,7 @@ def is_valid_token(token: str) -> bool:
 
 
 def url_problem(address: str) -> str:
-    """Return the problem of the address of a service; empty if there is none."""
+    """Return the problem with the address of a service; empty if it is valid."""
     try:
         url = httpx.URL(address)
         host = url.host
@@ -297,5 +296,5 @@ def url_problem(address: str) -> str:
     if url.userinfo:
         return "holds a login, which would end up in logs"
     if "?" in address or "#" in address:
-        return "has parameters, to which no path can be added"
+        return "has parameters, so no path can be added to it"
     return ""

@@ -44,7 +44,7 @@ _MAX_PROMPT_CHARS: Final = 12_000
 
 _MAX_MISSING: Final = 50
 _MAX_EXCERPT_CHARS: Final = 2_000
-"""Number of characters of a rejected output that are kept with the reason."""
+"""Maximum number of characters of a rejected output that are kept with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,11 @@ class Judgement:
     Attributes:
         success: whether the task is done.
         should_continue: whether another attempt, with the feedback, will finish it.
-        should_replan: whether it must be done in another way, such as by smaller tasks.
+        should_replan: whether it must be done differently, such as by smaller tasks.
         feedback: the advice for the next attempt.
         missing: the requirements that are not met.
         reason: the reason, in a sentence.
-        unverified: whether the attempt could not be judged, for this reason; then no other field
-            counts.
+        unverified: whether the attempt could not be judged; then only `reason` counts.
     """
 
     success: bool
@@ -81,7 +80,7 @@ class JudgeRequest:
         goal: the goal of the plan.
         context: the context of the attempt.
         deadline: the latest time of a judgement, in seconds since the epoch.
-        meter: the meter that counts calls of language models.
+        meter: the meter for calls of language models.
     """
 
     task: Task
@@ -96,8 +95,8 @@ class JudgeRequest:
 class Judge(Protocol):
     """Judges whether an attempt that ended without an error has done its task.
 
-    An error, no answer in time, or an answer that is not a well-typed `Judgement` counts as an
-    `unverified` judgement. Where replanning is disabled, no judge is asked.
+    An error, a late answer, or an answer that is not a well-typed `Judgement` counts as an
+    `unverified` judgement. If replanning is disabled, no judge is asked.
     """
 
     async def judge(self, request: JudgeRequest) -> Judgement:
@@ -127,11 +126,11 @@ def disposition(judgement: Judgement, *, can_retry: bool, can_replan: bool) -> D
 class JudgedWork:
     """Work that is judged before it counts as done: `SwarmOrchestrator(JudgedWork(work, judge))`.
 
-    The judge is asked within the attempt, so a deadline of the task holds for both. A judgement to
-    continue makes the task NEEDS_CONTINUATION; it is run again, at most `judge.max_iterations`
-    times in all, with the judge's advice in `context.feedback`. A judgement to replan fails the
-    attempt, and the engine seeks an alternative. Otherwise the task is BLOCKED, with the reason.
-    Work that raises, or whose output is not as expected, fails as usual and is not judged.
+    The judge is asked within the attempt, so a deadline of the task applies to both. A judgement to
+    continue makes the task NEEDS_CONTINUATION; it runs again, at most `judge.max_iterations` times
+    in total, with the judge's advice in `context.feedback`. A judgement to replan fails the attempt,
+    and the engine seeks an alternative. Otherwise the task is BLOCKED, with the reason. Work that
+    raises, or whose output does not meet its expectations, fails as usual and is not judged.
 
     Args:
         work: executes one task.
@@ -160,7 +159,7 @@ class JudgedWork:
             Exception: any error of the work.
         """
         output = await self._work(task, context)
-        # The output of a confirmation is compared; it is not that of the task.
+        # The output of a confirmation is compared; it is not the output of the task.
         if context.confirms:
             return output
         life = context._run._lifecycle
@@ -168,7 +167,7 @@ class JudgedWork:
         judge = self._judge
         if not (settings.enabled and settings.judge.enabled):
             return output
-        # A judge, which may be a model, must not see an output that is not as expected.
+        # A judge, which may be a model, must not see an output that fails its expectations.
         entry = life.live.entry(task.id)
         life.outputs.require_expected(entry, output, checked=context.checked)
         timeout = settings.judge.timeout_seconds
@@ -209,7 +208,7 @@ class JudgedWork:
         if consequence == "done":
             return output
         if judgement.unverified:
-            advice = "see whether it is done, then skip the task or retry it"
+            advice = "check whether it is done, then skip the task or retry it"
             text = f"the judge could not verify it: {judgement.reason}; {advice}"
             raise NotAccepted(text, "blocked")
         missing = ""
@@ -233,11 +232,11 @@ def _validated_judgement(judgement: object) -> Judgement:
     """Return a judgement with truncated texts.
 
     Raises:
-        TypeError: it is not a judgement, or has fields of wrong types; a word such as "no" must not
-            count as true.
+        TypeError: it is not a judgement, or has fields of wrong types; a text such as "no" must
+            not count as true.
     """
     if not isinstance(judgement, Judgement):
-        raise TypeError(f"it gave {brief_repr(judgement)} in place of a Judgement")
+        raise TypeError(f"it gave {brief_repr(judgement)} instead of a Judgement")
     flags = ("success", "should_continue", "should_replan", "unverified")
     wrong = [name for name in flags if not isinstance(getattr(judgement, name), bool)]
     for name in ("feedback", "reason"):
@@ -262,7 +261,7 @@ def _as_json(output: object) -> JsonValue:
         json.dumps(output, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
         return repr(output)
-    return output  # type: ignore[return-value]  # it is JSON, or tuples that are written as lists
+    return output  # type: ignore[return-value]  # JSON, or tuples that JSON writes as lists
 
 
 # Language models
@@ -282,8 +281,8 @@ class _JudgeResponse(BaseModel):
 class LLMJudge:
     """Judge that asks a language model.
 
-    A reply that cannot be read is requested again, with the problem. If none can be read, or the
-    budget does not allow a call, the judgement is unverified.
+    After an unreadable reply, the model is asked again and told the problem. If no reply is
+    readable, or the budget does not allow a call, the judgement is unverified.
 
     Args:
         llm: the language model.

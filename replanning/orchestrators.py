@@ -1,4 +1,4 @@
-"""Two orchestrators on the pulling protocol: one task at a time, and many at once."""
+"""Two orchestrators that pull tasks: one at a time, or many at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Orchestrator:
         Args:
             plan: the plan.
             replanning: false to run it as if no engine were attached.
-            run_id: the id of the run; a new one when left out.
+            run_id: the id of the run; by default a new one.
         """
         source: AbstractAsyncContextManager[PlanRun]
         if self.engine is None:
@@ -68,7 +68,7 @@ class _Orchestrator:
 
 
 class SequentialOrchestrator(_Orchestrator):
-    """Runs one task at a time, in the order of (priority, insertion).
+    """Runs one task at a time, by priority, then by the order of insertion.
 
     Args:
         work: executes one task: returns its output, raises when it fails.
@@ -79,7 +79,7 @@ class SequentialOrchestrator(_Orchestrator):
 
 
 class SwarmOrchestrator(_Orchestrator):
-    """Runs tasks in parallel: workers pull whatever may run.
+    """Runs tasks in parallel: workers pull the tasks that may run.
 
     Args:
         work: executes one task: returns its output, raises when it fails.

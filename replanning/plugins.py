@@ -12,7 +12,7 @@ PLUGIN_GROUPS = ("providers", "triggers", "exporters", "stores")
 
 
 def plugin_name(plugin: object) -> str:
-    """Return the name of a plugin; that of its class if it has none."""
+    """Return the name of a plugin, or of its class if it has none."""
     name = getattr(plugin, "name", None)
     return name if isinstance(name, str) else type(plugin).__name__
 
@@ -25,7 +25,7 @@ def installed_plugins(group: str) -> dict[str, EntryPoint]:
 
 
 def plugin_hint(group: str, name: str) -> str:
-    """Return the installed names of a group, after the nearest one to an unknown name."""
+    """Return a hint for an unknown name: the nearest installed name, and all of the group."""
     points = installed_plugins(group)
     if not points:
         return "none is installed; reinstall the package, its entry points are missing"
@@ -48,7 +48,7 @@ def load_plugin(group: str, name: str) -> type:
     try:
         plugin: type = points[name].load()
     except ImportError as error:
-        if error.name is None:  # not Python's own words: the module says which extra it needs
+        if error.name is None:  # raised by the module itself, which names the extra that it needs
             raise PluginError(str(error)) from error
         raise PluginError(
             f"the plugin {name!r} ({points[name].value}) cannot be loaded: {error!r}"

@@ -1,11 +1,11 @@
 """Recognition and masking of secrets in texts, JSON values, and parts of plans and records.
 
 docs/concepts/security.md states the scope. Rules find the secrets in a text: formats of tokens,
-values beside names of secrets, headers, logins in addresses; also behind terminal colours and the
+values next to names of secrets, headers, logins in addresses; also behind terminal colours and the
 escapes of JSON and `repr`. Nothing beyond these rules is promised.
 
 Every rule has a literal hint, which is searched for first, and reads a bounded number of characters
-around it. So the time is linear in the length of any text, and short where no hint occurs.
+around it. So the time is linear in the length of any text, and short if no hint occurs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MASK: Final = "[redacted]"
 
 Span = tuple[int, int]
 
-# Secrets with a format of their own
+# Secrets with a known format
 
 _NO_WORDS: Final = r"(?=[A-Za-z_-]{0,64}\d|(?:[A-Za-z]{1,8}[_-]){0,3}[A-Za-z]{16,})"
 """Lookahead for text with a digit, or with more consecutive letters than words have."""
@@ -102,13 +102,13 @@ _REFERENCE: Final = re.compile(
     r"\{env:[A-Za-z_][A-Za-z0-9_]*\}|\$\{[^{}\r\n]{1,1000}\}"
     r"|\{(?<![A-Za-z0-9]\{)[A-Za-z_][A-Za-z0-9_-]{0,63}\}(?![A-Za-z0-9])"
 )
-"""References, which are no secrets: `{env:NAME}`, `${task.output}`, and the argument `{name}`.
+"""References, which are not secrets: `{env:NAME}`, `${task.output}`, and the argument `{name}`.
 
 An argument stands alone, because braces within a word may be part of a password.
 """
 
 _FILLER: Final = "\x7f"
-"""Filler for each character of a reference during the search: no secret contains it."""
+"""Filler for each character of a reference during the search; no secret contains it."""
 
 _PLACEHOLDER: Final = re.compile(
     r"\{[^{}]*\}?|\$[A-Za-z_]\w*|\$\(.*|`.*|<[\w -]*>?|\[redacted\]?|[*x.…]+|%\(?\w+\)?s?",
@@ -131,7 +131,7 @@ _WORD: Final = re.compile(r"[^\W\d_]+(?:[/'-][^\W\d_]+)*:?")
 _NEXT_WORD: Final = re.compile(r"[ \t]{1,8}[\"']?\w")
 
 _LITERAL: Final = re.compile(rf"[^\s=;,&:\"'\\{_FILLER}]{{8,}}")
-"""Word beside a reference that is long enough for a secret."""
+"""Word next to a reference that is long enough for a secret."""
 
 
 def is_secret(value: str) -> bool:
@@ -142,7 +142,7 @@ def is_secret(value: str) -> bool:
 
 
 def _is_likely_secret(value: str) -> bool:
-    """Return whether the value of a key or token is a secret; many other things are called so."""
+    """Return whether the value of a key or token is a secret; these names have other uses, too."""
     return len(value) >= 4 and not _NUMBER.fullmatch(value) and is_secret(value)
 
 
@@ -199,7 +199,7 @@ _SECRET_NAMES: Final = (
     ("sig", _after([r"\A", "[?&]"], "sig"), _is_likely_token),
     ("code", _after(["[?&]"], "code"), _is_likely_token),
 )
-"""Names of secrets: hint, name, and test of the value."""
+"""Names of secrets, each with its hint, its pattern, and the test for values."""
 
 _NAME_ENDS: Final = (
     (re.compile(r"\Atoken\Z"), _is_likely_token),  # also a word of a language model
@@ -210,7 +210,7 @@ _NAME_ENDS: Final = (
 
 @lru_cache(4096)
 def secret_predicate(key: str) -> Callable[[str], bool] | None:
-    """Return the test for values under a name of secrets; None for other names."""
+    """Return the test for values with the name of a secret; None for other names."""
     end = key.strip()[-64:].lower()
     for name, accepts in _NAME_ENDS:
         if name.search(end):
@@ -224,8 +224,8 @@ def secret_predicate(key: str) -> Callable[[str], bool] | None:
 class _Rule(NamedTuple):
     """Pattern of secrets that begins with a literal hint.
 
-    The last named group that matches is the secret. A rule that finds a value by the text before it
-    is written for lower case.
+    The last matching named group is the secret. Rules that find a value by the text before it are
+    written in lower case.
     """
 
     hint: str
@@ -266,7 +266,7 @@ _CONTEXTS: Final = (
 
 def _accepts_by_context(match: re.Match[str]) -> bool:
     value = match[str(match.lastgroup)]
-    # It may be a word of a sentence.
+    # It may be a word in a sentence.
     if match.lastgroup == "bare":
         return any(map(str.isdigit, value)) or len(value) > 2 * _MAX_WORD_CHARS
     return not _PLACEHOLDER.fullmatch(value) and not value.isdigit()
@@ -285,7 +285,7 @@ def _accepts_by_name(accepts: Callable[[str], bool]) -> Callable[[re.Match[str]]
             is_prose = value[0] == " "
         if is_prose and accepts is not is_secret and _is_plain_word(value):
             return False
-        # A password stands alone, unlike a word of a sentence: `/etc/passwd: No such file`.
+        # A password stands alone, unlike a word in a sentence: `/etc/passwd: No such file`.
         if is_prose and _WORD.fullmatch(value) and _NEXT_WORD.match(match.string, match.end(group)):
             return False
         return accepts(value)
@@ -317,9 +317,9 @@ _NAME_RULES: Final = tuple(_name_rules())
 _SIMPLE: Final = re.compile(r"(?:[!-9;<?-[\]-~]{0,14}+[ \n])*+[!-9;<?-[\]-~]{0,14}+")
 """Text of short words in ASCII without `:`, `=`, `>`, escapes and tabs.
 
-No rule finds a secret in it unless it has two hyphens in a row or `Bearer`. Every token format is
-longer than these words, and a value is found by the name before it only if a sign follows the name
-or hyphens precede it.
+No rule finds a secret in it unless it has two consecutive hyphens or `Bearer`. Every token format
+is longer than these words, and the name before a value counts only if a sign follows it or hyphens
+precede it.
 """
 
 
@@ -328,8 +328,7 @@ def find_secrets(text: str, *, by_name: bool = True) -> list[Span]:
 
     Args:
         text: the text.
-        by_name: whether values are found by the name before them as well, not by their own format
-            alone.
+        by_name: whether values are also found by the name before them, not only by their format.
     """
     spans = []
     for hint, pattern in _FORMAT_RULES:
@@ -338,7 +337,7 @@ def find_secrets(text: str, *, by_name: bool = True) -> list[Span]:
     if not by_name:
         return spans
     low = text.lower()
-    # Some characters, such as İ, are two in lower case.
+    # Some characters, such as İ, become two in lower case.
     if len(low) != len(text):
         low = text.encode("ascii", "replace").decode().lower()
     if "{" in low:
@@ -356,12 +355,12 @@ def find_secrets(text: str, *, by_name: bool = True) -> list[Span]:
 
 
 def fill_references(text: str) -> str:
-    """Return a text in which a filler stands for each character of a reference."""
+    """Return a text with a filler for each character of a reference."""
     return _REFERENCE.sub(lambda reference: _FILLER * len(reference[0]), text)
 
 
 def find_literals(filled: str, start: int, end: int) -> list[Span]:
-    """Return the words beside references that may be secrets: long ones with a digit."""
+    """Return the words next to references that may be secrets: long ones with a digit."""
     words = _LITERAL.finditer(filled, start, end)
     return [word.span() for word in words if any(map(str.isdigit, word[0]))]
 
@@ -372,10 +371,10 @@ _MAX_LAYERS: Final = 3
 """Maximum number of nested layers of escapes, such as a coloured line in JSON in JSON."""
 
 MIN_KNOWN_CHARS: Final = 4
-"""Minimum length of a known value; shorter ones are flags and would be found everywhere."""
+"""Minimum length of a known value; shorter ones are flags and would match everywhere."""
 
 _MIN_LINE_CHARS: Final = 8
-"""Minimum length of a masked line of a known secret; many texts have shorter ones, such as `}`."""
+"""Minimum length of a masked line of a known secret; shorter ones, such as `}`, are common."""
 
 _ESCAPE: Final = re.compile(
     r"""
@@ -414,7 +413,7 @@ def mask(text: str, find: Callable[[str], list[Span]]) -> str:
 
 
 def mask_secrets(text: str) -> str:
-    """Return a text without the secrets that have a known format or a name before them."""
+    """Return a text without secrets that have a known format or a name before them."""
     return mask(text, find_secrets)
 
 
@@ -463,7 +462,7 @@ def _look_behind(text: str, find: Callable[[str], list[Span]], layers: int) -> l
 
 
 def _origin(span: Span, starts: list[int], origins: list[int]) -> Span:
-    """Return the span of the original text from which a span was decoded.
+    """Return the span of the original text that a decoded span comes from.
 
     Every second part is an escape, which is masked as a whole.
     """
@@ -498,10 +497,10 @@ _NAMES: Final = frozenset((
     "id", "task_id", "depends_on", "before", "order", "run", "tool", "kind", "capability",
     "when", "server", "parameters", "optional", "objects", "resources", "callable",
 ))  # fmt: skip
-"""Fields with names and conditions, which are not masked: other parts refer to them."""
+"""Fields with names and conditions. They are not masked, because other parts refer to them."""
 
 _ASSIGNING_SIGN: Final = re.compile("[=\"'|>`]")
-"""Signs of a text that assigns a value to a name, which no ordinary name has."""
+"""Signs of an assignment of a value to a name; no ordinary name contains them."""
 
 _TEXTLESS_TYPES: Final = frozenset({int, float, bool, NoneType})
 
@@ -509,20 +508,20 @@ PartT = TypeVar("PartT")
 
 
 class Redactor:
-    """Replacement of secrets by `[redacted]`: known values, values under their names, and tokens.
+    """Replaces secrets by `[redacted]`: known values, values with secret names, and tokens.
 
     Args:
         values: secrets known by value, such as those of configured environment variables.
         patterns: further regular expressions of Python whose matches are secrets. They are trusted:
-            one that takes long makes everything wait.
+            a slow one makes everything wait.
     """
 
     def __init__(self, values: Iterable[str] = (), patterns: Iterable[str] = ()) -> None:
         self._known = known_texts(values)
         self._patterns = [re.compile(pattern) for pattern in patterns]
         self._added: set[str] = set()
-        # Texts without secrets, because records repeat texts of earlier ones, as a trigger that of
-        # its failure.
+        # Texts without secrets. Records repeat texts of earlier ones, such as a trigger the message
+        # of its failure.
         self._clean: set[str] = set()
 
     def add(self, value: str) -> None:
@@ -530,11 +529,11 @@ class Redactor:
         if value not in self._added:
             self._added.add(value)
             self._known = tuple({*self._known, *known_texts([value])})
-            # Another thread may be about to remember a text, and has not looked for this value.
+            # Another thread may be about to remember a text that it has not searched for this value.
             self._clean = set()
 
     def text(self, text: str) -> str:
-        """Return the text without secrets and lone surrogates; the same object if it has none."""
+        """Return the text without secrets or lone surrogates; the same object if it has none."""
         clean = self._clean
         if text in clean:
             return text
@@ -555,14 +554,14 @@ class Redactor:
         return masked
 
     def is_secret_name(self, name: str) -> bool:
-        """Return whether a name holds a secret: one with a format, an assigned or a known one."""
+        """Return whether a name contains a secret with a known format, an assigned or a known one."""
         if self._is_plain(name):
             return False
         by_name = _ASSIGNING_SIGN.search(name) is not None
         return mask(name, lambda text: self._find(text, by_name=by_name)) is not name
 
     def value(self, value: JsonValue) -> JsonValue:
-        """Return a JSON value without secrets, in texts and in members with the name of a secret.
+        """Return a JSON value without the secrets in its texts and in members with secret names.
 
         Raises:
             RecordNotSerializable: the value is nested too deeply for JSON, or a key is not a text.
@@ -580,12 +579,12 @@ class Redactor:
             for key, item in value.items():
                 if not isinstance(key, str):
                     raise RecordNotSerializable(
-                        f"{key!r} cannot name a member of a JSON object, which a text does"
+                        f"{key!r} cannot name a member of a JSON object; use a text"
                     )
                 masked = self.text(key)
                 name = masked
                 number = 1
-                # Names that differed only in a secret.
+                # Several names may differ only in a secret.
                 while name in clean:
                     number += 1
                     name = f"{masked} {number}"
@@ -663,7 +662,7 @@ class Redactor:
         return changed
 
     def _is_plain(self, text: str) -> bool:
-        """Return whether a text is simple and has no known value; a quick check, as most are."""
+        """Return whether a text is simple and has no known value: a quick check for most texts."""
         if self._patterns or not _SIMPLE.fullmatch(text):
             return False
         if "earer" in text or "--" in text:
@@ -680,11 +679,11 @@ class Redactor:
 
 
 def _mask_member(item: JsonValue, accepts: Callable[[str], bool]) -> JsonValue:
-    """Return the value of a member with the name of a secret, masked unless it cannot be one."""
+    """Return the value of a member with a secret name, masked unless it cannot be a secret."""
     if isinstance(item, (list, tuple)):
         return [_mask_member(part, accepts) for part in item]
     if isinstance(item, str):
-        # The literal parts beside references are judged as after `name=`.
+        # Literal parts next to references are judged as after `name=`.
         if fill_references(item) != item:
             return mask(item, lambda text: find_literals(fill_references(text), 0, len(text)))
         is_masked = accepts(item)
@@ -708,12 +707,12 @@ def _holds_models(part: Mapping[str, object]) -> bool:
 def name_fields(kind: type[BaseModel]) -> frozenset[str]:
     """Return the fields of a model that are names.
 
-    A required `name`, as that of a tool, is one of them; others are labels for people.
+    A required `name`, such as that of a tool, is one of them; an optional one is a label for people.
     """
     name = kind.model_fields.get("name")
     if name is not None and name.is_required():
         return _NAMES | {"name"}
-    # The parameters of a tool are types by name; those of a plan have values.
+    # The parameters of a tool hold types by name; those of a plan hold values.
     if "tasks" in kind.model_fields:
         return _NAMES - {"parameters"}
     return _NAMES
@@ -721,7 +720,7 @@ def name_fields(kind: type[BaseModel]) -> frozenset[str]:
 
 @cache
 def _init_fields(kind: type) -> frozenset[str]:
-    """Return the fields that the constructor of a dataclass takes; none for another type."""
+    """Return the fields that the constructor of a dataclass takes; empty for other types."""
     if not is_dataclass(kind):
         return frozenset()
     return frozenset(field.name for field in fields(kind) if field.init)
@@ -729,7 +728,7 @@ def _init_fields(kind: type) -> frozenset[str]:
 
 @cache
 def _model_fields(kind: type) -> frozenset[str] | None:
-    """Return the fields of a model that may hold text other than names; None for another type."""
+    """Return the fields of a model that may hold text other than names; None for other types."""
     if not issubclass(kind, BaseModel):
         return None
     names = set()
@@ -745,7 +744,7 @@ def _may_hold_text(annotation: object) -> bool:
         return _may_hold_text(get_args(annotation)[0])
     if isinstance(annotation, UnionType) or get_origin(annotation) is Union:
         return any(map(_may_hold_text, get_args(annotation)))
-    # By identity, because the annotation of a plugin's field may have no hash.
+    # By identity, because the annotation of a plugin's field may not be hashable.
     return not any(annotation is kind for kind in _TEXTLESS_TYPES)
 
 
@@ -754,5 +753,5 @@ def pattern_problem(pattern: str) -> str:
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        return f"is no regular expression: {error}"
+        return f"is not a regular expression: {error}"
     return ""

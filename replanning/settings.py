@@ -32,7 +32,7 @@ class Section(StrictModel):
     """Base of the sections: immutable, and without unknown fields.
 
     Raises:
-        SettingsError: a setting is wrong or unknown; names every one.
+        SettingsError: settings are wrong or unknown; the error names all of them.
     """
 
     model_config = ConfigDict(hide_input_in_errors=True, populate_by_name=True, allow_inf_nan=True)
@@ -81,11 +81,11 @@ class DecisionSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _follow_minimum(cls, data: Any) -> object:
-        """Move the thresholds that are not set, so that a minimum alone is always valid."""
+        """Move thresholds that are not set, so that a minimum alone is always valid."""
         if not isinstance(data, dict):
             return data
         minimum = data.get("min_confidence_threshold")
-        # Validation refuses any other value.
+        # Validation rejects any other value.
         if isinstance(minimum, bool) or not isinstance(minimum, int | float):
             return data
         if not 0 <= minimum <= 1:
@@ -111,7 +111,7 @@ class DecisionSettings(Section):
 
 
 class GoalSettings(Section):
-    """Limit of clarifications in planning mode, and what is assumed without an answer."""
+    """Limit of clarifications in planning mode, and assumptions without an answer."""
 
     max_clarification_requests: _Count = 2
     auto_assume_on_no_response: bool = True
@@ -144,7 +144,7 @@ class PlanRevisionSettings(Section):
 
 
 class GlobalSettings(Section):
-    """Limits over all phases together."""
+    """Limits for all phases together."""
 
     max_total_replans: _Count = 10
     infinite_loop_detection: bool = True
@@ -190,7 +190,7 @@ def _listed(value: object) -> object:
 
 
 Names = Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(_listed)]
-"""Names in order; a single name may replace a list of one."""
+"""Names in order; a single name stands for a list of one."""
 
 
 def _known_trigger(name: str) -> str:
@@ -200,15 +200,15 @@ def _known_trigger(name: str) -> str:
     if name in plugins:
         return name
     known = dict.fromkeys((*trigger_types(), *plugins))
-    listed = f"known are {', '.join(known)}"
+    listed = f"known detectors are {', '.join(known)}"
     hint = did_you_mean(name, known)
     if hint:
         listed = f"{hint} {listed}"
-    raise ValueError(f"there is no detector of this name; {listed}")
+    raise ValueError(f"there is no detector with this name; {listed}")
 
 
 TriggerName = Annotated[str, AfterValidator(_known_trigger)]
-"""Kind of trigger, of this project or of an installed detector, which has the same name."""
+"""Kind of trigger: one of this library, or the name of an installed detector."""
 
 DEFAULT_TRIGGERS: tuple[str, ...] = (
     "task-failed",
@@ -244,7 +244,7 @@ def _trace_address(url: str | None) -> str | None:
     if url is None or (url.startswith(("http://", "https://")) and "{trace_id}" in url):
         return url
     raise ValueError(
-        "expected the address of a trace, as http://localhost:16686/trace/{trace_id}, got"
+        "expected the address of a trace, such as http://localhost:16686/trace/{trace_id}, got"
         f" {url!r}"
     )
 
@@ -272,9 +272,9 @@ class BetterPathSettings(Section):
 
 
 class ApprovalSettings(Section):
-    """Seconds that a person has, and the action after them.
+    """Time limit for a person, in seconds, and the action when it has passed.
 
-    By default that is `pause` with a durable store, else `abort`.
+    The default action is `pause` with a durable store, else `abort`.
     """
 
     timeout: Duration | None = 300.0
@@ -286,7 +286,7 @@ class ApprovalSettings(Section):
 
 
 class EffectSettings(Section):
-    """Effects that need the consent of a person before a change of the plan uses such a tool."""
+    """Effects whose tools need the consent of a person before a change of the plan uses them."""
 
     ask_before: tuple[ChangingEffect, ...] = ()
 
@@ -306,16 +306,16 @@ class TimeoutSettings(Section):
 
 
 class JudgeSettings(Section):
-    """Judging of outputs: attempts at a task, and seconds for a judgement."""
+    """Judging of outputs: attempts at a task, and the time limit of a judgement."""
 
     enabled: bool = True
     provider: Names | None = Field(
         default=None,
-        description="Language model that judges outputs accepted by the checks, for the command"
+        description="Language model that judges outputs accepted by the checks, on the command"
         " line.",
     )
     max_iterations: int = Field(
-        default=3, ge=1, le=10, description="Attempts, those after feedback included."
+        default=3, ge=1, le=10, description="Attempts, including those after feedback."
     )
     timeout_seconds: Annotated[
         float, Field(ge=60, le=600, allow_inf_nan=False), BeforeValidator(to_seconds)
@@ -336,7 +336,7 @@ class PriceSettings(Section):
 
 
 def _plain_address(address: str | None) -> str | None:
-    """Refuse an address with a possible secret, which would appear in histories and on screens."""
+    """Reject an address with a possible secret, which would appear in histories and on screens."""
     if address is None:
         return None
     scheme, _, rest = address.partition("://")
@@ -344,8 +344,8 @@ def _plain_address(address: str | None) -> str | None:
     has_more = "@" in authority or "?" in rest or "#" in rest
     if has_more and scheme in ("http", "https"):
         raise ValueError(
-            "it holds more than an address: names, passwords and keys do not belong here; keys are"
-            " taken from the environment alone"
+            "it holds more than an address: names, passwords and keys do not belong here; keys"
+            " come from the environment alone"
         )
     if _ADDRESS.fullmatch(address) is None:
         raise ValueError(
@@ -359,7 +359,7 @@ _TRUSTED: Final = re.compile(r"https://.*|http://(?:localhost|127\.0\.0\.1|\[::1
 
 
 def _guarded_address(address: str | None) -> str | None:
-    """Refuse an address whose answers could be changed on the way: they are settings."""
+    """Reject an address whose answers could be changed in transit: they are settings."""
     plain = _plain_address(address)
     if plain is not None and _TRUSTED.fullmatch(plain) is None:
         allowed = "http:// only on this machine (localhost)"
@@ -375,7 +375,7 @@ class OverrideSettings(Section):
 
 
 class RedactionSettings(Section):
-    """Secrets beside the formats that are recognised anyway."""
+    """Secrets besides the formats that are always recognised."""
 
     environment: tuple[str, ...] = Field(
         default=(), description="Names of environment variables whose values are secrets."
@@ -384,7 +384,7 @@ class RedactionSettings(Section):
         default=(),
         max_length=100,
         description="Regular expressions that match secrets, in the syntax of Python's `re`. They"
-        " are trusted: one that takes long makes every run wait.",
+        " are trusted: a slow one makes every run wait.",
     )
 
     @model_validator(mode="after")
@@ -413,11 +413,11 @@ class LLMSettings(Section):
     )
     ollama: bool = Field(default=False, description="Let `auto` choose Ollama.")
     max_concurrency: int = Field(
-        default=4, ge=1, description="Most concurrent calls of a provider."
+        default=4, ge=1, description="Maximum number of concurrent calls of a provider."
     )
     prices: dict[str, PriceSettings] = Field(
         default={},
-        description="By model; a name that ends with * matches all names with this beginning.",
+        description="By model; a name that ends with * stands for all names with that beginning.",
     )
 
 
@@ -437,8 +437,8 @@ class Settings(Section):
     breaker_threshold: int = Field(
         default=5,
         ge=0,
-        description="Tasks that fail in a row for one cause before their tool is unavailable and"
-        " another one stands in; 0: never.",
+        description="Number of consecutive tasks that fail for one cause before their tool is"
+        " unavailable and another one stands in; 0: never.",
     )
     judge: JudgeSettings = JudgeSettings()
     judge_on: Literal["errors_and_interval", "every_action"] = Field(
@@ -459,15 +459,15 @@ class Settings(Section):
     )
     on_store_failure: Literal["pause", "continue_unjournaled"] = "pause"
     store_patience: Annotated[float, Field(ge=0), BeforeValidator(to_seconds)] = Field(
-        default=30.0, description="Seconds for which a failing store is retried."
+        default=30.0, description="Time limit for retrying a failing store, in seconds."
     )
     capture_content: bool = Field(
-        default=False, description="Put arguments, outputs and reasons onto spans."
+        default=False, description="Record arguments, outputs and reasons on spans."
     )
     trace_url: Annotated[str | None, AfterValidator(_trace_address)] = Field(
         default=None,
-        description="Where a trace is shown, for links in the pages of `replanning view`; with"
-        " `{trace_id}` in it.",
+        description="Address of the page of a trace, with `{trace_id}` in it, for links in the"
+        " pages of `replanning view`.",
     )
     planning: PlanningSettings = Field(
         default=PlanningSettings(),

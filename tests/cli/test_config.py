@@ -152,7 +152,7 @@ def test_check_names_every_offender(tmp_path, file):
     assert done.stdout == ""
     assert done.stderr.splitlines() == [
         "error: the settings are not valid (6 problems):",
-        "  replanning.yaml colour: there is no section of this name; known are 'replanning' and 'planning'",
+        "  replanning.yaml colour: there is no section with this name; the sections are 'replanning' and 'planning'",
         "  replanning.yaml:2:12 planning.stategy: there is no such setting; did you mean 'planning.strategy'?",
         f"  replanning.yaml:1:36 judge.max_iterations: {number} from 1 to 10, got 11",
         "  replanning.yaml:1:14 cooldown: expected a number of at least 0, got -1",
@@ -192,10 +192,10 @@ def test_file_of_somebody_else(tmp_path):
         ):
             told = cli(tmp_path, *words, code=2, OPENAI_API_KEY="sk-of-the-user").stderr
             assert (
-                ".replanning.yaml:3:9 llm.base_url: it does not count until the file is trusted"
+                ".replanning.yaml:3:9 llm.base_url: it has no effect until the file is trusted"
                 in told
             )
-            assert ".replanning.yaml:4:3 provider: it does not count" in told
+            assert ".replanning.yaml:4:3 provider: it has no effect" in told
             assert "cooldown" not in told
         (tmp_path / "asks.yaml").replace(file)
         assert (
@@ -207,8 +207,8 @@ def test_file_of_somebody_else(tmp_path):
 
     file.write_text("replanning: {provider: auto, judge: {provider: auto}}")
     told = cli(tmp_path, "config", "show", code=2).stderr
-    assert "judge.provider: it does not count" in told
-    assert " provider: it does not count" not in told
+    assert "judge.provider: it has no effect" in told
+    assert " provider: it has no effect" not in told
 
     file.write_text(FILE)
     trusted = answer(tmp_path, "config", "trust")

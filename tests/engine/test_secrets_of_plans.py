@@ -137,7 +137,7 @@ async def test_nothing_is_said_of_what_no_tool_gets() -> None:
 @pytest.mark.parametrize(
     ("pattern", "problem"),
     [
-        ("x(", "'x(' is no regular expression: missing )"),
+        ("x(", "'x(' is not a regular expression: missing )"),
     ],
 )
 def test_unusable_patterns(pattern: str, problem: str, tmp_path: Path) -> None:

@@ -162,8 +162,8 @@ async def test_otherwise_blocked():
         (RuntimeError("no luck"), "RuntimeError: no luck"),
         (LLMRequestRejected("bad key"), "bad key"),
         (ExceptionGroup("g", [OSError()]), "ExceptionGroup"),
-        (None, "TypeError: it gave None in place of a Judgement"),
-        ({"success": True}, "TypeError: it gave {'success': True} in place of a Judgement"),
+        (None, "TypeError: it gave None instead of a Judgement"),
+        ({"success": True}, "TypeError: it gave {'success': True} instead of a Judgement"),
         (Judgement("no"), "TypeError: its Judgement has the wrong types in success"),  # type: ignore[arg-type]
         (
             Judgement(False, True, feedback=None, missing="tests"),  # type: ignore[arg-type]

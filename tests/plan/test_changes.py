@@ -132,7 +132,7 @@ def test_what_is_no_change():
     missing, unknown, *_ = (problem.message for problem in caught.value.problems)
     assert missing == "'task_id' is missing"
     assert unknown.startswith(
-        "there is no kind of change 'explode'; known are add, remove, replace, expand, include, modify"
+        "there is no kind of change 'explode'; known kinds are add, remove, replace, expand, include, modify"
     )
     with pytest.raises(
         ChangeRejected, match=r"there is no kind of change 'skp'.*did you mean 'skip'"
@@ -141,7 +141,7 @@ def test_what_is_no_change():
     with pytest.raises(ChangeRejected, match=r"changes\[0\].replace.tasks: must not be empty"):
         parse_changes([{"kind": "replace", "task_id": "a", "tasks": []}])
     with pytest.raises(
-        ChangeRejected, match=r"changes\[0\]: its `kind` is missing; known are add, remove"
+        ChangeRejected, match=r"changes\[0\]: its `kind` is missing; known kinds are add, remove"
     ):
         parse_changes([{"task_id": "a"}])
     with pytest.raises(ChangeRejected, match=r"changes: expected a list, got \{'kind': 'abort'\}"):

@@ -251,7 +251,7 @@ def test_secrets_of_users():
     ("pattern", "problem"),
     [
         *((pattern, "") for pattern in (r"INT-\d{4}", r"(?<!a)b", r"(?P<a>x)(?P=a)", "")),
-        *((pattern, "is no regular expression: ") for pattern in ("x(", "[a", "*", "x{2}{3}")),
+        *((pattern, "is not a regular expression: ") for pattern in ("x(", "[a", "*", "x{2}{3}")),
     ],
 )
 def test_patterns_of_users(pattern: str, problem: str):

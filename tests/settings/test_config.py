@@ -106,7 +106,7 @@ def test_zero_is_zero():
         ("provider: []", "2:3 provider: expected a list of text, at least one, got ()"),
         (
             "triggers: [timeout, earthquake]",
-            "2:3 triggers: there is no detector of this name; known are task-failed, timeout, context-changed",
+            "2:3 triggers: there is no detector with this name; known detectors are task-failed, timeout, context-changed",
         ),
         (
             "limits: 3",
@@ -114,7 +114,7 @@ def test_zero_is_zero():
         ),
         (
             "colour: red",
-            "2:3 colour: there is no such setting; known are enabled, provider, triggers,",
+            "2:3 colour: there is no such setting; known settings are enabled, provider, triggers,",
         ),
         ("cool_down: 3", "2:3 cool_down: there is no such setting; did you mean 'cooldown'?"),
         (
@@ -142,7 +142,7 @@ def test_wrong_value(section, message):
 def test_keys_stay_out_of_files(section):
     """A key of an API service in the file is an error that names it and does not repeat it."""
     (found,) = problems(section.format("hunter2hunter2"))
-    assert "keys of API services are taken from the environment alone" in found
+    assert "keys of API services come from the environment alone" in found
     assert "hunter2" not in found
 
 
@@ -216,7 +216,7 @@ llm:
 NO_ADDRESS = (
     "expected an address that begins with http:// or https://, such as http://localhost:8000/v1"
 )
-MORE = "it holds more than an address: names, passwords and keys do not belong here; keys are taken from the environment alone"
+MORE = "it holds more than an address: names, passwords and keys do not belong here; keys come from the environment alone"
 INSECURE = "expected an address that begins with https://; http:// only on this machine (localhost)"
 
 
@@ -273,7 +273,9 @@ def test_wrong_address(key, address, message, shown):
 def test_wrong_address_of_traces(address):
     """Traces are linked by an address of the web that has their id."""
     (told,) = problems(arguments={"trace_url": address})
-    assert "expected the address of a trace, as http://localhost:16686/trace/{trace_id}" in told
+    assert (
+        "expected the address of a trace, such as http://localhost:16686/trace/{trace_id}" in told
+    )
 
 
 @pytest.mark.parametrize(
@@ -450,7 +452,7 @@ def test_sections_from_variables():
         assert problem.startswith(f"environment {name} alternatives{told}")
     (problem,) = problems(environ={"REPLANNING_LLM__API_KEY": "sk-1234567890"})
     assert problem.startswith(
-        "environment REPLANNING_LLM__API_KEY llm.api_key: keys of API services are taken from the"
+        "environment REPLANNING_LLM__API_KEY llm.api_key: keys of API services come from the"
     )
 
 
@@ -611,7 +613,7 @@ def test_problems_of_every_source_at_once():
         "environment PLANNING_STRATEGY planning.strategy: expected one of chain_of_thought, hierarchical, simple, got 'wild'",
         "override planning.max_subtasks: expected a whole number of at least 1, got 0",
         "override planning.stategy: there is no such setting; did you mean 'planning.strategy'?",
-        f"{FILE} other: there is no section of this name; known are 'replanning' and 'planning'",
+        f"{FILE} other: there is no section with this name; the sections are 'replanning' and 'planning'",
         f"{FILE} replanning.planning: it is a section of its own; move it out",
         f"{FILE}:1:14 cooldown: expected a number of at least 0, got -1",
         *(one for one in told if one.startswith(f"{FILE}:1:28 api_key: ")),
@@ -739,7 +741,7 @@ def test_override_that_fails_stops_nothing(status, body, reason):
     )
     assert loaded.settings == without.settings
     assert list(map(str, loaded.warnings)) == [
-        f"override {asked.url}: {reason}; the settings of the person are left out"
+        f"override {asked.url}: {reason}; the person's settings are ignored"
     ]
 
 
@@ -761,7 +763,7 @@ def test_function_that_fails():
 
     (warning,) = load(override=failing).warnings
     assert str(warning) == (
-        "override: it failed with LookupError: no row for token=[redacted]; the settings of the person are left out"
+        "override: it failed with LookupError: no row for token=[redacted]; the person's settings are ignored"
     )
 
 

@@ -695,7 +695,7 @@ def test_unknown_kinds_in_settings(warned):
     )
     with pytest.raises(
         SettingsError,
-        match=r"of this name; did you mean 'warning-found'[?] known are task-failed, ",
+        match=r"with this name; did you mean 'warning-found'[?] known detectors are task-failed, ",
     ):
         load_settings(environ={"REPLANNING_TRIGGERS": "warning-fund"})
 
