@@ -72,7 +72,7 @@ async def test_what_the_journal_lacks_is_said() -> None:
         pass
     (note,) = bodies(store, "elsewhere", ErrorContained)
     places = "the arguments of task 'a', the arguments of task 'b', the commands of task 'c', the context 'key'"
-    assert f"stands in {places}; the run uses it" in note.error
+    assert f"is in {places}; the run uses it" in note.error
 
 
 SECRETS = f"""
