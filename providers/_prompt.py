@@ -412,7 +412,7 @@ def _tool_fields(tool: ToolSpec) -> JsonObject:
 
 
 def change_document(change: PlanChange) -> JsonObject:
-    """Return a change in the form in which models propose it."""
+    """Return a change in the form of a model's proposal."""
     if isinstance(change, ExpandTask):  # a list may be long, and nobody has to repeat it
         return {"kind": change.kind, "task_id": change.task_id, "elements": len(change.items)}
     return {"kind": change.kind, **change.model_dump(mode="json", exclude_defaults=True)}

@@ -184,7 +184,7 @@ class RepairCase:
     reserved_ids: set[str]
 
     def options(self) -> tuple[list[RepairOption], list[NotApplicable]]:
-        """Return the repairs of the task, best first, and the reasons why there are no others."""
+        """Return the repairs of the task, best first, and the reasons against others."""
         obstacle = self._given_up()
         if obstacle is not None:
             return [], [obstacle]

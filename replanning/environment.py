@@ -56,7 +56,7 @@ class SystemClock:
 
     async def sleep(self, seconds: float) -> None:
         """Sleep for real."""
-        await anyio.sleep(seconds)  # noqa: TID251 - likewise
+        await anyio.sleep(seconds)  # noqa: TID251 - the injected clock
 
 
 def lease_time(clock: Clock) -> float:

@@ -265,8 +265,10 @@ def _as_json(output: object) -> JsonValue:
 
 
 # Language models
+
+
 class _JudgeResponse(BaseModel):
-    """The reply format of the model."""
+    """Reply of the model."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
@@ -331,14 +333,14 @@ class LLMJudge:
             "objective": request.goal.objective,
             "success_criteria": list(request.goal.success_criteria),
         }
-        told: list[JsonValue] = []
+        feedback: list[JsonValue] = []
         if request.context.feedback:
-            told.append(request.context.feedback)
+            feedback.append(request.context.feedback)
         data: dict[str, list[JsonValue]] = {
             "goal": [goal],
             "task": [{name: value for name, value in shown.items() if value}],
             "acceptance": list(task.acceptance),
-            "told": told,
+            "told": feedback,
             "result": [_as_json(request.output)],
         }
         sections: list[DataSection] = []

@@ -51,14 +51,14 @@ class _Orchestrator:
     async def resume(
         self, run_id: str, *, parameters: Mapping[str, JsonValue] | None = None
     ) -> RunResult:
-        """Resume a run that was paused, was left, or whose process died.
+        """Resume a run that was paused, left, or interrupted by the end of its process.
 
         Args:
             run_id: the run.
             parameters: values of secret parameters, as for `ReplanningEngine.resume`.
 
         Raises:
-            NotRunning: no engine is attached, so there is no store that has the run.
+            NotRunning: no engine is attached, and so no store of runs.
         """
         if self.engine is None:
             raise NotRunning("attach an engine with a durable store to resume runs")

@@ -631,7 +631,7 @@ def _superfluous_steps(problem: RepairProblem, rest: PlanRemainder) -> tuple[Str
 def _keep_repeated_steps(problem: RepairProblem, repair: Repair) -> Repair:
     """Return the repair without the removal of steps that its bridge repeats.
 
-    All of them are kept if they can precede the bridge, else those with which it begins.
+    All of them are kept if they can precede the bridge, else those that it begins with.
     """
     repeated = _count_calls(repair.actions)
     same: list[StripsStep] = []

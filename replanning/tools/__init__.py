@@ -24,8 +24,8 @@ finds one. The value of `wheel` is the first of these that exists:
 
 - the key `wheel` of the JSON object that the tool prints or answers,
 - its argument `wheel`,
-- a file that the command made or changed, and that an argument names, or the directory of which an
-  argument names: the one called `wheel`, else the only one that ends in `.wheel`, else the only one.
+- a file that the command made or changed, named by an argument or directly in a directory named by
+  one: the one called `wheel`, else the only one that ends in `.wheel`, else the only one.
 
 `{env:NAME}` in `env`, `url`, `headers` and `body` is an environment variable. It is looked up when
 the tool runs, and its value is masked in errors and in whatever leaves the run. A command inherits

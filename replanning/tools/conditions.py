@@ -392,7 +392,7 @@ def _argument_problem(name: str, checked: Checked, *, is_needed: bool) -> str:
 
 def _listed(names: Mapping[str, object]) -> str:
     if not names:
-        return "there are none"
+        return "there is none"
     return f"there is {join_names([repr(name) for name in names], _MAX_NAMES)}"
 
 

@@ -557,7 +557,7 @@ def test_without_arguments():
     """A task without arguments has none to compare."""
     text = "goal: {objective: x}\ntools: [{name: t, kind: shell, command: 'true'}]\ntasks: [{id: a, tool: t, expect: {where: [arguments.id]}}]"
     [problem] = problems(text)
-    assert problem.endswith("the task gives no argument 'id'; there are none")
+    assert problem.endswith("the task gives no argument 'id'; there is none")
 
 
 RESULTS = """
