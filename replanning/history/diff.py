@@ -16,7 +16,7 @@ from replanning.changes import (
     SkipTask,
     dump_change,
 )
-from replanning.history.wording import change_line, printable_line
+from replanning.history.wording import change_line, pluralise, printable_line
 from replanning.live.draft import display_fields
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
@@ -27,8 +27,7 @@ from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue
 
 _ACTS: Final = (RetryTask, SkipTask, CancelTask, ReorderTasks, AbortRun)
-"""Changes that appear in the states of tasks, not or not only in the document."""
-
+"""Changes whose effect on the states of tasks the document does not show, or only in part."""
 
 _CONSEQUENCES: Final = ("depends_on", "fallbacks")
 """Fields whose differences between a task and its replacement are not reported."""
@@ -79,7 +78,7 @@ def describe_replacement(old: Task, new: Sequence[Task], live: LivePlan) -> Repl
     Fields that follow from the replacement itself do not count as differences.
     """
     fields: tuple[FieldChange, ...] = ()
-    # Several tasks share the work, so no field of one of them answers to a field of the old task.
+    # Several tasks share the work, so no single one can be compared with the old task.
     if len(new) == 1:
         ignored = dict.fromkeys(_CONSEQUENCES)
         before = display_fields(old) | ignored
@@ -104,7 +103,7 @@ class PlanDiff:
         context: values of the context that differ.
         parameters: values of parameters that differ.
         goal: fields of the goal that differ.
-        acts: changes in between to the state of tasks: run again, skipped, cancelled, reordered.
+        acts: changes in between to the state of tasks, such as run again, skipped or reordered.
         replaced: tasks of the lower revision, and elements of lists, that were replaced, with those
             of the higher one in their place.
         lists: tasks of the lower revision that were expanded, with the tasks of the higher one that
@@ -135,9 +134,7 @@ class PlanDiff:
         lines: list[str] = []
         shown: set[str] = set()
         for task_id, elements in self.lists.items():
-            number = f"{len(elements)} elements"
-            if len(elements) == 1:
-                number = "1 element"
+            number = pluralise(len(elements), "element")
             lines.append(f"~ {undone}{printable_line(task_id)}: {number}")
             shown.update([task_id, *elements])
         lines += [f"~ {undone}{pair}" for pair in self.replaced]
@@ -213,7 +210,7 @@ def diff_plans(
         for other in _in_place_of(entry, live):
             if other.is_expanded:
                 elements = other.replacement.sinks
-                # They may have been replaced, or have lists, themselves.
+                # Elements may themselves be replaced or expanded.
                 entries += elements
                 lists[other.id] = tuple(leaf.id for leaf in live.leaves(other))
             if other is not entry and not other.removed:
@@ -260,7 +257,7 @@ def _with_lists(tasks: Mapping[str, Task], list_of: Mapping[str, str]) -> dict[s
 def _in_place_of(entry: TaskEntry, live: LivePlan) -> list[TaskEntry]:
     """Return the current tasks for a task: itself, or its replacements.
 
-    An expanded task is one of these, and not its elements.
+    An expanded task stands for its elements.
     """
     found: list[TaskEntry] = []
     stack = [entry]

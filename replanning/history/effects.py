@@ -37,12 +37,12 @@ from replanning.plan.types import AttemptId, JsonObject, RunId, TaskId
 CanUndo = Literal["stated", "not stated", "irreversible", "unknown"]
 """Whether an effect can be taken back.
 
-`stated`: the task says how. `not stated`: it can at least in part, and nobody says how. `unknown`:
-nobody says either.
+`stated`: the plan states how. `not stated`: it can at least in part, but the plan does not state
+how. `unknown`: the plan states nothing about the effect.
 """
 
 _REFUSED_AFTERWARDS: Final[tuple[FailureKind, ...]] = ("unfinished", "rejected", "blocked")
-"""Failures of calls that were done: a judge did not accept the result."""
+"""Failures of calls that took effect: a judge did not accept the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class RunEffect:
     """A call that has changed something, or may have done so.
 
     Attributes:
-        run: the run; that of which this one is a copy, if the call was made before.
+        run: the run that made the call: for a fork, the original run if the call came first.
         task: the task.
         attempt: the attempt at it.
         tool: the tool that was called; empty if the task names none.
@@ -59,13 +59,13 @@ class RunEffect:
         started: time at which the call began, in seconds since the epoch.
         ended: time at which it ended; None if it is not known.
         key: the idempotency key of the call.
-        in_doubt: whether the call may have had its effect without being known to have succeeded.
-        can_undo: whether it can be taken back, provided that the call had it; about one in doubt a
-            person decides first.
+        in_doubt: whether the call may have taken effect, although no success is recorded.
+        can_undo: whether it can be taken back, if the call had it; a person decides first about one
+            in doubt.
         compensation: the task that takes it back, if that was planned.
-        compensation_state: the state of that task, or of what has replaced it.
-        skip_reason: why that task was skipped, as where a person has taken the effect back by hand;
-            empty if it was not.
+        compensation_state: the state of that task, or of its replacements.
+        skip_reason: why that task was skipped, such as a person taking the effect back by hand;
+            empty if it was not skipped.
     """
 
     run: RunId
@@ -90,7 +90,7 @@ class RunEffect:
 
     @property
     def is_being_undone(self) -> bool:
-        """Whether a task that is not cancelled is to take it back and has not done so."""
+        """Whether a task is still to take it back."""
         if self.compensation_state is None or self.undone:
             return False
         return self.compensation_state is not TaskState.CANCELLED
@@ -99,8 +99,8 @@ class RunEffect:
 def run_effects(records: Iterable[Record]) -> tuple[RunEffect, ...]:
     """Return the effects of a run, in the order in which their calls began.
 
-    A call that only reads has none, and neither does one that failed without an effect. Several
-    attempts at a call that may be repeated are one effect.
+    Calls that only read, or failed without an effect, have none. Several attempts at a repeatable
+    call are one effect.
 
     Args:
         records: the journal of the run.
@@ -157,9 +157,9 @@ def run_effects(records: Iterable[Record]) -> tuple[RunEffect, ...]:
 
 
 def effects_so_far(live: LivePlan) -> str:
-    """Return how many effects a run has had, and how many of them its tasks can take back.
+    """Return the number of effects of a run, and of those that its tasks can take back, as text.
 
-    It is empty if there is none, or if nothing is stated about any.
+    It is empty without effects, or if the plan states nothing about any of them.
     """
     taken_back: set[str] = set()
     for entry in live:
@@ -171,8 +171,8 @@ def effects_so_far(live: LivePlan) -> str:
     for entry in live:
         tool = live.tools.get(tool_name(entry.task))
         effect = effect_of(entry.task, tool)
-        was_had = entry.state is TaskState.DONE or entry.log.in_doubt
-        if effect == "none" or not was_had or _is_apart(live, entry):
+        took_effect = entry.state is TaskState.DONE or entry.log.in_doubt
+        if effect == "none" or not took_effect or _is_apart(live, entry):
             continue
         if f"{entry.id}#{entry.log.count}" in taken_back:
             continue
@@ -189,7 +189,7 @@ def effects_so_far(live: LivePlan) -> str:
 
 
 def _calling_run(opened: RunOpened, live: LivePlan) -> RunId:
-    """Return the run that makes a call now; a copy of a run begins with the calls of that run."""
+    """Return the run that makes a call; a fork begins with the calls of the original run."""
     if opened.forked_from is None or live.revision >= opened.forked_from[1]:
         return opened.run
     return opened.forked_from[0]
@@ -234,7 +234,7 @@ def _end(
 
 
 def _without_repetitions(effects: Iterable[RunEffect], live: LivePlan) -> list[RunEffect]:
-    """Return effects, of several attempts at a call that may be repeated only the last."""
+    """Return effects, with only the last of several attempts at a repeatable call."""
     kept: dict[tuple[str, AttemptId | None], RunEffect] = {}
     for effect in effects:
         task = live.entry(effect.task).task

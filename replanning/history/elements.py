@@ -35,7 +35,7 @@ _IMPORTANCE: Final = (
 """States of several tasks in order of precedence; the first one present is the state of all."""
 
 _UNFINISHED: Final = WAITING | {TaskState.FAILED}
-"""States of tasks that an open question can hold up; others go on without its answer."""
+"""States of tasks that an open question can hold up; others do not need its answer."""
 
 _ASKS: Final = "waiting for a person"
 _LEFT_OUT: Final = "failed and left out"
@@ -47,12 +47,12 @@ class ElementsReport:
 
     Attributes:
         task: the expanded task.
-        state: the state of all elements as a whole.
-        counts: number of elements for each word about them, such as `done`.
-        replaced: number of elements that other tasks stand for.
+        state: the combined state of the elements.
+        counts: number of elements for each word for their state, such as `done`.
+        replaced: number of elements that were replaced by other tasks.
         failed: tasks of elements that have failed.
         left_out: elements that failed and were skipped, each with the reason.
-        asking: an element that waits for a person; None if there is none.
+        asking: an element that waits for a person, if any.
     """
 
     task: TaskId
@@ -77,7 +77,7 @@ class ElementsReport:
         return text
 
     def left_out_lines(self) -> list[str]:
-        """Return lines about the elements that failed and were left out; none if there are none."""
+        """Return lines about the elements that failed and were left out, if any."""
         if not self.left_out:
             return []
         verb = "was" if len(self.left_out) == 1 else "were"
@@ -137,7 +137,7 @@ def report_elements(
             word = _LEFT_OUT
             left_out[element.id] = entry.reason
         counts[word] += 1
-    # In one order, so that two reports read alike; what went well comes first.
+    # In a fixed order, so that two reports read alike; good states come first.
     words = [look.word for look in STATE_LOOKS.values()]
     words.reverse()
     ordered: dict[str, int] = {}
@@ -157,14 +157,14 @@ def report_elements(
 
 
 def is_left_out_element(entry: TaskEntry) -> bool:
-    """Return whether an element failed for good, and its list goes on without it."""
+    """Return whether an element failed for good and its list continues without it."""
     if entry.state is not TaskState.SKIPPED or entry.task.on_item_failure != "skip":
         return False
     return entry.condition_revision not in SKIPPED_BY_CONDITION
 
 
 def _deciding_entry(element: TaskEntry, live: LivePlan) -> TaskEntry | None:
-    """Return the task that tells how it goes with an element: it, or one of those in its place."""
+    """Return the task that determines the state of an element: itself, or a replacement."""
     deciding: TaskEntry | None = None
     stack = [element]
     while stack:

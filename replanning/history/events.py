@@ -66,12 +66,12 @@ class ReplanEvent:
         changes: the applied changes.
         before: the revision to which they were applied; None if nothing was applied.
         after: the revision that they made; None if nothing was applied.
-        outcome: `success` or `failure` of the applied changes; `unknown` until it shows.
+        outcome: `success` or `failure` of the applied changes; `unknown` until recorded.
         duration: seconds from taking up the triggers to the decision, without waiting for a person.
         decided_at: the time of the last decision; None if the process died before one was made.
         question: the question to a person about it.
         spent: usage of providers for it, such as calls of language models.
-        outputs: by the failed task, the beginning of an output that was not as expected, as JSON.
+        outputs: for each failed task, the beginning of its unexpected output, as JSON.
     """
 
     replan: ReplanId
@@ -166,7 +166,7 @@ class DroppedTrigger:
 
 
 UNDECIDED = "undecided"
-"""Key in `by_decision` of replans without a decision, because the process died."""
+"""Key in `by_decision` for replans whose process died before a decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +178,11 @@ class ReplanMetrics:
         executed: number of replans that changed the plan.
         succeeded: number of executed replans that worked.
         failed: number of executed replans that did not work.
-        asked: number of replans about which a person was asked.
+        asked: number of replans with a question to a person.
         by_trigger: replans by kind of trigger; one with triggers of two kinds counts under both.
         by_decision: replans by final decision.
         deciding: seconds spent on decisions.
-        waiting: seconds in which an answer of a person was open; time in which several were open
-            counts once.
+        waiting: seconds in which at least one question to a person was open.
         edits: number of edits by hand, which are not replans.
         dropped: number of dropped triggers.
         spent: usage of providers.
@@ -251,7 +250,7 @@ def compute_metrics(events: Iterable[ReplanEvent]) -> ReplanMetrics:
             if question.answered_at is not None:
                 answered.append((question.at, question.answered_at))
 
-    # Time in which several questions were open counts once, so only what follows `end` is added.
+    # Overlapping waits count once, so only the time after `end` is added.
     waiting = end = 0.0
     for start, stop in sorted(answered):
         waiting += max(0.0, stop - max(start, end))
@@ -384,11 +383,11 @@ TimelineEntry = ReplanEvent | PlanEdit | GoalEdit
 def timeline(entries: Iterable[TimelineEntry]) -> list[TimelineEntry]:
     """Return entries in chronological order, condensed for people.
 
-    Elements of a list that fail one after another of one cause are a replan each, which keeps the
-    plan, and a revision that skips the element. Such replans in a row are told as the first of
-    them, with the triggers of all, and so are these revisions.
+    Each element of a list that fails for one cause makes a replan that keeps the plan, and a
+    revision that skips the element. Such replans in a row become the first of them, with the
+    triggers of all, and so do these revisions.
     """
-    told: list[TimelineEntry] = []
+    condensed: list[TimelineEntry] = []
     last_cause: tuple[str, ...] | None = None
     replan_place = 0
     skip_place: int | None = None
@@ -396,35 +395,35 @@ def timeline(entries: Iterable[TimelineEntry]) -> list[TimelineEntry]:
     for entry in sorted(entries, key=lambda one: one.at):
         if isinstance(entry, PlanEdit) and last_cause is not None and _skips_elements(entry):
             if skip_place is None:
-                skip_place = len(told)
-                told.append(entry)
+                skip_place = len(condensed)
+                condensed.append(entry)
                 continue
-            skipped = told[skip_place]
+            skipped = condensed[skip_place]
             assert isinstance(skipped, PlanEdit), "its place was noted above"
             changes = (*skipped.changes, *entry.changes)
-            told[skip_place] = replace(skipped, after=entry.after, changes=changes)
+            condensed[skip_place] = replace(skipped, after=entry.after, changes=changes)
             continue
         cause = _cause_in_list(entry)
         if cause is None or cause != last_cause:
-            replan_place = len(told)
+            replan_place = len(condensed)
             skip_place = None
             count = 1
             last_cause = cause
-            told.append(entry)
+            condensed.append(entry)
             continue
         count += 1
-        first = told[replan_place]
+        first = condensed[replan_place]
         assert isinstance(first, ReplanEvent), "it has a cause"
         assert isinstance(entry, ReplanEvent), "it has a cause"
-        note = f"{count} replans of this cause, decided alike, up to {spoken_id(entry.replan)}"
-        told[replan_place] = replace(
+        note = f"{count} replans with this cause and decision, up to {spoken_id(entry.replan)}"
+        condensed[replan_place] = replace(
             first,
             triggers=(*first.triggers, *entry.triggers),
             duration=first.duration + entry.duration,
             decided_at=entry.decided_at,
             notes=(note,),
         )
-    return told
+    return condensed
 
 
 def _skips_elements(edit: PlanEdit) -> bool:

@@ -37,7 +37,7 @@ def history_json(history: ReplanHistory) -> JsonObject:
         # In the encoding of stores, because the import reads it with their checks.
         body: JsonObject = json.loads(encode_body(record))
         if isinstance(record.body, RunOpened | RunResumed):
-            body.pop("directory", None)  # a path of this machine, which no reader needs
+            body.pop("directory", None)  # a path of this machine is of no use to readers
         entry["body"] = body
         journal.append(entry)
     document["journal"] = journal
@@ -180,14 +180,14 @@ def export_history(history: ReplanHistory) -> str:
 
 
 def import_history(text: str, *, max_events: int = MAX_EVENTS) -> ReplanHistory:
-    """Return the history that `export_history` wrote, with everything that it contained.
+    """Return the history that `export_history` wrote, complete.
 
     Args:
         text: the exported JSON.
         max_events: number of replans to keep, the newest.
 
     Raises:
-        JournalCorrupt: the text is no exported history, or its records are wrong, missing or
+        JournalCorrupt: the text is not an exported history, or its records are wrong, missing or
             contradictory.
     """
     journal = _exported_journal(text)
@@ -199,7 +199,7 @@ def import_history(text: str, *, max_events: int = MAX_EVENTS) -> ReplanHistory:
         raise JournalCorrupt("journal[0]: a journal begins with a record of kind 'run-opened'")
     history = ReplanHistory(lambda after: records[after:], max_events=max_events)
     try:
-        # Each record may be valid by itself and still name a task that never was.
+        # Each record may be valid by itself and still name a task that never existed.
         history.replay()
     except ReplanningError as error:
         text = f"the records of this history contradict one another: {error}"
@@ -217,7 +217,7 @@ def _exported_journal(text: str) -> list[JsonValue]:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise JournalCorrupt(f"not an exported history: its `format` is not {FORMAT!r}")
     version = document.get("version")
-    # A later version may mean other things by the same fields.
+    # A later version may give the same fields another meaning.
     if version != FORMAT_VERSION:
         raise JournalCorrupt(
             f"this history has version {brief_repr(version)}, this library reads version "

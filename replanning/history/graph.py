@@ -27,13 +27,13 @@ from replanning.plan.messages import format_duration
 from replanning.plan.types import TaskId
 
 MAX_TASKS_DRAWN: Final = 200
-"""Limit of tasks drawn one by one; those of larger plans are grouped by stage and state."""
+"""Maximum number of tasks drawn one by one; larger plans are grouped by stage and state."""
 
 MAX_TASKS_UNFOLDED: Final = 40
-"""Limit of tasks of a plan whose lists are drawn as their elements."""
+"""Maximum number of tasks of a plan whose lists are drawn as their elements."""
 
 MAX_STAGES: Final = 8
-"""Stages of a plan whose tasks are grouped; neighbouring ones are joined."""
+"""Maximum number of stages of a grouped plan; neighbouring ones are joined."""
 
 MAX_REVISIONS: Final = 20
 """Number of revisions listed below the graph, the newest."""
@@ -136,7 +136,7 @@ def draw_graph(overview: RunOverview) -> str:
 
 
 def draw_graph_in_page(overview: RunOverview, link: Callable[[str], str]) -> str:
-    """Return the tasks of a plan as an SVG within a page that has the style itself.
+    """Return the tasks of a plan as an SVG for a page that supplies the style.
 
     Args:
         overview: the run.
@@ -238,8 +238,8 @@ def _boxes(overview: RunOverview) -> tuple[dict[Hashable, _Box], set[_Edge]]:
 def _drawn_tasks(overview: RunOverview) -> dict[str, Sequence[str]]:
     """Return the tasks to draw, each with its dependencies.
 
-    A list is drawn as its elements, and in a larger plan as one task, beside those of its elements
-    that have a story of their own.
+    A list is drawn as its elements. In a larger plan it is drawn as one task, beside the elements
+    that failed, run, were replaced or wait for a person.
     """
     shown: Sequence[TaskRow] = overview.tasks
     if len(shown) > MAX_TASKS_UNFOLDED:
@@ -271,7 +271,7 @@ def _grouped_boxes(
     stages: Mapping[str, int],
     former: Mapping[str, list[TaskRow]],
 ) -> tuple[dict[Hashable, _Box], set[_Edge]]:
-    """Return a box for all tasks of one stage in one state, as a large plan would fill walls."""
+    """Return a box for each stage and state, because a box for each task would be unreadable."""
     count = 1 + max(stages.values())
     joined = min(MAX_STAGES, count)
     groups = defaultdict(list)
@@ -290,7 +290,7 @@ def _grouped_boxes(
         if len(names) > 1:
             title = f"{len(names)} {look.word}"
             last = rows[names[-1]].name
-            # Names are made by programs, too, which may use one twice.
+            # Programs make names, too, and may use one twice.
             detail = " … ".join(dict.fromkeys((first, last)))
         # Thousands of replaced tasks cannot be drawn, so they are counted.
         replaced = sum(len(former[name]) for name in names)
@@ -317,8 +317,8 @@ def _layers(
 
     A dependency over several stages passes through a point in each stage between them (Sugiyama,
     Tagawa and Toda, *Methods for visual understanding of hierarchical system structures*, 1981).
-    The order in a stage is that of the means of the neighbours' positions, which leaves few
-    crossings; each sweep orders one side by the other.
+    Each stage is ordered by the mean positions of its neighbours, which leaves few crossings; the
+    sweeps alternate in direction.
     """
     last = max((box.stage for box in boxes.values()), default=0)
     layers: list[list[Hashable]] = [[] for _ in range(last + 1)]
@@ -401,7 +401,7 @@ class _Drawing:
         if after in self.boxes:
             to_middle = across / 2
             tip = ' marker-end="url(#tip)"'
-        # A line that only passes a stage goes on straight through it, as long as a box is.
+        # A line that only passes a stage runs straight through it for the length of a box.
         if self.upright:
             x1 += from_middle
             y1 += _HEIGHT
@@ -434,7 +434,7 @@ class _Drawing:
         replaced = STATE_LOOKS[TaskState.REPLACED_BY_REPLAN]
         x, y = place
         for row in reversed(box.replaced):
-            # Across the direction of the dependencies, so that no arrow of theirs is crossed.
+            # Placed across the direction of the dependencies, so that no arrow is crossed.
             if self.upright:
                 x -= _WIDTH + _GAP
                 start = f"M{x + _WIDTH} {y + _HEIGHT / 2}h{_GAP}"
@@ -454,7 +454,7 @@ class _Drawing:
 def _layout(
     layers: Sequence[Sequence[Hashable]], boxes: Mapping[Hashable, _Box], *, upright: bool
 ) -> _Drawing:
-    """Return a drawing with the stages one after another, each in the middle across them."""
+    """Return a drawing with the stages one after another, each centred."""
     if upright:
         unit = _WIDTH + _GAP
         step = _HEIGHT + _STEP
@@ -492,7 +492,7 @@ def _layout(
 
 
 def _linked(shapes: Iterator[str], address: str) -> Iterator[str]:
-    """Yield shapes, which lead to an address if there is one."""
+    """Yield shapes, as a link if there is an address."""
     if not address:
         yield from shapes
         return

@@ -76,7 +76,7 @@ _MAX_ATTACHED: Final = 3
 """Maximum number of triggers named in the note about those that wait for one answer."""
 
 _MOST_FREQUENT = frozenset({AttemptStarted, AttemptSucceeded})
-"""Records without a meaning for the history; most records are of these kinds."""
+"""Records that the history ignores; most records are of these kinds."""
 
 
 class ReplanHistory:
@@ -92,14 +92,13 @@ class ReplanHistory:
 
     Attributes:
         unstored: the tasks whose last outputs were not stored, each with the reason.
-        stale: the finished tasks whose results are stale, each with the causes, as they were last
-            recorded.
+        stale: the finished tasks whose results are stale, each with the causes, as last recorded.
         started, updated: times of the first and the last record, in seconds since the epoch.
         seq: the number of the last record.
         revision: the number of the last revision.
         edits: changes by hand, oldest first.
         goal_edits: changes of the goal, oldest first.
-        dropped_triggers: triggers without a consequence, oldest first.
+        dropped_triggers: triggers that were dropped without a replan, oldest first.
 
     Raises:
         JournalCorrupt: the journal does not begin with the opening of a run.
@@ -146,7 +145,7 @@ class ReplanHistory:
 
     @property
     def _opening(self) -> RunOpened:
-        assert self._opened is not None  # a history without it is not made
+        assert self._opened is not None  # the constructor requires it
         return self._opened
 
     @property
@@ -192,7 +191,7 @@ class ReplanHistory:
 
     @property
     def entries(self) -> tuple[ReplanEvent | PlanEdit, ...]:
-        """The kept replans and edits by hand, in the order of time."""
+        """The kept replans and edits by hand, in chronological order."""
         entries: list[ReplanEvent | PlanEdit] = [*self.events, *self.edits]
         return tuple(sorted(entries, key=lambda entry: entry.at))
 
@@ -224,8 +223,8 @@ class ReplanHistory:
             decision: the decision about them.
             success: keep replans whose applied revision succeeded (True) or failed (False); replans
                 with an unknown outcome are excluded either way.
-            since: earliest time: an aware datetime, or seconds since the epoch.
-            until: the time before which they were.
+            since: start of the time range: an aware datetime, or seconds since the epoch.
+            until: end of the time range, exclusive.
 
         Raises:
             TypeError, ValueError: a condition has the wrong type or value.
@@ -254,7 +253,7 @@ class ReplanHistory:
         return None
 
     def notes(self, type: str | None = None) -> tuple[ProgramNote, ...]:  # noqa: A002
-        """Return what programs put on record with `run.note`, oldest first; it reads the journal.
+        """Return the notes that programs recorded with `run.note`, oldest first; reads the journal.
 
         Args:
             type: return only notes of this type.
@@ -267,9 +266,9 @@ class ReplanHistory:
         return tuple(found)
 
     def effects(self) -> tuple[RunEffect, ...]:
-        """Return the calls that have changed something, or may have, in the order of time.
+        """Return the calls that have changed something, or may have, in chronological order.
 
-        It reads the journal.
+        Reads the journal.
         """
         return run_effects(self.records(0))
 
@@ -298,7 +297,7 @@ class ReplanHistory:
     def evaluate(self) -> PlanEvaluation:
         """Return progress, expected remaining time, health and advice, as of the last record.
 
-        It replays the journal.
+        Replays the journal.
         """
         return PlanEvaluator().evaluate(PlanView(self.replay()))
 
@@ -343,8 +342,7 @@ class ReplanHistory:
                 assert isinstance(record.body, RunOpened)
                 live = LivePlan(record.body.plan)
             else:
-                # Before its record takes effect: readers compare the plan before a revision with it
-                # after.
+                # Before the record takes effect: callers compare the plans before and after it.
                 yield live, record.body
                 live.fold(record)
         if live is not None:
@@ -358,14 +356,14 @@ class ReplanHistory:
     def fold(self, record: Record) -> None:
         """Add a record to the history; records that it already contains are ignored.
 
-        To follow a run, pass each record as it is committed, in the way an exporter receives them.
+        To follow a run, pass each record as it is committed, as an exporter receives them.
         """
         if record.seq <= self.seq:
             return
         self.seq, at, body = record
         self.updated = at
         if type(body) is AttemptSucceeded and (body.unstored or not body.recoverable):
-            self.unstored[body.task] = body.unstored or "it was no JSON"
+            self.unstored[body.task] = body.unstored or "it was not JSON"
         elif type(body) is AttemptSucceeded and self.unstored:
             self.unstored.pop(body.task, None)
         if type(body) in _MOST_FREQUENT:
@@ -428,7 +426,7 @@ class ReplanHistory:
                 self._fold_question(at, body)
 
     def _fold_question(self, at: float, body: RecordBody) -> None:
-        """Add a record about a question to a person; other records mean nothing to a history."""
+        """Add a record about a question to a person; ignore all others."""
         match body:
             case QuestionAsked():
                 self._questions.ask(body.question, body.replan, at)
@@ -438,7 +436,7 @@ class ReplanHistory:
                 self._fold_answer(at, body)
             case AnswerRefused():
                 person = body.by or "an unnamed person"
-                note = f"the answer of {person} was refused: {body.reason}"
+                note = f"the answer by {person} was refused: {body.reason}"
                 self._add_note(body.question, note)
             case TriggerAttached():
                 trigger = self._next.triggers.get(body.trigger)
@@ -544,8 +542,8 @@ def _attached_note(triggers: Sequence[str]) -> str:
 class _KeptReplans:
     """The newest replans of a run, and the metrics of those that were evicted.
 
-    A record may concern a replan that is no longer kept. The metrics cover it all the same: it is
-    counted by what was known when it was evicted, and recounted by each later record about it.
+    A record may concern a replan that is no longer kept. The metrics still cover it: an evicted
+    replan is counted as known at that time, and recounted with each later record about it.
     """
 
     def __init__(self, max_events: int) -> None:
@@ -620,7 +618,7 @@ class _NextReplan:
         self._unexpected: dict[TaskId, str] = {}
 
     def fail(self, body: AttemptFailed) -> None:
-        """Keep the beginning of an output that was not as expected, until the task fails again."""
+        """Keep the beginning of an unexpected output until the task fails again."""
         self._unexpected.pop(body.task, None)
         if body.output is not None:
             text = json.dumps(body.output, ensure_ascii=False)
@@ -632,7 +630,7 @@ class _NextReplan:
         return tuple(known[trigger_id] for trigger_id in ids if trigger_id in known)
 
     def outputs(self, triggers: Iterable[Trigger]) -> dict[TaskId, str]:
-        """Return the outputs that made the tasks of triggers fail."""
+        """Return the unexpected outputs of the tasks of triggers."""
         outputs: dict[TaskId, str] = {}
         for trigger in triggers:
             if isinstance(trigger, TaskFailed) and not trigger.interrupted:

@@ -65,7 +65,7 @@ _MAX_ELEMENTS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """One task in `show`, the live display and the summary; `show --json` has every field of it.
+    """One task in `show`, the live display and the summary; `show --json` has all its fields.
 
     Attributes:
         name: the name to show; the id unless a program planned the task.
@@ -76,10 +76,10 @@ class TaskRow:
         replaced_by: the tasks that replaced it.
         question: the open question to a person that holds it; empty without one.
         note: why it failed, was skipped or is tried later, or how long it may run.
-        in_doubt: whether it is asked of its last attempt whether it was done.
-        element_of: the expanded task of whose elements it is one, or stands for one.
-        elements: of an expanded task, the number of its elements for each word about them; its
-            `state` is then that of the elements as a whole. None of other tasks.
+        in_doubt: whether nobody knows if its last attempt was done, which is being confirmed.
+        element_of: the expanded task, if this is one of its elements or replaces one.
+        elements: for an expanded task, the number of its elements for each word for their state;
+            its `state` is then their combined state. None for other tasks.
     """
 
     id: TaskId
@@ -152,7 +152,7 @@ class Repair:
         title: its name for people.
         by: who decided.
         revision: the revision that it made, if any.
-        steps: from the failure to the revision, in the order of time.
+        steps: from the failure to the revision, in chronological order.
     """
 
     title: str
@@ -170,7 +170,7 @@ class RunOverview:
         status: progress, usage and questions.
         tasks: its tasks in order, each replacement after what it replaced, without removed ones.
         repairs: the newest repairs, oldest first.
-        replayed: the plan as it is now.
+        replayed: its replayed journal, with the current plan.
     """
 
     status: RunStatusReport
@@ -229,7 +229,7 @@ def task_rows(
         element_of = None
         if template is not None:
             element_of = template.id
-        # A question also holds tasks that are done by now, which wait for nothing.
+        # A question also holds tasks that are done by now and wait for nothing.
         waits = state in WAITING or state is TaskState.FAILED or entry.id in held
         question_name = ""
         if waits and entry.id in questions:
@@ -270,7 +270,7 @@ def _list_row(
     replaces: TaskId | None,
     element_of: TaskId | None,
 ) -> TaskRow:
-    """Return the row of an expanded task, which counts its elements."""
+    """Return the row of an expanded task, with the counts of its elements."""
     found = report_elements(template, live, questions)
     question_name = ""
     if found.asking is not None:
@@ -308,9 +308,9 @@ def _note(entry: TaskEntry, now: float) -> str:
         when = ""
         if entry.not_before is not None:
             when = f" again in {format_duration(max(0.0, entry.not_before - now))}"
-        return f"{entry.log.doubt.failure}; it is asked{when} whether it was done"
+        return f"{entry.log.doubt.failure}; asking{when} whether it was done"
     match entry.state:
-        # The time limit, and not the remaining time, because the time so far stands beside it.
+        # The time limit, not the remaining time, because the elapsed time stands beside it.
         case TaskState.RUNNING if entry.log.deadline is not None:
             return f"of {format_duration(entry.log.deadline - entry.log.started_at)}"
         case TaskState.BACKOFF if entry.not_before is not None:
@@ -331,7 +331,7 @@ def _unsatisfied_dependencies(entry: TaskEntry, live: LivePlan) -> tuple[TaskId,
         needed = live.entry(task_id)
         if needed.satisfied:
             continue
-        # A replaced dependency is waited for through the tasks in its place.
+        # The task waits for the replacements of a replaced dependency.
         for leaf in live.leaves(needed):
             if not leaf.satisfied:
                 waits_for[_waited_for(leaf, entry)] = None
@@ -348,7 +348,7 @@ def _waited_for(leaf: TaskEntry, entry: TaskEntry) -> TaskId:
 
 
 def join_some(names: Sequence[str]) -> str:
-    """Return the first names, and how many follow them."""
+    """Join the first names, with the number of the others."""
     text = ", ".join(names[:_MAX_NAMES])
     if len(names) > _MAX_NAMES:
         text += f" and {len(names) - _MAX_NAMES} more"
@@ -358,9 +358,9 @@ def join_some(names: Sequence[str]) -> str:
 def fold_rows(rows: Sequence[TaskRow], limit: int) -> list[TaskRow | FoldedRows]:
     """Return rows so that they fill about `limit` lines.
 
-    First, elements that wait or ended well are left to the line of their list, which counts them.
-    Then neighbours that wait or ended alike become one line. If that is not enough, all tasks in
-    one state do; of those that failed, run or were replaced, the first are kept.
+    First, elements that wait or ended well are left out: the line of their list counts them. Then
+    neighbours that wait, or ended well, in the same state become one line. If that is not enough,
+    all tasks in one state do; of those that failed, run or were replaced, the first are kept.
     """
     if len(rows) > limit:
         rows = without_plain_elements(rows)
@@ -426,11 +426,11 @@ def without_plain_elements(rows: Sequence[TaskRow]) -> list[TaskRow]:
 
 
 def _is_plain(row: TaskRow) -> bool:
-    """Return whether a task waits or ended well, and has no story."""
+    """Return whether a task waits or ended well, without a question or replacement."""
     if row.question or row.replaces:
         return False
     if row.state is TaskState.SKIPPED and row.element_of is not None:
-        return not row.attempts  # one that failed, and that its list goes on without
+        return not row.attempts  # with attempts, it failed and its list continues without it
     return row.state in _FOLDABLE
 
 
@@ -447,7 +447,7 @@ def task_table(rows: Iterable[TaskRow | FoldedRows], *, cut: bool = True) -> Tab
 
     Args:
         rows: the tasks.
-        cut: keep each task on one line, where it needs more.
+        cut: keep each task on one line, by cutting its text.
     """
     # Imported only here, because most readers of a history draw nothing and Rich loads slowly.
     from rich.table import Table
@@ -481,7 +481,7 @@ def _cell(text: str, style: str = "") -> Text:
 def _folded_cells(folded: FoldedRows) -> tuple[str | Text, ...]:
     look = STATE_LOOKS[folded.state]
     rows = folded.rows
-    # A replacement goes with its task, so it is counted only where nothing else is.
+    # A replacement belongs to its task, so it is counted only without other tasks.
     count = sum(row.replaces is None for row in rows) or len(rows)
     tasks = pluralise(count, "task")
     name = _cell(f"{look.sign} {tasks}", look.style)
@@ -513,8 +513,8 @@ def find_repairs(history: ReplanHistory, live: LivePlan) -> Iterator[Repair]:
     """Yield the repairs of a run and the changes by hand, oldest first.
 
     Args:
-        history: of the run.
-        live: its plan as it is now.
+        history: the history of the run.
+        live: its current plan.
     """
     for entry in timeline([*history.goal_edits, *history.entries]):
         match entry:
@@ -629,7 +629,7 @@ def _applied_steps(
     lines = []
     added = {change.task.id for change in entry.changes if isinstance(change, AddTask)}
     for change in entry.changes:
-        # That another task waits for the new ones follows from their being added.
+        # Dependencies on added tasks follow from the additions.
         if isinstance(change, ModifyTask) and _only_awaits(change, added):
             continue
         if isinstance(change, ReplaceTask) and change.task_id in live:

@@ -55,14 +55,14 @@ from replanning.plan.messages import format_duration, spoken_id
 from replanning.plan.types import AttemptId
 
 _MAX_ITEMS: Final = 8
-"""Largest number of items of one kind in a report."""
+"""Maximum number of items of one kind in a report."""
 
 _MARKDOWN_SPECIAL: Final = re.compile(r"([\\`*_{}\[\]<>()#+!|~&@$^=:-])")
 _FENCE: Final = re.compile("`{3,}|~{3,}")
 
 
 def text_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = None) -> str:
-    """Return a history as text: a head, then each entry in the order of time.
+    """Return a history as text: a head, then each entry in chronological order.
 
     Args:
         history: the history.
@@ -142,7 +142,7 @@ def _effects_text(history: ReplanHistory) -> str:
 
 
 def _notes_text(history: ReplanHistory) -> str:
-    """Return how many notes of programs there are of each type; "" if there are none."""
+    """Return the number of notes of programs by type; "" without notes."""
     counts = Counter(note.type for note in history.notes())
     shown = [f"{count} {printable_line(kind)}" for kind, count in counts.most_common(_MAX_ITEMS)]
     return ", ".join(shown)
@@ -194,7 +194,7 @@ def why_report(history: ReplanHistory, entry: ReplanEvent | PlanEdit) -> str:
     else:
         diff = revision_diffs(history, [entry.after]).get(entry.after, "")
         # A replan may only run a task again, which does not change the plan.
-        plan = diff.splitlines() or ["no task is another than before"]
+        plan = diff.splitlines() or ["no task changed"]
     sections.append(("Plan", plan))
     if history.stale:
         sections.append(("Stale", [stale_line(history.stale)]))
@@ -303,7 +303,7 @@ def _entry_title(entry: ReplanEvent | PlanEdit) -> str:
 def _decision_line(event: ReplanEvent) -> str:
     """Return the decision with its decider, rule, reason and duration."""
     if event.decision is None:
-        return "nothing: the process ended first"
+        return "no decision: the process ended first"
     by = labelled(" by ", printable_line(event.by))
     rule = labelled(", rule ", printable_line(event.rule))
     reason = printable_line(event.reason)
@@ -440,9 +440,9 @@ def calibration_lines(calibration: Calibration, title: str = "calibration") -> l
 def revision_diffs(
     history: ReplanHistory, revisions: Collection[int] | None = None
 ) -> dict[int, str]:
-    """Return the diff of each revision over the tasks concerned.
+    """Return the diff of the changed tasks of each revision.
 
-    First comes what replaced what, then `-` before and `+` after.
+    Replacements come first, then the tasks before (`-`) and after (`+`).
 
     Args:
         history: the history; its journal is replayed once.
@@ -508,7 +508,7 @@ def markdown_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None
     diffs = revision_diffs(history)
     entries: Sequence[ReplanEvent | PlanEdit | GoalEdit]
     if events is None:
-        # Each with its own diff, so that none are told together.
+        # Each has its own diff, so none are merged.
         entries = sorted([*history.goal_edits, *history.entries], key=lambda entry: entry.at)
     else:
         entries = events
@@ -613,7 +613,7 @@ def _candidate_row(candidate: Candidate, event: ReplanEvent) -> str:
         text += f" – {_escape_inline(_rejection(candidate))}"
     elif event.executed and candidate == event.chosen:
         mark = "✔"
-    # A row has all columns, also of a candidate that was rejected before it was scored.
+    # A row has all columns, even if the candidate was rejected before it was scored.
     scores = [""] * 5
     if candidate.score is not None:
         scores = [f"{part:.2f}" for part in astuple(candidate.score)]

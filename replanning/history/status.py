@@ -45,7 +45,7 @@ from replanning.plan.types import JsonValue, QuestionId, RunId, TaskId
 class RunningTask(NamedTuple):
     """A running task with the number of its attempt; times are in seconds since the epoch.
 
-    Of one in doubt the attempt has ended, and it is asked whether it was done.
+    If it is in doubt, its attempt has ended, and whether it was done is being confirmed.
     """
 
     id: TaskId
@@ -67,8 +67,8 @@ class TasksReport:
     """Tasks of a run that a viewer counts or names.
 
     Attributes:
-        counts: number of tasks per state, of the tasks that are now part of the plan; a task that
-            was expanded counts as one, in the state of its elements as a whole.
+        counts: number of tasks of the current plan per state; an expanded task counts as one, in
+            the combined state of its elements.
         held: tasks whose work waits for a person; FAILED until the answer.
         running: tasks that are being executed.
         failures: the last failure of each task that has failed and waits for nobody.
@@ -87,7 +87,7 @@ class TasksReport:
 
 
 class UsageReport(NamedTuple):
-    """Usage counted by the budget, its limits, and the seconds of its wall clock."""
+    """Usage against the budget, its limits, and the seconds elapsed without waits for people."""
 
     spent: Usage
     budget: Budget
@@ -117,7 +117,7 @@ class RunStatusReport:
         evaluation: progress, expected remaining time, health and advice, as of the last record; no
             time for a run that is over, waits for a person, or has lost its process.
         parameters: the values of the parameters of the plan, with masks for secrets.
-        problems: errors of plugins, and others, that the run contained.
+        problems: errors that the run contained, such as those of plugins.
         questions: open questions to people.
         usage: what was spent of the budget.
         owner: the process that owns the run, if any.
@@ -199,7 +199,7 @@ def apply_record(record: Record, live: LivePlan, ledger: Ledger, run: RunId) -> 
         JournalCorrupt: it does not fit the records before it.
     """
     try:
-        # The journal keeps typed values as tags, and the plan works with the values.
+        # The journal keeps typed values as tags; the plan needs the values.
         live.fold(with_value(record))
         if isinstance(record.body, QuestionAsked):
             record = record._replace(body=_with_current_footprint(record.body, live))
@@ -284,7 +284,7 @@ def status_report(
     if ledger.run_end is not None:
         status = ledger.run_end.status
         reason = ledger.run_end.reason
-        # The time after the end counts towards nothing.
+        # The time after the end does not count.
         until = last
 
     owner = None
@@ -361,7 +361,7 @@ def unstored_outputs(live: LivePlan) -> dict[TaskId, str]:
             if entry.output.unstored:
                 unstored[entry.id] = entry.output.unstored
             elif not entry.output.recoverable:
-                unstored[entry.id] = "it was no JSON"  # as journals of older versions say
+                unstored[entry.id] = "it was not JSON"  # in journals of older versions
     return unstored
 
 

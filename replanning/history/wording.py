@@ -69,10 +69,10 @@ MAX_LINE_CHARS: Final = 300
 """Longest line of a report, in characters."""
 
 _MAX_LEFT_OUT: Final = 3
-"""Elements that were left out of a list which are named."""
+"""Maximum number of named elements among those left out of a list."""
 
 MAX_PROBLEMS_SHOWN: Final = 10
-"""Problems of a run that a report shows."""
+"""Maximum number of problems of a run in a report."""
 
 # The second name is that in journals of earlier versions.
 HELD_FAILURE_TYPES: Final = frozenset({TaskHeld.__name__, "PlanningHeld"})
@@ -87,7 +87,7 @@ _HANGING: Final = re.compile(
 
 
 def wrap_line(line: str, width: int) -> list[str]:
-    """Return a line broken between words; what continues it is indented under its text.
+    """Return a line broken between words, with the continuation indented under its text.
 
     A word that is too long, such as an address, is not broken: it could not be copied.
     """
@@ -174,7 +174,7 @@ def format_iso_time(at: float) -> str:
 def display_name(task: Task) -> str:
     """Return the name of a task to show to people.
 
-    If a program planned the task, that is the phase or the name which the program noted.
+    For a task that a program planned, this is the phase or name that the program noted.
     """
     note = program_note(task)
     # Such a program makes up its ids, which mean nothing to people.
@@ -229,7 +229,7 @@ def edit_author(by: str) -> str:
 
 
 def format_usage(spent: Usage) -> str:
-    """Return usage as text; the price is in the currency of the prices."""
+    """Return usage as text; the price is in the currency of the price table."""
     calls = pluralise(spent.calls, "call")
     tokens = pluralise(spent.tokens, "token")
     text = calls
@@ -307,7 +307,7 @@ def stale_line(stale: Mapping[TaskId, Sequence[str]]) -> str:
 
 
 def problem_lines(problems: Sequence[RunProblem]) -> list[str]:
-    """Return errors that a run contained as one line each, of many the last ones."""
+    """Return a line for each of the last errors that a run contained."""
     # The newest, because they are likeliest to explain the present state of a run.
     lines = [printable_line(str(problem)) for problem in problems[-MAX_PROBLEMS_SHOWN:]]
     left_out = len(problems) - len(lines)
@@ -351,7 +351,7 @@ def trigger_cause(trigger: TriggerEvent) -> str:
         return printable_line(f"task {about} needs a person's decision: {trigger.message}")
     if trigger.reason:
         return printable_line(trigger.reason)
-    # A trigger without tasks or cause must not leave empty places between the colons.
+    # A trigger without tasks or cause must not leave a gap between the colons.
     parts = (trigger.kind, ", ".join(first), trigger.cause)
     return printable_line(": ".join(filter(None, parts)))
 
@@ -388,11 +388,10 @@ def change_line(change: PlanChange) -> str:
             tasks = ", ".join(map(_new_task_text, change.tasks))
             text = f"replace {change.task_id} by {tasks}"
         case ExpandTask():
-            count = len(change.items)
-            noun = "element" if count == 1 else "elements"
-            text = f"expand {change.task_id} into {count} {noun}"
+            elements = pluralise(len(change.items), "element")
+            text = f"expand {change.task_id} into {elements}"
         case IncludePlan():
-            text = f"carry out the plan that {change.task_id} includes"
+            text = f"run the plan that {change.task_id} includes"
         case ModifyTask():
             # As Python writes it, to distinguish text from numbers.
             fields = [f"{name} = {value!r}" for name, value in change.fields.items()]
@@ -421,12 +420,12 @@ _UNDO_WORDS: Final[Mapping[CanUndo, str]] = {
     "stated": "can be taken back",
     "not stated": "no `undo` is stated",
     "irreversible": "cannot be taken back",
-    "unknown": "nobody says whether it can be taken back",
+    "unknown": "unknown whether it can be taken back",
 }
 
 
 def effect_line(effect: RunEffect) -> str:
-    """Return one line about a call that has changed something, or may have."""
+    """Return a line about a call that has changed something, or may have."""
     arguments = json.dumps(effect.arguments, ensure_ascii=False)
     call = f"{effect.tool or 'its work'} {arguments}"
     words: list[str] = [effect.effect or "effect not stated"]
@@ -448,7 +447,7 @@ def effect_line(effect: RunEffect) -> str:
 
 
 def effects_line(effects: Sequence[RunEffect]) -> str:
-    """Return how many effects there are, and how many of them can be taken back."""
+    """Return the number of effects, and of those that can be taken back."""
     stated = undone = doubtful = 0
     for effect in effects:
         if effect.undone:

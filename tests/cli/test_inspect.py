@@ -130,8 +130,7 @@ def test_effects():
     head, first, *others = call("effects").splitlines()
     assert head == "run done: 3 effects, 0 can be taken back"
     assert (
-        " a: post {}: effect not stated, nobody says whether it can be taken back; key done/a"
-        in first
+        " a: post {}: effect not stated, unknown whether it can be taken back; key done/a" in first
     )
     assert len(others) == 2
     told = data("effects", "done")

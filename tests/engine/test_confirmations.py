@@ -547,10 +547,7 @@ async def test_a_pause_leaves_the_question_for_the_resume(clock: VirtualClock) -
     assert bank.order == ["pay", "find"]
     (info,) = store.runs()
     (row,) = read_overview(store, info, clock.now()).tasks
-    assert (
-        row.note
-        == "ConnectionResetError: lost; it is asked again in 16 min 40 s whether it was done"
-    )
+    assert row.note == "ConnectionResetError: lost; asking again in 16 min 40 s whether it was done"
     async with engine.resume("r") as resumed:
         await perform(resumed, bank.work)
     assert resumed.result.status == "succeeded"
@@ -774,7 +771,7 @@ async def test_what_is_shown(clock: VirtualClock) -> None:
         return await bank.work(task, context)
 
     await engine.execute(payment(), work)
-    note = "ConnectionResetError: lost; it is asked whether it was done"
+    note = "ConnectionResetError: lost; asking whether it was done"
     assert shown == [(True, "in doubt", note)]
     first, second = [dict(span.attributes or {}) for span in spans.named("replanning.attempt")]
     assert first["replanning.attempt.in_doubt"] is True

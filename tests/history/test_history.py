@@ -152,7 +152,7 @@ async def test_what_befalls_a_question(clock):
     async with engine.resume("run-1") as again_run:
         assert again_run.history.status == "running"
     assert event.notes[0].startswith("resource-changed (b) waits for the same answer")
-    assert event.notes[1].startswith("the answer of eve was refused: ")
+    assert event.notes[1].startswith("the answer by eve was refused: ")
 
 
 async def test_dropped_triggers(clock):

@@ -355,7 +355,7 @@ async def test_elements_that_fail_in_turn_are_told_once():
     text = text_report(history)
     assert text.count("plan kept") == 1
     assert "cause:    … and 6 more" in text
-    assert "note:     14 replans of this cause, decided alike, up to replan 14" in text
+    assert "note:     14 replans with this cause and decision, up to replan 14" in text
     assert "· revision 1 → 15 ·" in text
     assert markdown_report(history).count("no provider proposed") == 14
     assert [repair.title for repair in overview.repairs] == [
