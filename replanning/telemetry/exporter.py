@@ -59,7 +59,7 @@ class Exporter(ABC):
     async def export(self, run: RunId, record: journal.Record) -> None:
         """Send a committed record.
 
-        An `Exception` is contained, and the first is told in `RunResult.problems`.
+        An `Exception` is contained, and the first is reported in `RunResult.problems`.
         """
 
     async def aclose(self) -> None:
@@ -71,8 +71,8 @@ def create_exporter(name: str, target: str = "") -> Exporter:
 
     Args:
         name: the name of the plugin.
-        target: where it sends to, as `Exporter.from_target` of a plugin takes it; without one, the
-            class decides, and is asked for a target only if it cannot be created without arguments.
+        target: the destination, for the plugin's `from_target`. If it is empty, `from_target` is
+            called only if the plugin cannot be created without arguments.
 
     Raises:
         PluginError: there is no such plugin, or it cannot be loaded or created.
@@ -96,7 +96,7 @@ def create_exporter(name: str, target: str = "") -> Exporter:
 
 
 def needs_target(plugin: type) -> bool:
-    """Return whether an exporter takes a target, and cannot be created without one."""
+    """Return whether an exporter takes a target and cannot be created without one."""
     if not hasattr(plugin, "from_target"):
         return False
     try:

@@ -7,8 +7,8 @@ from typing import Final
 INSTRUMENTATION_SCOPE: Final = "replanning"
 """The name of the instrumentation, and of the agent that plans."""
 
-# Spans. A provider that is asked has a span `propose {provider}`, a call of a language model `chat
-# {model}`.
+# Spans. A request to a provider has the span `propose {provider}`, a call of a language model
+# `chat {model}`.
 RUN_SPAN: Final = "replanning.run"
 ATTEMPT_SPAN: Final = "replanning.attempt"
 PLAN_SPAN: Final = f"plan {INSTRUMENTATION_SCOPE}"
@@ -58,7 +58,7 @@ USAGE_ATTRIBUTES: Final = (
 PROGRESS: Final = "replanning.progress"
 """Share of the tasks that are done.
 
-Spans of attempts and replans have it as it is at their beginning, the span of a run at its end.
+Spans of attempts and replans state it at their start, the span of a run at its end.
 """
 
 HEALTH: Final = "replanning.health"
@@ -76,15 +76,15 @@ ATTEMPT_NUMBER: Final = "replanning.attempt.number"
 ATTEMPT_OUTCOME: Final = "replanning.attempt.outcome"
 ATTEMPT_IN_DOUBT: Final = "replanning.attempt.in_doubt"
 ATTEMPT_CONFIRMS: Final = "replanning.attempt.confirms"
-"""On an attempt: the id of the earlier attempt that it asks about, whether it was done."""
+"""On an attempt: the id of the earlier attempt that it confirms."""
 
 ASKED_EVENT: Final = "replanning.asked"
-"""Event of an attempt: the second tool of `agrees_with`, which the event names, is called."""
+"""Event of an attempt: a call of the second tool of `agrees_with`, which the event names."""
 
 LINK_KIND: Final = "replanning.link"
 """On a link to an attempt, its relation to the span: `replaces`, `retries` or `caused-by`."""
 
-# Attributes of a replan and of what it consists of
+# Attributes of a replan and its parts
 REPLAN_ID: Final = "replanning.replan.id"
 TRIGGER_IDS: Final = "replanning.trigger.ids"
 TRIGGER_KINDS: Final = "replanning.trigger.kinds"

@@ -72,10 +72,7 @@ def _parse_trace(trace: str) -> SpanContext:
 
 
 class _SpanIds:
-    """Generator of ids that gives the next span the ids that are set.
-
-    All others come from another generator.
-    """
+    """Id generator that gives the next span preset ids; others come from another generator."""
 
     def __init__(self, others: Any) -> None:
         self.others = others
@@ -93,7 +90,7 @@ class _SpanIds:
 
 
 def _span_id(base: int, number: int) -> int:
-    """Return the id of a span of a run, one for each number, which any process can compute."""
+    """Return the id of a run's span by its number; any process can compute it."""
     return (base + number * 0x9E37_79B9_7F4A_7C15) & 0xFFFF_FFFF_FFFF_FFFF
 
 
@@ -118,7 +115,7 @@ class SpanWriter:
         self.capture_content = capture_content
         self.on_error: Callable[[Exception], None] = lambda error: None
         self._ids = _SpanIds(getattr(tracer, "id_generator", None))
-        # Tracers of the SDK have ids, which the API does not demand.
+        # Tracers of the SDK have an id generator; the API does not require one.
         if self._ids.others is not None:
             tracer = copy(tracer)
             tracer.id_generator = self._ids  # type: ignore[attr-defined]
@@ -166,7 +163,7 @@ class SpanWriter:
     ) -> None:
         """Write a span that was open, and therefore lost, when its process was killed.
 
-        Others are below it.
+        Its children need it as their parent.
         """
         if self._ids.others is None:
             return
@@ -221,7 +218,7 @@ class SpanWriter:
         """
         searched = limit + _REDACTION_MARGIN
         if len(text) > searched:
-            # What was searched may end in half a secret, which is not recognised.
+            # The searched part may end within a secret, which is then not recognised.
             clean = self._redactor.text(text[:searched])[:-_REDACTION_MARGIN]
             return f"{clean[:limit]}…"
         clean = self._redactor.text(text)
@@ -241,7 +238,7 @@ class SpanWriter:
 
 @dataclass
 class _EarlierProcesses:
-    """Spans of the earlier processes of a run, as far as its journal tells.
+    """Spans of the earlier processes of a run, as far as its journal has them.
 
     Attributes:
         first: span of the run in the first process; invalid if there was none.
@@ -262,7 +259,7 @@ class _EarlierProcesses:
     cut_off: dict[AttemptId, tuple[SpanContext, journal.Record]] = field(default_factory=dict)
 
     def add(self, record: journal.Record) -> None:
-        """Take in the next record."""
+        """Fold the next record."""
         self.ended_at = to_nanoseconds(record.at)
         match record.body:
             case journal.AttemptStarted(attempt=attempt):
@@ -308,7 +305,7 @@ class _AttemptSpans:
 
     Args:
         writer: writes the spans.
-        context: that of the run.
+        context: context of the run's span.
         base: base of the ids of spans.
         earlier: the spans of earlier processes.
     """
@@ -375,14 +372,14 @@ class _AttemptSpans:
         self._writer.end(span, at)
 
     def end_all(self, at: int) -> None:
-        """End the spans that are still open, whose attempts are cancelled."""
+        """End the spans that are still open, as cancelled."""
         for span in self.open.values():
             span.set_attribute(names.ATTEMPT_OUTCOME, "cancelled")
             self._writer.end(span, at)
         self.open.clear()
 
     def set_output(self, body: journal.AttemptSucceeded | journal.AttemptFailed) -> None:
-        """Put the output of an attempt on its span, also one that was not as expected."""
+        """Put the output of an attempt on its span, expected or not."""
         span = self.open.get(body.attempt)
         if span is not None and self._writer.capture_content and body.output is not None:
             output = self._writer.redact_json(body.output, redacted=True)
@@ -400,7 +397,7 @@ class _AttemptSpans:
     def note_doubt(
         self, body: journal.AttemptFailed | journal.AttemptTimedOut | journal.AttemptInterrupted
     ) -> None:
-        """Note in the span of an attempt that it is asked whether it was done."""
+        """Mark the span of an attempt as in doubt, if it is to be confirmed."""
         span = self.open.get(body.attempt)
         if span is not None and body.confirm_at is not None:
             span.set_attribute(names.ATTEMPT_IN_DOUBT, True)
@@ -448,7 +445,7 @@ class _ReplanSpans:
 
     Args:
         writer: writes the spans.
-        context: that of the run.
+        context: context of the run's span.
         base: base of the ids of spans.
     """
 
@@ -465,8 +462,8 @@ class _ReplanSpans:
         """Start the span of a replan."""
         span_id = 0
         if replan not in self._decided:
-            # What a killed process was deciding is decided again under the same id, above the
-            # spans that it left.
+            # A replan that a killed process left undecided is decided again under the same id. Its
+            # span is then the parent of the spans that the process left.
             span_id = _span_id(self._base, -int.from_bytes(replan.encode()))
         self._decided.add(replan)
         span = self._writer.start(
@@ -511,8 +508,8 @@ class _ReplanSpans:
 class OTelRunTracer(RunTracer):
     """Spans of one run: `replanning.run`, with its attempts and replans as children.
 
-    Its own state is the span of the run and those of the providers that are asked. `_HANDLERS`
-    below has the method for each kind of record.
+    Its own state is the span of the run and those of open requests to providers. `_HANDLERS` below
+    has the method for each kind of record.
 
     Args:
         writer: writes the spans.
@@ -541,8 +538,8 @@ class OTelRunTracer(RunTracer):
         self._span = writer.start(names.RUN_SPAN, attributes, parent, links)
         context = set_span_in_context(self._span, parent)
         self.traceparent = _format_trace(context)
-        # The spans that a process leaves open when it is killed have ids that the next one knows,
-        # from the same base.
+        # Span ids follow from one base, so that the next process knows the ids of the spans that a
+        # killed one left open.
         base = earlier.base or self._span.get_span_context().span_id
         self._attempts = _AttemptSpans(writer, context, base, earlier)
         self._replans = _ReplanSpans(writer, context, base)
@@ -702,7 +699,7 @@ class OTelRunTracer(RunTracer):
     def close(self, failure: BaseException | None) -> None:
         """End all spans.
 
-        That of the run is an error if the run failed or was aborted, or `failure` was raised in it.
+        The span of the run is an error if the run failed, was aborted or raised `failure`.
         """
         if self._closed:
             return

@@ -22,10 +22,10 @@ EPOCH: Final = 1_700_000_000.0
 """Default start of a virtual clock: November 2023, in seconds since the epoch."""
 
 IDLE_ROUNDS: Final = 12
-"""Rounds of the event loop without a look at the clock, after which a program counts as idle."""
+"""Rounds of the event loop without a read of the clock after which a program counts as idle."""
 
 THREAD_POLL_SECONDS: Final = 0.001
-"""Real seconds between checks whether a thread still works."""
+"""Real seconds between checks for working threads."""
 
 
 class _Sleeper(NamedTuple):
@@ -188,12 +188,12 @@ class VirtualClock:
 
 
 def virtual_environment(seed: int = 0, *, clock: Clock | None = None) -> Environment:
-    """Return an environment in which a program runs in the same way every time.
+    """Return an environment in which a program runs the same way every time.
 
     Args:
         seed: seed of the random numbers, which spread the delays of retries.
-        clock: the clock; a new `VirtualClock` by default, to be entered by the caller
-            (`environment.clock`).
+        clock: the clock; by default a new `VirtualClock`, which the caller enters as
+            `environment.clock`.
 
     Returns:
         An environment whose runs have the ids `run-1`, `run-2` and so on.

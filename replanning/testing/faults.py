@@ -39,26 +39,26 @@ from replanning.testing.scripted import (
 
 
 def _flaky(operation: str) -> Any:
-    """Return a method that forwards to the other store, unless it is time to fail."""
+    """Return a method that forwards to the other store, unless the call is to fail."""
 
     @wraps(getattr(RunStore, operation), updated=())  # else it would be abstract as well
     def call(self: FlakyStore, *args: Any, **kwargs: Any) -> Any:
         self._calls[operation] += 1
         number = self._calls[operation]
-        carry_out = getattr(self._store, operation)
+        forward = getattr(self._store, operation)
         fails = self._fails(operation, number)
         if not fails:
-            return carry_out(*args, **kwargs)
+            return forward(*args, **kwargs)
         self.failures += 1
         if fails == "after":
-            carry_out(*args, **kwargs)
+            forward(*args, **kwargs)
         raise StoreError(f"call {number} of {operation!r} was scheduled to fail")
 
     return call
 
 
 class FlakyStore(RunStore):
-    """Store that wraps another and fails on schedule, before or after that has written.
+    """Store that wraps another one and fails on schedule, before or after a call to it.
 
     ::
 
@@ -70,8 +70,8 @@ class FlakyStore(RunStore):
     Args:
         store: the other store; a `MemoryStore` by default.
         fails: called with the name of a method and the number of the call to it, from 1; returns
-            whether it fails: true, with nothing written, or `"after"` where it is carried out and
-            fails all the same.
+            whether it fails: true to fail before the call to the other store, or `"after"` to fail
+            after it.
         durable: value of the attribute `durable`; that of the other store by default.
 
     Attributes:
@@ -91,7 +91,6 @@ class FlakyStore(RunStore):
         self._fails = fails
         self._calls: Counter[str] = Counter()
         self.failures = 0
-        # As the store behind it, where nothing else is said.
         self.durable = self._store.durable if durable is None else durable  # type: ignore[misc]
 
     def __repr__(self) -> str:
@@ -128,7 +127,7 @@ _OUTPUT_REFERENCE: Final = re.compile(r"\$\{([^{}]+?)\.output((?:\.[^.\[\]{}]+)*
 _ITEM_REFERENCE: Final = re.compile(r"\$\{item\.([^.\[\]{}]+)")
 
 _SYNTHETIC_ELEMENTS: Final = 3
-"""Elements of a list whose length only a real run knows."""
+"""Number of made-up elements of a list whose length only a real run knows."""
 
 T = TypeVar("T")
 
@@ -290,7 +289,7 @@ class RunFaults:
 
 
 class _FaultyProvider:
-    """Provider in front of another one that fails or hangs as drawn."""
+    """Provider that wraps another one and fails or hangs as drawn."""
 
     def __init__(self, provider: AlternativeProvider, faults: RunFaults) -> None:
         self.name = provider.name
@@ -316,17 +315,17 @@ class _FaultyProvider:
 
 
 def _list_of(task: Task) -> str | None:
-    """Return the task with `for_each` that this one does the work of one element for, if any."""
+    """Return the `for_each` task if this one does the work of one of its elements."""
     if task.scope is None:
         return None
     element = f"[{task.scope.get('key')}]"
     if not task.id.endswith(element):
-        return None  # it stands for an element, and faults of the list are not its own
+        return None  # it replaces an element, so faults of the list do not apply to it
     return task.id.removesuffix(element)
 
 
 def synthetic_outputs(plan: Plan) -> JsonObject:
-    """Return outputs with the fields that references in other tasks need; the values are made up.
+    """Return made-up outputs with the fields that other tasks refer to.
 
     For the argument `${build.output.path}` the output of `build` is `{"path": "build.path"}`, and
     for `for_each: ${build.output}` it is a list of three elements.
@@ -345,7 +344,7 @@ def _put(outputs: JsonObject, task_id: str, path: str, value: JsonValue) -> None
     """Put a value where a reference to the output of a task finds it."""
     inner: JsonValue = outputs
     steps = [task_id, *path.split(".")[1:]]
-    # A reference to the output as a whole is content with null.
+    # A reference to a whole output accepts null.
     if len(steps) == 1 and not isinstance(value, list):
         return
     for step in steps[:-1]:

@@ -55,7 +55,7 @@ class ScriptedLLM(LLMProvider):
         timeout: seconds that a call may take in total.
         prices: prices of the model.
         environment: steps wait on its clock; `virtual_environment(clock=clock)` in most tests.
-        unavailable_reason: why it cannot be used, such as a missing key; calls work all the same.
+        unavailable_reason: why it cannot be used, such as a missing key; calls still work.
         embeddings: vectors of texts; by default made up from their words, so that texts with common
             words are similar.
 
@@ -91,7 +91,7 @@ class ScriptedLLM(LLMProvider):
             prices=prices,
             environment=environment,
         )
-        # Several of them in one test have names of their own.
+        # Several fakes in one test need different names.
         self.name = name  # type: ignore[misc]
         self.requests: list[RecordedLLMRequest] = []
         self.embedded_texts: list[str] = []
@@ -118,7 +118,7 @@ class ScriptedLLM(LLMProvider):
         await anyio.lowlevel.checkpoint()
         reply = self._next_reply(prompt)
         if isinstance(reply, ScriptStep):
-            # What a script returns is its own business.
+            # The types of a script's values are not checked.
             reply = await perform_step(reply, self.environment.clock)  # type: ignore[assignment]
         if isinstance(reply, Exception):
             raise reply
@@ -133,7 +133,7 @@ class ScriptedLLM(LLMProvider):
         if number <= len(self._script):
             return self._script[number - 1]
         problem = f"the script has {len(self._script)} answers, and this is request {number}"
-        advice = "add one, or give a function of the prompt"
+        advice = "add one, or pass a function of the prompt"
         raise LLMError(f"{problem}; {advice}", provider=self.name)
 
     async def request_embedding(

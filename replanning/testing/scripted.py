@@ -1,4 +1,4 @@
-"""Scripted executors, providers and gates, and the steps that their scripts consist of."""
+"""Scripted executors, providers and gates, and the steps of their scripts."""
 
 from __future__ import annotations
 
@@ -104,9 +104,8 @@ class ScriptedExecutor:
         )
 
     Args:
-        script: for the id of a task, or else the name of its tool, the step of every attempt or the
-            steps of its attempts in order, of which the last one repeats; or a function of the
-            call.
+        script: by the id of a task, else the name of its tool: one step for every attempt, or steps
+            for its attempts in order, the last of which repeats; or a function of the call.
         clock: the clock on which steps wait.
         default: the step of tasks that the script does not name.
 
@@ -201,7 +200,7 @@ class ScriptedProvider:
     async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
         """Return the next answer of the script."""
         self.requests.append(request)
-        number = len(self.requests)  # before anything else is asked meanwhile
+        number = len(self.requests)  # before a concurrent call adds another
         await anyio.lowlevel.checkpoint()
         if self._usage is not None:
             request.charge(self._usage)
@@ -210,7 +209,7 @@ class ScriptedProvider:
             proposal = self._script(request)
         elif number <= len(self._script):
             proposal = self._script[number - 1]
-        # What a script returns is its own business.
+        # The types of a script's values are not checked.
         if isinstance(proposal, ScriptStep):
             proposal = await perform_step(proposal, self._clock)  # type: ignore[assignment]
         if isinstance(proposal, Alternative):
@@ -226,13 +225,13 @@ class ScriptedGate:
         gate = ScriptedGate([returns(Answer("approve", by="ada"), after=60)], clock=clock)
 
     Args:
-        script: answers, or steps that return one, in the order of the questions, after which no
-            answer comes; or a function of the question.
+        script: answers, or steps that return one, in the order of the questions; further questions
+            stay open; or a function of the question.
         clock: the clock on which steps wait.
 
     Attributes:
         questions: every question, in order; a question whose answer was refused is asked again.
-        reminders: the questions of which it was reminded.
+        reminders: the question of every reminder, in order.
     """
 
     def __init__(
@@ -252,7 +251,7 @@ class ScriptedGate:
     async def ask(self, question: Question) -> Answer:
         """Return the next answer of the script."""
         self.questions.append(question)
-        number = len(self.questions)  # before anything else is asked meanwhile
+        number = len(self.questions)  # before a concurrent call adds another
         await anyio.lowlevel.checkpoint()
         step: ScriptStep | Answer = hangs()
         if callable(self._script):

@@ -177,7 +177,7 @@ def simulate(
 ) -> SimulationReport:
     """Run a plan many times on a virtual clock, with faults drawn anew for each run.
 
-    No tool is executed: attempts take the time and have the outcome that the faults say. The plan,
+    No tool is executed: the faults determine the duration and outcome of each attempt. The plan,
     the engine and its providers are the real ones. Equal arguments give equal reports. ::
 
         report = simulate(Plan.load("release.yaml"), FaultSchedule(fail={"build": 1.0}), runs=200)
@@ -187,9 +187,9 @@ def simulate(
 
     Args:
         plan: the plan to run.
-        faults: what goes wrong; nothing by default.
+        faults: the faults to draw from; none by default.
         runs: number of runs.
-        seed: of the first run; each further run has the next number.
+        seed: seed of the first run; each further run has the next number.
         engine_factory: builds the engine of each run, such as `partial(ReplanningEngine,
             ["repair"], settings=...)`.
         max_concurrency: largest number of tasks that run at once.
@@ -213,12 +213,12 @@ def simulate(
 
 
 class _SimulatedExecution:
-    """One simulated run under way: its plan runs, and it may come to an abnormal end.
+    """One simulated run in progress; its state is the plan run and an abnormal end, if any.
 
     Args:
         plan: the plan.
-        schedule: what goes wrong.
-        seed: of the run.
+        schedule: the faults to draw from.
+        seed: seed of the run.
         time_limit: virtual seconds after which the run is given up.
     """
 

@@ -1,7 +1,7 @@
 """Conformance suite for stores: checks that the tests of any store can run.
 
-A check takes a function that opens the store; each call opens the same one, so that a durable store
-finds what was kept through an earlier opening. With pytest::
+A check takes a function that opens the store. Each call opens the same one, so that a durable store
+finds the data of earlier openings. With pytest::
 
     @pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.__name__)
     def test_store(check, tmp_path):
@@ -45,7 +45,7 @@ _TASK: Final = TaskId("build")
 
 
 def check_new_run_is_empty(open_store: StoreFactory) -> None:
-    """A run that was created has no records, and is listed when it has its first."""
+    """A new run has no records, and is listed once it has its first."""
     with closing(open_store()) as store:
         lease = store.create(RUN, "me", 10.0, 5.0)
         _assert_equal((lease.run, lease.owner), (RUN, "me"), "a lease names run and owner")
@@ -70,18 +70,18 @@ def check_run_is_created_once(open_store: StoreFactory) -> None:
 
 
 def check_unknown_runs_are_refused(open_store: StoreFactory) -> None:
-    """Whatever is asked of a run that does not exist raises UnknownRun."""
+    """Every operation on a run that does not exist raises UnknownRun."""
     with closing(open_store()) as store:
         for run in (RunId("nope"), RunId("../nope"), RunId("")):
             _assert_raises(UnknownRun, partial(_read_records, store, run), "reading")
             _assert_raises(UnknownRun, partial(store.acquire, run, "me", 0.0, 5.0), "acquiring")
             _assert_raises(UnknownRun, partial(store.post, run, sample_message("x")), "posting")
             _assert_raises(UnknownRun, partial(store.inbox, run), "the inbox")
-        _assert_equal(list(store.runs()), [], "nothing was made by asking")
+        _assert_equal(list(store.runs()), [], "no run was created by asking")
 
 
 def check_records_come_back_as_they_were(open_store: StoreFactory) -> None:
-    """Records of every shape are read back equal and in order, also from the middle."""
+    """Records of every shape are read back equal and in order, even from the middle."""
     records = [Record(seq, seq / 3, body) for seq, body in enumerate(sample_bodies(), 1)]
     with closing(open_store()) as store:
         _create_run(store, records)
@@ -91,7 +91,7 @@ def check_records_come_back_as_they_were(open_store: StoreFactory) -> None:
 
 
 def check_long_journals_come_back_whole(open_store: StoreFactory) -> None:
-    """A journal of a thousand records is read whole, also while it grows."""
+    """A journal of a thousand records is read whole, even while it grows."""
     records = [sample_record(seq) for seq in range(1, 1001)]
     with closing(open_store()) as store:
         lease = _create_run(store, records)
@@ -143,12 +143,12 @@ def check_outputs_come_back_as_they_were(open_store: StoreFactory) -> None:
             else:
                 kept.append(new)
         for new, come in zip(kept, store.read(RUN), strict=True):
-            if come != new:  # as NaN does not equal itself: then the text decides
+            if come != new:  # NaN does not equal itself, so the texts are compared
                 _assert_equal(repr(come), repr(new), "an output comes back")
 
 
 def check_numbers_have_no_gaps(open_store: StoreFactory) -> None:
-    """A record that does not follow the last one is not written, and the right one is taken."""
+    """A record that does not follow the last one is refused, and the next one is written."""
     with closing(open_store()) as store:
         lease = _create_run(store, [sample_record(1), sample_record(2)])
         for seq in (0, 1, 2, 4, 1000):
@@ -160,7 +160,7 @@ def check_numbers_have_no_gaps(open_store: StoreFactory) -> None:
 
 
 def check_runs_are_listed_newest_first(open_store: StoreFactory) -> None:
-    """The list of runs tells names, times, owners and numbers of records, the newest run first."""
+    """The list of runs has names, times, owners and numbers of records, newest run first."""
     with closing(open_store()) as store:
         first = store.create(RUN, "me", 10.0, 5.0)
         store.append(first, Record(1, 11.0, journal.RunOpened(RUN, sample_plan())))
@@ -199,13 +199,13 @@ def check_status_follows_the_records(open_store: StoreFactory) -> None:
         late = partial(store.append, lease, Record(99, 0.0, journal.RunEnded("succeeded", "")))
         _assert_raises(StoreError, late, "a record that does not follow")
         (listed,) = store.runs()
-        _assert_equal(listed.status, "failed", "a record that is refused changes no status")
+        _assert_equal(listed.status, "failed", "a refused record changes no status")
     statuses = ["running", "running", "paused", "running", "running", "failed"]
     _assert_equal(seen, statuses, "the status follows the records")
 
 
 def check_owned_run_is_not_given_away(open_store: StoreFactory) -> None:
-    """While a lease lasts, nobody else gets the run, not even the same process again."""
+    """While a lease lasts, nobody else can acquire the run, not even the same process again."""
     with closing(open_store()) as store:
         lease = store.create(RUN, OTHER_OWNER, 0.0, 5.0)
         for owner in ("me", OTHER_OWNER):
@@ -217,7 +217,7 @@ def check_owned_run_is_not_given_away(open_store: StoreFactory) -> None:
 
 
 def check_ended_lease_is_taken_over(open_store: StoreFactory) -> None:
-    """A lease that has ended is good until somebody takes the run over, and not afterwards."""
+    """An expired lease stays valid until somebody takes the run over."""
     with closing(open_store()) as store:
         old = store.create(RUN, OTHER_OWNER, 0.0, 5.0)
         store.append(old, sample_record(1))
@@ -229,7 +229,7 @@ def check_ended_lease_is_taken_over(open_store: StoreFactory) -> None:
 
 
 def check_renewed_lease_lasts_longer(open_store: StoreFactory) -> None:
-    """A lease that is renewed, even after its end, is counted from then."""
+    """A lease that is renewed, even after its end, lasts from the renewal."""
     with closing(open_store()) as store:
         lease = store.create(RUN, OTHER_OWNER, 0.0, 5.0)
         store.renew(lease, 7.0, 5.0)
@@ -251,7 +251,7 @@ def check_leases_are_renewed_together(open_store: StoreFactory) -> None:
 
 
 def check_released_run_is_free(open_store: StoreFactory) -> None:
-    """A released run can be taken at once, and the lease that was given up is worth nothing."""
+    """A released run can be acquired at once, and its old lease is invalid."""
     with closing(open_store()) as store:
         old = store.create(RUN, OTHER_OWNER, 0.0, 5.0)
         store.append(old, sample_record(1))
@@ -265,7 +265,7 @@ def check_released_run_is_free(open_store: StoreFactory) -> None:
 
 
 def check_run_of_a_dead_process_is_free(open_store: StoreFactory) -> None:
-    """The run of a dead process of this machine can be taken at once, that of a living one not."""
+    """The run of a dead process on this machine is free at once, that of a living one is not."""
     program = "from replanning.environment import owner_id; print(owner_id(), end='')"
     dead = subprocess.run(  # noqa: S603
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
@@ -279,7 +279,7 @@ def check_run_of_a_dead_process_is_free(open_store: StoreFactory) -> None:
 
 
 def check_runs_are_owned_one_by_one(open_store: StoreFactory) -> None:
-    """The lease of one run is worth nothing for another, and taking over one frees no other."""
+    """A lease is valid for its own run only, and taking over one run frees no other."""
     other = RunId("run-2")
     with closing(open_store()) as store:
         first = store.create(RUN, "me", 0.0, 5.0)
@@ -300,7 +300,7 @@ def check_runs_are_owned_one_by_one(open_store: StoreFactory) -> None:
 
 
 def check_messages_wait_in_order(open_store: StoreFactory) -> None:
-    """Messages wait in order with ids of their own until they are discarded; no id comes twice."""
+    """Messages wait in order with ids of their own until they are discarded; no id is reused."""
     with closing(open_store()) as store:
         lease = store.create(RUN, "me", 0.0, 5.0)
         store.create(RunId("run-2"), "me", 0.0, 5.0)
@@ -315,7 +315,7 @@ def check_messages_wait_in_order(open_store: StoreFactory) -> None:
         store.discard(lease, [b.id])
         store.post(RUN, sample_message("d"))
         (d,) = store.inbox(RUN)
-        _assert_equal(len({a.id, b.id, c.id, d.id}), 4, "no id comes twice")
+        _assert_equal(len({a.id, b.id, c.id, d.id}), 4, "no id is reused")
         _assert_equal(list(store.inbox(RunId("run-2"))), [], "a message is for one run")
 
 
@@ -352,8 +352,8 @@ def check_outcomes_come_newest_first(open_store: StoreFactory) -> None:
         _assert_equal(list(store.outcomes(tool="pip")), [d, a], "those of a tool")
         _assert_equal(list(store.outcomes(capability="build")), [d, b, a], "those of a capability")
         _assert_equal(list(store.outcomes(tool="uv", capability="build")), [b], "those of both")
-        _assert_equal(list(store.outcomes(tool="pi")), [], "a part of a name is no name")
-        _assert_equal(list(store.outcomes(limit=2)), [d, c], "no more than asked for")
+        _assert_equal(list(store.outcomes(tool="pi")), [], "a part of a name does not match")
+        _assert_equal(list(store.outcomes(limit=2)), [d, c], "no more than the limit")
 
 
 def check_threads_can_share_a_store(open_store: StoreFactory) -> None:
@@ -477,7 +477,7 @@ def _owners(store: RunStore) -> list[str | None]:
 
 
 def _assert_fenced(store: RunStore, lease: Lease) -> None:
-    """Assert that a lease is worth nothing: its owner can change nothing by it."""
+    """Assert that a lease is invalid: its owner can change nothing."""
     records = _read_records(store, lease.run)
     messages = list(store.inbox(lease.run))
     runs = list(store.runs())
@@ -505,7 +505,7 @@ def _assert_raises(error: type[_Error], call: Callable[[], object], promise: str
         call()
     except error as raised:
         return raised
-    except Exception as other:  # whatever a store raises instead is what its author must hear of
-        problem = f"expected {error.__name__}, and {other!r} was raised"
+    except Exception as other:  # the author of a store must see any other error
+        problem = f"expected {error.__name__}, got {other!r}"
         raise AssertionError(f"{promise}: {problem}") from other
-    raise AssertionError(f"{promise}: expected {error.__name__}, and nothing was raised")
+    raise AssertionError(f"{promise}: expected {error.__name__}, but nothing was raised")
