@@ -1,4 +1,4 @@
-"""The journal of a run: what happened, why, and what was decided; and the stores that keep it."""
+"""Journal of a run, with its events, reasons and decisions, and the stores that keep it."""
 
 from __future__ import annotations
 

@@ -38,11 +38,10 @@ _MAX_OUTCOMES: Final = 10_000
 _MAX_ENDED_RECORDS: Final = 100_000
 
 _UNPACKED_RECORDS: Final = 20_000
-"""The last records of a session, which stay as they are; earlier ones are packed."""
+"""Number of newest records of a session that stay unpacked."""
 
 _PACKED_TOGETHER: Final = 500
-"""Number of records packed at once; this blocks the event loop for two milliseconds.
-"""
+"""Number of records packed at once, which briefly blocks the event loop."""
 
 
 @dataclass(slots=True)
@@ -83,10 +82,9 @@ class _StoredRun:
 class MemoryStore(RunStore):
     """Store in memory: fast, and lost when the process ends.
 
-    It keeps bodies as objects, without encoding them. Of the runs that have ended it keeps the last
-    one, and those before it up to 100,000 records in all, so that a process may work for months.
-    Runs that are open or can be resumed stay; the earlier records of a session are packed, which
-    takes a tenth of the memory.
+    It keeps bodies as objects, without encoding them. Runs that are open or can be resumed stay. Of
+    the finished runs it keeps the last one, and earlier ones up to 100,000 records in all, so that
+    a process may work for months. The earlier records of a session are packed to save memory.
     """
 
     durable: ClassVar[bool] = False
@@ -143,7 +141,7 @@ class MemoryStore(RunStore):
                 del self._runs[oldest]
 
     def append(self, lease: Lease, record: Record) -> None:
-        """Keep the record if lease and number are right."""
+        """Store the record if the lease is current and the number is the next one."""
         seq, at, body = record
         with self._lock:
             kept = self._owned_run(lease)

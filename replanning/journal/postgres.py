@@ -86,7 +86,7 @@ _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE INDEX replanning_outcomes_of_capability ON replanning_outcomes (capability)",
     ),
 )
-"""Statements that lead from each version of the schema to the next; only add to them."""
+"""Statements that migrate each version of the schema to the next; only add to them."""
 
 SCHEMA_VERSION: Final = len(_MIGRATIONS)
 """Version of the schema that this library writes, kept in the table `replanning_schema`."""
@@ -99,16 +99,15 @@ _CHANNEL: Final = "replanning_inbox"
 _MAX_CONNECTIONS: Final = 4
 
 _LISTEN_SECONDS: Final = 5.0
-"""Seconds after which an inbox is read although no message was notified, in case a notification was
-lost.
-"""
+"""Seconds after which an inbox is read without a notification, in case one was lost."""
 
 _CONNECTING_PART: Final = 0.8
-"""Part of the time limit of a request in which it has to get a connection."""
+"""Share of the time limit of a request for getting a connection."""
 
 _UNREACHABLE_SECONDS: Final = 0.1
-"""Seconds that a request waits for a connection where the one before it got none: a pool connects in
-the background, and the event loop of a run must go on.
+"""Seconds that a request waits for a connection if the previous one got none.
+
+The pool connects in the background, and the event loop of a run must not be blocked.
 """
 
 _LIMITS: Final = {
@@ -158,14 +157,14 @@ class PostgresStore(SqlStore):
 
     The tables are created, or migrated, when the store is opened; they are in the first schema of
     the search path. Leases are compared by the clock of the server. Once a record is appended, it
-    is as durable as the server's commits. Where a connection is lost during an append, the store
-    withdraws the record, if the server has it, before it takes the next.
+    is as durable as the server's commits. If a connection is lost during an append, the store
+    removes the record, in case the server has it, before the next append.
 
     Args:
         place: the address, as in `postgresql://user@host/database`, or `key=value` pairs as libpq
-            takes them; what it leaves out comes from libpq's variables, such as `PGHOST`. Give a
+            takes them; missing parts come from libpq's variables, such as `PGHOST`. Give a
             password in `PGPASSWORD`, in a password file or in a service file.
-        timeout: seconds after which a request that the server does not answer has failed.
+        timeout: seconds after which an unanswered request fails.
 
     Raises:
         StoreError: the server does not answer, or the tables were written by a newer version.
@@ -197,7 +196,7 @@ class PostgresStore(SqlStore):
         try:
             server = make_conninfo(address, **_LIMITS, connect_timeout=limit)
         except psycopg.Error as error:
-            problem = "this is no address of a PostgreSQL database"
+            problem = "this is not the address of a PostgreSQL database"
             raise StoreError(f"{problem}: {_first_line(error)}") from None
         self._name = _database_name(address)
         self._timeout = timeout
@@ -211,7 +210,7 @@ class PostgresStore(SqlStore):
             kwargs={"autocommit": True},
             open=False,
             timeout=timeout * _CONNECTING_PART,
-            # Else the pool pauses for longer and longer, and misses that the server is back.
+            # Otherwise the pauses of the pool grow, and it notices a returning server too late.
             reconnect_timeout=timeout,
         )
         self._listener = _Listener(server, self._closed)
@@ -251,7 +250,7 @@ class PostgresStore(SqlStore):
         return self._ask("renew leases", renew)
 
     def append(self, lease: Lease, record: Record) -> None:
-        """Count and insert the record, which does nothing if the lease is not current."""
+        """Count and insert the record in one statement, which fails if the lease is not current."""
         seq, at, body = record
         data = encode_body(record)
         row: dict[str, object] = {
@@ -299,7 +298,7 @@ class PostgresStore(SqlStore):
     def inbox(self, run: RunId) -> Sequence[InboxMessage]:
         """Return the waiting messages with their ids.
 
-        The server is asked only if it has notified of one.
+        The server is queried only after a notification, or if the last query was some time ago.
         """
         if self._listener.is_known_empty(run):
             return ()
@@ -366,7 +365,7 @@ class PostgresStore(SqlStore):
         return run_is_gone(lease.run, f"a table of {self._name} was dropped: {_first_line(error)}")
 
     def _withdraw(self, database: psycopg.Connection, row: Mapping[str, object]) -> None:
-        """Remove a record that was given up, if the server has taken it all the same."""
+        """Remove a record whose append went unanswered, in case the server has stored it."""
         with database.transaction():
             kinds = [kind.kind for kind in STATUS_RECORDS]
             found = database.execute(_LAST_STATUS_SQL, {**row, "kinds": kinds}).fetchone()
@@ -384,7 +383,7 @@ class PostgresStore(SqlStore):
         return self._threads.submit(request)
 
     def _use_connection(self, request: Callable[[psycopg.Connection], ResultT]) -> ResultT:
-        """Make a request on a connection of the pool, which waits less after it got none."""
+        """Make a request on a connection of the pool; after a failure to get one, wait less."""
         try:
             with self._pool.connection() as database:
                 self._pool.timeout = self._timeout * _CONNECTING_PART
@@ -410,7 +409,7 @@ class PostgresStore(SqlStore):
         """Wait for the answer to a request.
 
         Raises:
-            StoreError: there is none, or it is an error.
+            StoreError: the server does not answer in time, or reports an error.
         """
         try:
             return future.result(self._timeout)
@@ -453,14 +452,14 @@ class PostgresStore(SqlStore):
 
 
 class _Unanswered(StoreError):
-    """The server did not answer, so it is not known whether it has carried out the request."""
+    """The server did not answer, so the request may or may not have been executed."""
 
 
 class _Listener(threading.Thread):
-    """Thread that listens to notifications of new messages, which spares reading empty inboxes.
+    """Thread that listens for notifications of new messages, so that empty inboxes are not read.
 
     Attributes:
-        notified: the number of notifications, lost connections included.
+        notified: the number of notifications and lost connections.
     """
 
     def __init__(self, address: str, closed: threading.Event) -> None:
@@ -494,7 +493,7 @@ class _Listener(threading.Thread):
         return since is not None and time.monotonic() - since < _LISTEN_SECONDS
 
     def mark_empty(self, run: str, notified: int) -> None:
-        """Remember that an inbox was empty when this number of notifications had come."""
+        """Remember that an inbox was empty after this number of notifications."""
         with self._lock:
             if self._listening and self.notified == notified:
                 self._empty_since[run] = time.monotonic()
@@ -509,7 +508,7 @@ class _Listener(threading.Thread):
 
 
 class _Workers:
-    """Daemon threads that make requests: a program can end although a server has not answered."""
+    """Daemon threads that make requests, so that a program can end while a server is silent."""
 
     def __init__(self, number: int) -> None:
         self._queue: SimpleQueue[tuple[Future[Any], Callable[[], object]] | None] = SimpleQueue()
@@ -524,7 +523,7 @@ class _Workers:
         return future
 
     def stop(self) -> None:
-        """End the threads after the requests that are waiting."""
+        """End the threads after the waiting requests."""
         for _ in range(self._number):
             self._queue.put(None)
 

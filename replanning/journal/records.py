@@ -97,17 +97,17 @@ class Failure:
     """Reason why an attempt did not succeed.
 
     `kind` names the origin: the work itself (`error`), its deadline, an interruption, or the
-    library while it prepared the attempt (`condition`, `arguments`, `refused` where these make a
-    command dangerous, `secret` where a resumed run lacks one, or `unavailable` for a call of what
-    is not there), stored its result (`output`) or found it not as expected (`unexpected`). A
-    judge's verdict is `unfinished` (the task is run again, with the message as feedback),
-    `rejected` (an alternative is needed) or `blocked` (a person must act). `traceback` shows the
-    last frames outside of this library, without secrets.
+    library. The library may fail to prepare the attempt (`condition`, `arguments`, `refused` for
+    arguments that make a command dangerous, `secret` if a resumed run lacks one, `unavailable` if
+    the tool is missing) or to store its result (`output`), or find the result wrong
+    (`unexpected`). A judge's verdict is `unfinished` (the task runs again, with the message as
+    feedback), `rejected` (an alternative is needed) or `blocked` (a person must act). `traceback`
+    shows the last frames outside of this library, without secrets.
 
-    `transient` says that the work had no effect and that its cause may pass. `in_doubt` says that
-    nobody knows whether the work had its effect, as after a timeout, an interruption or a lost
-    connection. `named` says that `on` of the task's retries names it. `not_done` says that a
-    confirmation found that the work had no effect, so that it is not in doubt.
+    `transient`: the work had no effect, and the cause may pass. `in_doubt`: nobody knows whether
+    the work had its effect, as after a timeout, an interruption or a lost connection. `named`: the
+    task's retries name the failure in `on`. `not_done`: a confirmation found that the work had no
+    effect, so it is not in doubt.
     """
 
     type: str
@@ -188,7 +188,7 @@ def _record_body(cls: type[_Kind]) -> type[_Kind]:
     """Make a class a kind of record.
 
     Only type checkers prevent changes of an instance: instances of a class that is frozen at run
-    time take three times as long to create, and every task creates two.
+    time are slower to create, and every task creates two.
     """
     return dataclass(slots=True, unsafe_hash=True)(cls)
 
@@ -197,9 +197,9 @@ def _record_body(cls: type[_Kind]) -> type[_Kind]:
 class AttemptStarted(_Body):
     """An attempt at a task began; `number` counts from 1, `deadline` is in seconds since the epoch.
 
-    `call` is the task itself where this adds it to the plan: a call of an agent whose first attempt
-    began at once. `confirms` is the earlier attempt of which this one asks whether it was done;
-    such attempts are counted apart.
+    `call` is the task itself if this adds it to the plan: a call of an agent whose first attempt
+    began at once. `confirms` is the earlier attempt if this one finds out whether it was done; such
+    attempts are counted separately.
     """
 
     kind: ClassVar = "attempt-started"
@@ -217,9 +217,9 @@ class AttemptSucceeded(_Body):
     """An attempt succeeded.
 
     `recoverable` is false when its output, or a part of it, could not be stored. `output` is the
-    stored form, see `replanning.journal.values`. `unstored` is the reason why a resumed run lacks
-    the output; what was masked in it is `[redacted]` here. `reads` are the keys of the context that
-    its work read, each with the number of changes to the context before.
+    stored form, see `replanning.journal.values`, with masked parts as `[redacted]`. `unstored` is
+    the reason why a resumed run lacks the output. `reads` are the keys of the context that its work
+    read, each with the number of earlier changes to the context.
     """
 
     kind: ClassVar = "attempt-succeeded"
@@ -233,13 +233,13 @@ class AttemptSucceeded(_Body):
 
 @_record_body
 class AttemptFailed(_Body):
-    """An attempt failed. The task is run again at `retry_at`; without one the failure is final.
+    """An attempt failed. The task runs again at `retry_at`; without one the failure is final.
 
-    `exhausted` says that the task's own retries are used up, even if it is run again because the
-    failure threshold has not been reached. `trace` is the W3C trace context of the attempt, as in
-    the next two records. `output` is one that was not as expected. Where `confirm_at` is given,
-    also in the next two, nobody knows whether the task was done, and it is asked then, before
-    anything else follows from the failure.
+    `exhausted`: the task's own retries are used up, even if it runs again because the failure
+    threshold has not been reached. `trace` is the W3C trace context of the attempt. `output` is an
+    unexpected output. `confirm_at`: nobody knows whether the task was done, and a confirmation at
+    this time comes before any other consequence. The next two records have `trace` and `confirm_at`
+    as well.
     """
 
     kind: ClassVar = "attempt-failed"
@@ -280,7 +280,7 @@ class AttemptTimedOut(_Body):
 class AttemptInterrupted(_Body):
     """An attempt was interrupted: its worker was cancelled, or its process ended.
 
-    It is in doubt, unless its work said itself that it is to be executed again.
+    It is in doubt unless its work stated that it is to be executed again.
     """
 
     kind: ClassVar = "attempt-interrupted"
@@ -336,8 +336,8 @@ class UsageCharged(_Body):
 class ConditionEvaluated(_Body):
     """The `when` of a task was evaluated before its claim; `value` is None if that failed.
 
-    Where it does not hold, and `leaves_out_branch` is true, what depends on the task alone is left
-    out with it. In runs that an earlier version has written, it runs.
+    If the condition does not hold and `leaves_out_branch` is true, tasks that depend on this one
+    alone are skipped, too. In journals of earlier versions they run.
     """
 
     kind: ClassVar = "condition-evaluated"
@@ -350,7 +350,7 @@ class ConditionEvaluated(_Body):
 
 @_record_body
 class DependenciesEnded(_Body):
-    """A task with `run_if: always` may start: its dependencies have ended, not all of them well."""
+    """A task with `run_if: always` may start: its dependencies have ended, some without success."""
 
     kind: ClassVar = "dependencies-ended"
     task: TaskId
@@ -358,7 +358,7 @@ class DependenciesEnded(_Body):
 
 @_record_body
 class ContextUpdated(_Body):
-    """The context changed; `attempt` is the attempt whose work has changed it, if any."""
+    """The context changed; `attempt` is the attempt whose work changed it, if any."""
 
     kind: ClassVar = "context-updated"
     texts: ClassVar = ("changes",)
@@ -383,8 +383,8 @@ class ResultsStale(_Body):
 class ResourceUpdated(_Body):
     """The capacity of a resource changed, or a tool became available or unavailable.
 
-    A tool that became unavailable because it failed again and again is tried again at `retry_at`,
-    by one task; the record of that trial has the same time.
+    A tool that became unavailable because it kept failing is tried again by one task at `retry_at`;
+    the record of that trial has the same time.
     """
 
     kind: ClassVar = "resource-updated"
@@ -424,7 +424,7 @@ class GoalChanged(_Body):
 
 @_record_body
 class ReplanRequested(_Body):
-    """A person or program asked for replanning, by the inbox message `message` if there is one."""
+    """A person or program asked for replanning, through the inbox message `message`, if any."""
 
     kind: ClassVar = "person-asked"
     texts: ClassVar = ("reason", "by")
@@ -464,7 +464,7 @@ Observation = (
     | ReplanRequested
     | RunQuiescent
 )
-"""Body of a record that says what happened while tasks ran; detectors see these."""
+"""Body of a record of an event while tasks run; detectors see these."""
 
 
 # Triggers: typed events that ask for replanning to be considered
@@ -477,13 +477,13 @@ TriggerKind = Literal[
     "goal-unreachable",
     "resource-changed",
 ]
-"""Kinds of trigger of this project; detectors of others add their own."""
+"""Built-in kinds of trigger; detectors of plugins add their own."""
 
 
 _MAX_LISTED_ITEMS: Final = 5
 _MAX_REASON_CHARS: Final = 300
 _MAX_TRACEBACK_CHARS: Final = 4_000
-"""Maximum length of the traceback in a trigger, of which the end is kept."""
+"""Maximum length of the traceback in a trigger; the end is kept."""
 
 
 class _StatedFields(TypedDict, total=False):
@@ -504,19 +504,19 @@ class _StatedFields(TypedDict, total=False):
 
 
 class TriggerEvent(BaseModel):
-    """Fields common to all triggers; a subclass with another `kind` is a kind of one's own.
+    """Fields common to all triggers; a subclass with another `kind` defines a new kind.
 
     `tasks` are the tasks concerned, `root` is the root of their lineage, `cause` the normalised
     cause. Kind, root and cause form the fingerprint that identifies repetitions. A trigger that is
-    read from a journal while its class is not installed is a plain `TriggerEvent`, with the further
+    read from a journal while its class is not installed is a plain `TriggerEvent`, with its other
     fields in `model_extra`. `traceback` is that of the first failed task. `by` names the person or
     program that raised the trigger; it is empty if a detector did.
 
-    The constructor also takes `task_id` or `task_ids` for `tasks`. Where no `reason` is given, the
-    other fields say it.
+    The constructor also takes `task_id` or `task_ids` for `tasks`. Without a `reason`, one is made
+    of the other fields.
 
     Raises:
-        TypeError: a class of this project has no such field, or the tasks are given twice.
+        TypeError: a built-in class has no such field, or the tasks are given twice.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -574,7 +574,7 @@ class TriggerEvent(BaseModel):
         return fields
 
     def _default_reason(self) -> str:
-        """Return the reason that the other fields state, in one sentence."""
+        """Return a reason made of the other fields, in one sentence."""
         return ""
 
     def _subject(self) -> str:
@@ -661,7 +661,7 @@ class ContextChanged(TriggerEvent):
     """The context or the facts that remaining tasks depend on have changed, or the `goal` has.
 
     `facts` are needed facts that ceased, or facts that the changed goal lacks. `stale` are the
-    finished tasks that are to be done again, because what they have read has changed.
+    finished tasks that are to be done again, because values that they read have changed.
     """
 
     kind: Literal["context-changed"] = "context-changed"
@@ -721,7 +721,7 @@ class ResourceChanged(TriggerEvent):
 class BetterPathFound(TriggerEvent):
     """A cheaper way to the goal exists with `tool`.
 
-    Without a tool, it may exist, since the facts or tools have changed.
+    Without a tool, one may exist because facts or tools have changed.
     """
 
     kind: Literal["better-path-found"] = "better-path-found"
@@ -793,7 +793,7 @@ def trigger_types() -> dict[str, type[TriggerEvent]]:
 
 
 def _trigger_tag(trigger: TriggerEvent | JsonObject) -> str:
-    """Return `own` for a trigger of a class of this project, or for JSON of its kind."""
+    """Return `own` for a built-in trigger, or for its JSON; otherwise `other`."""
     if isinstance(trigger, dict):
         return "own" if trigger.get("kind") in get_args(TriggerKind) else "other"
     return "own" if type(trigger) in OwnTrigger.__args__ else "other"
@@ -804,16 +804,16 @@ def _read_other_trigger(
 ) -> TriggerEvent:
     """Return a trigger of a plugin in its own class.
 
-    It is a plain one if the class is gone or refuses the fields.
+    If the class is missing or refuses the fields, it is a plain `TriggerEvent`.
     """
     kind = str(value.get("kind"))
     if kind not in trigger_types() and kind in installed_plugins("triggers"):
         with suppress(PluginError):
             load_plugin("triggers", kind)
-    if own_type := trigger_types().get(kind):
-        with suppress(
-            Exception
-        ):  # validators of a plugin may raise anything, and the journal must be readable
+    own_type = trigger_types().get(kind)
+    if own_type is not None:
+        # Validators of a plugin may raise anything, and the journal must be readable.
+        with suppress(Exception):
             return own_type.model_validate(value)
     trigger: TriggerEvent = read_plain(value)
     return trigger
@@ -824,13 +824,13 @@ Trigger = Annotated[
     | Annotated[SerializeAsAny[TriggerEvent], WrapValidator(_read_other_trigger), Tag("other")],
     Discriminator(_trigger_tag),
 ]
-"""A trigger of this project or of a plugin, as records hold it."""
+"""Built-in trigger, or one of a plugin, as stored in records."""
 
 _VOLATILE_PARTS = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8,}|\d+")
 
 
 def normalised_cause(*parts: JsonValue) -> str:
-    """Join the parts of a cause to one short text; numbers and addresses vary, and are masked."""
+    """Join the parts of a cause into a short text, with varying numbers and addresses masked."""
     cause = ":".join([str(part) for part in parts if part])
     return _VOLATILE_PARTS.sub("#", cause)[:200]
 
@@ -892,8 +892,8 @@ class AlternativesConsidered(_Body):
 class DecisionMade(_Body):
     """Decision about a replan, the rule behind it, and the index of the chosen candidate.
 
-    `rules` is the version of the rules of decisions, which says whether a later version of the
-    library decides otherwise on purpose.
+    `rules` is the version of the decision rules: if a later version of the library decides
+    differently, it shows whether that is on purpose.
     """
 
     kind: ClassVar = "decided"
@@ -912,9 +912,9 @@ class DecisionMade(_Body):
 
 @_record_body
 class CallMade(_Body):
-    """An agent has called a tool, which cannot start at once.
+    """An agent called a tool that cannot start at once.
 
-    The call is a task that was added without a revision.
+    The call becomes a task without a revision.
     """
 
     kind: ClassVar = "call-made"
@@ -926,10 +926,9 @@ class CallMade(_Body):
 class PlanRevised(_Body):
     """Changes were applied: the plan has a new revision.
 
-    `traces` has the trace contexts of the attempts that they cancel. `adopted` is the corrected
-    plan whose tasks they bring about; its tools, context, resources, goal and budget apply from
-    here on. `takes_back` says that the whole run is taken back, so that it ends when its
-    compensations are done.
+    `traces` has the trace contexts of the cancelled attempts. `adopted` is the corrected plan if
+    the changes implement one; its tools, context, resources, goal and budget apply from here on.
+    `takes_back`: the whole run is taken back, and ends when its compensations are done.
     """
 
     kind: ClassVar = "revised"
@@ -963,7 +962,7 @@ class OutcomeRecorded(_Body):
 class QuestionAsked(_Body):
     """A person must decide. The tasks in `holds` are not handed out until the answer.
 
-    `effects` says how many effects the run has had, and how many of them can be taken back.
+    `effects` counts the effects of the run so far, and those that can be taken back.
     """
 
     kind: ClassVar = "question-asked"
@@ -983,7 +982,7 @@ class QuestionAsked(_Body):
 
 @_record_body
 class TriggerAttached(_Body):
-    """A later trigger concerns tasks that an open question holds, and waits for the same answer."""
+    """A later trigger concerns tasks that an open question holds, and waits for its answer."""
 
     kind: ClassVar = "trigger-attached"
     question: QuestionId
@@ -1028,8 +1027,8 @@ class AnswerRefused(_Body):
 class RunOpened(_Body):
     """First record of a run: the original plan and the settings.
 
-    `open_ended` says that an agent adds the calls that it makes. `directory` is the absolute path
-    of the folder in which the tools work, as in `RunResumed`; empty if it is not known.
+    `open_ended`: an agent adds its calls as it makes them. `directory` is the absolute path of the
+    working directory of the tools, as in `RunResumed`; empty if unknown.
     """
 
     kind: ClassVar = "run-opened"
@@ -1049,8 +1048,7 @@ class RunOpened(_Body):
 class RunResumed(_Body):
     """A process resumed the run after it had been without an owner for `waited` seconds.
 
-    `directory` is the folder in which the tools work from here on, if it is another one than
-    before. `settings` are those from here on, if they are others.
+    `directory` and `settings` apply from here on; they are set only if they have changed.
     """
 
     kind: ClassVar = "run-resumed"
@@ -1067,7 +1065,7 @@ class RunResumed(_Body):
 class RunPaused(_Body):
     """The run was asked to stop handing out work; it can be resumed.
 
-    What still runs after `within` seconds is cut off.
+    Attempts that still run after `within` seconds are cut off.
     """
 
     kind: ClassVar = "run-paused"
@@ -1100,7 +1098,7 @@ class ErrorContained(_Body):
 
 @dataclass(frozen=True, slots=True)
 class RunProblem:
-    """An error that a run contained: the run went on without what had failed.
+    """An error that a run contained: the run continued without the failed part.
 
     Attributes:
         where: what failed, such as `provider 'repair'` or `exporter 'otlp'`.
@@ -1125,8 +1123,8 @@ class RunProblem:
 class NoteAdded(_Body):
     """A note of the program that executes the run, about an event of its own.
 
-    An example is a model's decision with its result. The live plan ignores it; such a program folds
-    its state from these records. The kind is named after the first program that had notes.
+    An example is a model's decision with its result. The live plan ignores notes; the program folds
+    its state from these records. The kind is named after the first program that wrote notes.
     """
 
     kind: ClassVar = "planning-noted"
@@ -1173,9 +1171,7 @@ BODY_TYPES: Final[dict[str, type[RecordBody]]] = {body.kind: body for body in Re
 _KINDS_WITH_UNIONS: Final = frozenset(
     {"trigger-fired", "alternatives-considered", "revised", "question-asked", "question-answered"}
 )
-"""Kinds with nested unions; their discriminator `kind` is a default value that the JSON text must
-keep.
-"""
+"""Kinds with nested unions, whose discriminator `kind` is a default that the JSON must keep."""
 
 
 _KINDS_OF_EVERY_TASK: Final = (CallMade.kind, AttemptStarted.kind, AttemptSucceeded.kind)
@@ -1191,9 +1187,9 @@ def _type_adapter(kind: str) -> TypeAdapter[RecordBody]:
 def dump_body(body: RecordBody) -> str:
     """Return the JSON text of a body; `load_body` reads it back."""
     kind = body.kind
-    # A value of a wrong type could not be read back, so it is an error. For the most frequent
-    # kinds, that check would take twice as long as writing: they only warn, by True, because "warn"
-    # as a text is as slow as "error".
+    # A value of a wrong type could not be read back, so it is an error. That check is too slow for
+    # the most frequent kinds: they only warn, by True, because the text "warn" is as slow as
+    # "error".
     strict: Literal[True, "error"] = True if kind in _KINDS_OF_EVERY_TASK else "error"
     serializer = _type_adapter(kind).serializer
     text = serializer.to_json(

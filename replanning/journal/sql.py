@@ -77,24 +77,24 @@ class SqlStore(RunStore):
     changes only in a transaction that locks it (in SQLite, the file). Therefore:
 
     - *Taking over is safe.* `acquire` reads the row under the lock and writes the new owner before
-      it gives the lock up. Of two processes that want a free run, the second sees the owner that
+      it releases the lock. Of two processes that want a free run, the second sees the owner that
       the first has written. Each takeover and each release raises the epoch, so the lease of an
-      earlier owner never becomes valid again, also if that owner was only slow.
+      earlier owner never becomes valid again, even if that owner was only slow.
     - *Appending is safe.* The statement that inserts a record also compares the epoch, so nobody
       can take the run over in between. An append that is committed before a takeover is read by
       the new owner, which reads the journal after it has acquired the run; a later one inserts
       nothing and raises LeaseLost. Numbers are the primary key, and a record must follow the last.
     - *The inbox is safe.* Anybody may add a message, and only the owner deletes one, by its id,
-      after it has handled it. A message is therefore never lost. One that was handled by an owner
-      that died before deleting it is recognised by its id, which is in the records and is not
-      given to another message.
+      after it has handled it. A message is therefore never lost. If an owner dies between handling
+      and deleting one, the next owner recognises it by its id, which is in the records and is
+      never reused.
 
-    The database is trusted to keep what it has committed. Damage is met where a record is read:
-    each has a checksum and a number.
+    The database is trusted to keep committed data. Damage is detected when a record is read: each
+    has a checksum and a number.
 
     Attributes:
         table_prefix: beginning of the names of the tables.
-        value_form: form of a named value in a statement, as a replacement of `re.sub`.
+        value_form: form of a named value in a statement, as a replacement for `re.sub`.
         row_lock: end of a query that locks the rows it finds, until the transaction ends.
         create_statement: inserts the row of a run, unless its id is taken.
         run_statement: selects the columns of a `RunRow` by the id of the run.
@@ -117,14 +117,14 @@ class SqlStore(RunStore):
     @property
     @abstractmethod
     def _place(self) -> str:
-        """The database, as errors name it."""
+        """Name of the database in errors."""
 
     @abstractmethod
     def _read(self, request: Callable[[Database], ResultT]) -> ResultT:
         """Return the result of statements that only read.
 
         Raises:
-            StoreError: the database does not answer, or refuses them.
+            StoreError: the database does not respond, or rejects them.
         """
 
     @abstractmethod
@@ -134,13 +134,13 @@ class SqlStore(RunStore):
         """Return the result of statements that are one transaction, which their errors roll back.
 
         Args:
-            doing: what could not be done if they fail.
+            doing: the operation, for error messages.
             request: executes the statements.
-            retried: a run tries again while another process holds a lock, so its event loop need
-                not wait for it here.
+            retried: the caller retries while another process holds a lock, so the event loop need
+                not wait here.
 
         Raises:
-            StoreError: the database does not answer, or refuses them.
+            StoreError: the database does not respond, or rejects them.
         """
 
     @abstractmethod
@@ -272,7 +272,7 @@ class SqlStore(RunStore):
         self, *, tool: str | None = None, capability: str | None = None, limit: int = 50
     ) -> Sequence[ToolOutcome]:
         """Return the last outcomes, found by an index."""
-        # A condition on a column that is not asked for would prevent the use of the index.
+        # A condition on a column that is not filtered would prevent the use of the index.
         conditions = ["TRUE"]
         if tool is not None:
             conditions.append("tool = :tool")
@@ -321,7 +321,7 @@ class SqlStore(RunStore):
         return row
 
     def _no_such_run(self, lease: Lease) -> LeaseLost:
-        return run_is_gone(lease.run, f"{self._place} does not have this run any more")
+        return run_is_gone(lease.run, f"{self._place} no longer has this run")
 
     def _find_row(self, database: Database, run: RunId, *, lock: bool) -> RunRow | None:
         if not is_valid_run_id(run):  # some ids cannot be sent to a database
@@ -370,7 +370,7 @@ def _in_dialect(statement: str, table_prefix: str, value_form: str) -> str:
 
 
 def _decode(columns: tuple[Any, ...] | None) -> Record:
-    """Return the record in a row; texts are bytes where damage may have left anything in them.
+    """Return the record in a row; texts may be bytes, because damaged text need not be UTF-8.
 
     Raises:
         ValueError: it is missing, its checksum is wrong, or its text is not such a record.

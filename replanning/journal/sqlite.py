@@ -39,7 +39,7 @@ Synchronous = Literal["normal", "full", "off"]
 _APPLICATION_ID: Final = 0x5265506C  # "RePl": marks a file as ours
 
 _LOG_SUFFIXES: Final = ("-wal", "-shm")
-"""Ends of the names of the log and of its index, which are files beside the database."""
+"""Suffixes of the files beside the database: the log and its index."""
 
 _MAX_WAL_ATTEMPTS: Final = 100
 
@@ -90,18 +90,17 @@ _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "ALTER TABLE records ADD COLUMN crc INTEGER NOT NULL DEFAULT 0",
         "UPDATE records SET crc = checksum(CAST(data AS BLOB), seq, at, kind)",
     ),
-    # 3 to 4: the columns `records` and `crc` of runs and `crc` of messages, which version 3 kept,
-    # are not kept any more. Where they exist they stay, but a program that checks them must not
-    # open the file.
+    # 3 to 4: the columns `records` and `crc` of runs and `crc` of messages are no longer updated.
+    # Existing ones stay, but a program that checks them must not open the file.
     (),
 )
-"""Statements that lead from each version of the schema to the next; only add to them."""
+"""Statements that migrate each version of the schema to the next; only add to them."""
 
 SCHEMA_VERSION: Final = len(_MIGRATIONS)
 """Version of the schema that this library writes, kept in `PRAGMA user_version`."""
 
 _OLDEST_READABLE_VERSION: Final = 3
-"""First version whose files can be read as they are without write access."""
+"""First version whose files can be read without migration, where they cannot be written."""
 
 _SQLITE_ADVICE: Final = {
     "SQLITE_FULL": "make room on the disk and resume the run",
@@ -126,8 +125,8 @@ _DAMAGE: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR", "SQLITE_IOE
 
 _VERSION_SQL: Final = "SELECT * FROM pragma_application_id, pragma_user_version"
 
-# The run has no number for a lease that is not current or a record that does not follow the last
-# one; then the NOT NULL constraint refuses the row.
+# For a lease that is not current or a record out of order, the first value is NULL, which the NOT
+# NULL constraint refuses.
 _APPEND_SQL: Final = """
     INSERT INTO records (run, seq, at, kind, data, crc) VALUES (
         (SELECT number FROM runs WHERE id = ?1 AND epoch = ?2
@@ -162,17 +161,17 @@ class SqliteStore(SqlStore):
     """Store in a SQLite file, created with its folder if it is missing, and private to its user.
 
     Any number of processes may use the file; each run is written by the process that owns it.
-    Appended records outlive the process however it ends. A record has a checksum, and a damaged one
-    is refused when it is read.
+    Appended records outlive the process however it ends. Each record has a checksum, and a damaged
+    one is refused when it is read.
 
     Args:
         path: the file.
-        synchronous: `normal` survives every end of the process, also by SIGKILL; `full` waits for
+        synchronous: `normal` survives every end of the process, even by SIGKILL; `full` waits for
             the disk at each record and also survives a power failure; `off` never waits, and a
             power failure may damage the file.
 
     Raises:
-        StoreError: the file cannot be opened, is no history, or was written by a newer version.
+        StoreError: the file cannot be opened, is not a history, or was written by a newer version.
     """
 
     table_prefix: ClassVar = ""
@@ -217,7 +216,7 @@ class SqliteStore(SqlStore):
         return f"<SqliteStore {str(self._path)!r}>"
 
     def __del__(self) -> None:
-        # Engines that made their store are not closed; Python 3.13 warns of open connections.
+        # An engine that made its own store may never be closed; Python 3.13 warns about that.
         connection = self.__dict__.get("_connection")
         if connection is not None:
             connection.close()
@@ -231,7 +230,7 @@ class SqliteStore(SqlStore):
         values = (lease.run, lease.epoch, seq, at, kind, data, crc)
         status = status_after(body)
         if status is not None:
-            # Not for every record: two looks a second and one at the end are enough.
+            # Not for every record: renewals and reads of the inbox check regularly.
             self._check_files(lease.run)
 
         def insert(database: sqlite3.Connection) -> None:
@@ -309,7 +308,7 @@ class SqliteStore(SqlStore):
                     if not transaction:
                         return action(self._connection)
                     with self._connection:
-                        # At once, because others may write between a read and a write that waits.
+                        # IMMEDIATE, because others may write between a read and a write that waits.
                         self._connection.execute("BEGIN IMMEDIATE")
                         return action(self._connection)
                 except sqlite3.OperationalError as error:
@@ -327,7 +326,7 @@ class SqliteStore(SqlStore):
     def _check_files(self, run: RunId) -> None:
         """Check that the file and its log are still the opened ones, and contain the run.
 
-        SQLite would not notice, and would write into a file without a name. Like SQLite's own
+        SQLite would not notice, and would write into a deleted file. Like SQLite's own
         checks, this compares inode numbers.
 
         Raises:
@@ -341,7 +340,7 @@ class SqliteStore(SqlStore):
             except (FileNotFoundError, NotADirectoryError):
                 raise run_is_gone(run, f"{file} was deleted") from None
             except OSError:
-                return  # whether the file can be used, the next record shows
+                return  # the next record will show whether the file can be used
             if not os.path.samestat(files[file], seen):
                 raise run_is_gone(run, f"{file} was replaced by another file")
             is_changed |= files[file].st_size < seen.st_size
@@ -354,7 +353,7 @@ class SqliteStore(SqlStore):
     def _has_content(self, run: RunId, place: Path) -> bool:
         """Return whether another process would find the run in the file; false if that is unknown.
 
-        The open connection does not show this, because it has parts of the file in memory.
+        The open connection does not show this, because it caches parts of the file.
 
         Raises:
             LeaseLost: it would not, or not all of its records.
@@ -399,12 +398,12 @@ class SqliteStore(SqlStore):
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             self._path.parent.mkdir(0o700, parents=True, exist_ok=True)
-            with suppress(OSError):  # a problem with the file itself is SQLite's to report
+            with suppress(OSError):  # SQLite reports problems with the file itself
                 os.close(os.open(self._path, flags, 0o600))
         except (OSError, ValueError) as error:  # a path with a null byte is a ValueError
             reason = getattr(error, "strerror", error)
             raise StoreError(
-                f"the folder of {self._path} cannot be made: {reason}; name another path"
+                f"the folder of {self._path} cannot be created: {reason}; name another path"
             ) from error
         options = _read_only_options(self._path)
         try:
@@ -426,7 +425,7 @@ class SqliteStore(SqlStore):
                 _make_private(self._path)  # not before: the file of another program stays as it is
                 _use_log(connection)
                 connection.execute(_VERSION_SQL).fetchone()  # the log is made by the first use
-                self._files = _look_at_files(self._path.absolute())
+                self._files = _file_status(self._path.absolute())
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
             connection.execute(f"PRAGMA busy_timeout = {LOCK_TRY * 1000:.0f}")
         except BaseException as error:
@@ -471,7 +470,7 @@ def _make_private(path: Path) -> None:
             pass  # another process has closed the file just now
 
 
-def _look_at_files(path: Path) -> dict[Path, os.stat_result]:
+def _file_status(path: Path) -> dict[Path, os.stat_result]:
     """Return the status of a file, and of the log and index beside it."""
     found: dict[Path, os.stat_result] = {}
     for suffix in ("", *_LOG_SUFFIXES):
@@ -482,7 +481,7 @@ def _look_at_files(path: Path) -> dict[Path, os.stat_result]:
 
 
 def _use_log(connection: sqlite3.Connection) -> None:
-    """Use a write-ahead log, so that readers and writers do not block each other."""
+    """Switch to a write-ahead log, so that readers and writers do not block each other."""
     for _ in range(_MAX_WAL_ATTEMPTS):
         try:
             connection.execute("PRAGMA journal_mode = WAL")

@@ -106,8 +106,8 @@ def mean_durations(store: RunStore) -> dict[str, float]:
 class RunStore(ABC):
     """Store of journals, with synchronous methods.
 
-    `append` is one step with the change of state that it records. Several threads may use a store
-    at once: leases are renewed by a thread of their own.
+    `append` and the change of state that it records are one step. Several threads may use a store
+    at once: a separate thread renews leases.
 
     Attributes:
         durable: True if appended records outlive the process.
@@ -145,7 +145,7 @@ class RunStore(ABC):
     ) -> Mapping[Lease, LeaseLost]:
         """Extend several leases, each as `renew` does, and return the errors of the lost ones.
 
-        Leases that could not be renewed for another reason are left as they are.
+        A lease that could not be renewed for another reason is not reported.
         """
         lost: dict[Lease, LeaseLost] = {}
         for lease in leases:
@@ -153,7 +153,7 @@ class RunStore(ABC):
                 self.renew(lease, at, ttl)
             except LeaseLost as error:
                 lost[lease] = error
-            except Exception:  # noqa: BLE001, S110 - appends notice as well that the store fails
+            except Exception:  # noqa: BLE001, S110 - a failing store also fails appends
                 pass
         return lost
 
@@ -239,7 +239,7 @@ def parse_place(place: str | PathLike[str]) -> tuple[str, str]:
     path = text
     if isinstance(place, str):
         before, colon, after = text.partition(":")
-        # Both schemes are common in addresses of the one store.
+        # Both schemes are common in addresses of PostgreSQL.
         if before == "postgres":
             before = "postgresql"
         installed = installed_plugins("stores")
@@ -313,11 +313,12 @@ LOCK_TIMEOUT: Final = 5.0
 """Seconds that a store in files waits for another process to release a lock."""
 
 LOOP_LOCK_TIMEOUT: Final = 0.05
-"""Lock timeout on the event loop of a run, in seconds; exceeding it is a store failure.
-"""
+"""Lock timeout on the event loop of a run, in seconds; exceeding it is a store failure."""
 
 LOCK_TRY: Final = 0.01
-"""Lock timeout of one try to open or release a run on an event loop; other tasks run between tries.
+"""Lock timeout of one attempt to open or release a run on an event loop, in seconds.
+
+Other tasks run between attempts.
 """
 
 
@@ -355,9 +356,8 @@ def encode_body(record: Record) -> str:
             raise ValueError(f"its time is {at}")
         if len(text) > _MAX_UNCHECKED_CHARS:
             from_json(text)
-        if isinstance(
-            body, TriggerFired
-        ):  # a third party's detector may have made values that cannot be read back
+        # A plugin's detector may have made values that cannot be read back.
+        if isinstance(body, TriggerFired):
             load_body(body.kind, text)
         if "null" in text:  # which stands for None, and for numbers that are not finite
             with_names = to_json(body, inf_nan_mode="constants", serialize_unknown=True)
@@ -390,7 +390,7 @@ def to_json_line(value: JsonValue) -> str:
 
 
 _PLAIN_ENCODER: Final = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
-"""Made once, because `json.dumps` makes one for each call."""
+"""Shared, because `json.dumps` makes an encoder for each call."""
 
 
 def to_plain_json(value: object) -> tuple[JsonValue, int]:
@@ -399,7 +399,7 @@ def to_plain_json(value: object) -> tuple[JsonValue, int]:
     Tuples become lists, and lone surrogates a replacement character.
 
     Raises:
-        RecordNotSerializable: it is no JSON.
+        RecordNotSerializable: it has no JSON form.
     """
     try:
         text = _PLAIN_ENCODER.encode(value)
@@ -410,9 +410,9 @@ def to_plain_json(value: object) -> tuple[JsonValue, int]:
         # An object around it, so that nesting is limited as it is in a record.
         plain: JsonValue = from_json(f'{{"value":{text}}}')["value"]
     except Exception as error:  # methods of users' classes may raise anything
-        told = error if isinstance(error, TypeError | ValueError) else type(error).__name__
+        reason = error if isinstance(error, TypeError | ValueError) else type(error).__name__
         raise RecordNotSerializable(
-            f"{type(value).__name__} cannot be kept as JSON: {told}"
+            f"{type(value).__name__} cannot be kept as JSON: {reason}"
         ) from error
     return plain, len(text.encode())
 
@@ -495,7 +495,9 @@ def lease_lost(lease: Lease) -> LeaseLost:
 
 def run_is_gone(run: RunId, cause: str) -> LeaseLost:
     """Return the error for an open run that the store no longer has."""
-    return LeaseLost(f"{cause}, so nothing more of run {run!r} can be kept", run_is_gone=True)
+    return LeaseLost(
+        f"{cause}, so no further record of run {run!r} can be stored", run_is_gone=True
+    )
 
 
 def record_out_of_order(lease: Lease, record: Record, last: int) -> StoreError:

@@ -30,28 +30,28 @@ TAG: Final = "$replanning"
 """Key of a tagged value; its value is the name of the tag."""
 
 _MAX_DEPTH: Final = 199
-"""Levels of arrays and objects that a record may have are 200, for every store."""
+"""Maximum nesting of an output: a record may have 200 levels in every store."""
 
 CONTAINERS: Final = frozenset({dict, list, tuple, set})
 """Types of containers that are copied when an output enters or leaves the run."""
 
 _SHORT_CHARS: Final = 256
 _SHORT_BYTES: Final = 6 * _SHORT_CHARS + 4
-"""Maximum size of a short text as JSON in bytes, fully escaped, with its separator.
-"""
+"""Maximum size of a short text as JSON in bytes, fully escaped, with its separator."""
 
 MIN_INTEGER: Final = -(2**63)
 MAX_INTEGER: Final = 2**63
-"""Integers between them are JSON for every reader."""
+"""Every reader of JSON understands the integers between them; others are tagged."""
 
 _CONSTANTS: Final = frozenset({bool, type(None)})
 
 
 class NotStorable(ValueError):
-    """A value cannot be stored; the message says which, as the beginning or end of a sentence.
+    """A value cannot be stored; the message says why, as the beginning or end of a sentence.
 
     Args:
-        message: says which. part: the part of it without a stored form, if it is a single part.
+        message: the reason.
+        part: the part of the value without a stored form, if there is a single one.
     """
 
     def __init__(self, message: str, part: object = None) -> None:
@@ -70,10 +70,10 @@ class StoredOutput(NamedTuple):
 
     Attributes:
         value: the JSON, without secrets.
-        size: at most so many bytes of JSON.
+        size: upper bound of the size of the JSON in bytes.
         is_plain: whether the JSON is an equal copy of the output: nothing was tagged or masked.
         is_masked: whether a secret was masked in it.
-        enums: how many members of an Enum of texts or numbers became that text or number.
+        enums: number of members of an Enum that became their text or number.
     """
 
     value: JsonValue
@@ -84,11 +84,11 @@ class StoredOutput(NamedTuple):
 
 
 def encode(value: object, redactor: Redactor | None) -> StoredOutput:
-    """Return the stored form of an output; all in one walk.
+    """Return the stored form of an output.
 
     Args:
         value: the output.
-        redactor: masks secrets; without one they stay.
+        redactor: masks secrets; if None, they stay.
 
     Raises:
         NotStorable: it holds a value that is not in the table of tags, or is nested too deeply.
@@ -104,14 +104,14 @@ def encode(value: object, redactor: Redactor | None) -> StoredOutput:
 
 
 def encode_annotated(document: JsonValue, redactor: Redactor) -> StoredOutput:
-    """Return the stored form of a JSON document made of an output by its function's annotation."""
+    """Return the stored form of the JSON that a return annotation made of an output."""
     encoded = encode(document, redactor)
     stored = {TAG: "annotated", "value": encoded.value}
     return StoredOutput(stored, encoded.size, False, encoded.is_masked)
 
 
 def measure(value: JsonValue) -> int:
-    """Return the bytes of a stored value as JSON."""
+    """Return the size of a stored value as JSON, in bytes."""
     return len(to_json(value))
 
 
@@ -154,7 +154,7 @@ def storage_problem(value: object) -> str:
 
 
 class _Encoder:
-    """One walk over an output."""
+    """Traversal of one output, with what it has found."""
 
     __slots__ = ("_text", "enums", "is_masked", "is_plain", "redactor", "size")
 
@@ -200,7 +200,7 @@ class _Encoder:
         clean = self._text(text)
         if clean is text or clean == text:
             return text
-        if clean == _without_surrogates(text):  # it has half a character, which UTF-8 cannot encode
+        if clean == _without_surrogates(text):  # it has a lone surrogate, which UTF-8 cannot encode
             return self.tagged("text", json.dumps(text))
         self.is_masked = True
         self.is_plain = False
@@ -239,7 +239,7 @@ class _Encoder:
         return masked
 
     def pairs(self, mapping: dict[Any, Any], depth: int) -> JsonObject:
-        """Encode a mapping with other keys than texts, or one that looks like a tagged value."""
+        """Encode a mapping with keys other than texts, or one that looks like a tagged value."""
         pairs = []
         for key, item in mapping.items():
             pairs.append([self.encode(key, depth - 2), self.encode(item, depth - 2)])
@@ -387,7 +387,7 @@ _DECODERS: Final[dict[str, Callable[[Any, JsonObject], Any]]] = {
 
 
 def with_value(record: Record) -> Record:
-    """Return a record that was read with the output of its attempt decoded."""
+    """Return a stored record with the output of its attempt decoded."""
     body = record.body
     if type(body) is AttemptSucceeded and type(body.output) in (dict, list):
         return record._replace(body=replace(body, output=decode(body.output)))

@@ -114,7 +114,7 @@ def test_a_run_deleted_from_its_store(tmp_path: Path) -> None:
     done = cli(tmp_path, *RUN, code=1)
 
     assert "the history cannot be read: there is no run 'r'" in done.stderr
-    assert "does not have this run any more, so nothing more of run 'r' can be kept" in done.stdout
+    assert "no longer has this run, so no further record of run 'r' can be stored" in done.stdout
 
 
 def test_resume_keeps_what_was_switched_off(tmp_path: Path) -> None:

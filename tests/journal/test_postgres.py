@@ -127,7 +127,7 @@ def test_vanished(store, address):
     """A run whose row or table somebody deletes is gone, which is not said to be another process's doing."""
     gone, kept = (store.create(RunId(run), "me", 0.0, 5.0) for run in ("gone", "kept"))
     for vanish, said, leases in (
-        ("DELETE FROM replanning_runs WHERE id = 'gone'", "does not have this run", [gone]),
+        ("DELETE FROM replanning_runs WHERE id = 'gone'", "no longer has this run", [gone]),
         ("DROP TABLE replanning_runs CASCADE", "a table of .* was dropped", [gone, kept]),
     ):
         sql(address, vanish)
@@ -141,7 +141,7 @@ def test_vanished(store, address):
 
 def test_addresses(address, postgres_server):
     """What is no address, leads nowhere, or has a newer schema is one clear error, without the password."""
-    with pytest.raises(StoreError, match="this is no address of a PostgreSQL database"):
+    with pytest.raises(StoreError, match="this is not the address of a PostgreSQL database"):
         open_store("postgresql://[")
     secret = address.replace("replanning@127.0.0.1", "replanning:wonderland7@127.0.0.1")
     with closing(open_store(secret)) as opened:

@@ -131,7 +131,7 @@ def test_unusable_paths(tmp_path, path):
     path.write_text("dear diary\n" * 1000)
     for refused, message in (
         (path, r"history\.db cannot be opened: file is not a database; it is not a SQLite"),
-        (path / "deep.db", r"the folder of .*deep\.db cannot be made: .*; name another path"),
+        (path / "deep.db", r"the folder of .*deep\.db cannot be created: .*; name another path"),
         (tmp_path, "cannot be opened: unable to open database file; check that the path names"),
         (
             "/dev/full",
@@ -331,7 +331,9 @@ def test_vanished(path, ask):
         lease = store.create(RUN, "me", 0.0, 5.0)
         store.append(lease, sample_record(1))
         path.unlink()
-        with pytest.raises(LeaseLost, match=rf"{path} was deleted, so nothing more of") as raised:
+        with pytest.raises(
+            LeaseLost, match=rf"{path} was deleted, so no further record of"
+        ) as raised:
             ask(store, lease)
         assert raised.value.run_is_gone
 
@@ -345,7 +347,7 @@ def test_deleted_row(path):
             lambda: store.renew(lease, 1.0, 5.0),
             lambda: store.append(lease, sample_record(1)),
         ):
-            with pytest.raises(LeaseLost, match="does not have this run any more") as raised:
+            with pytest.raises(LeaseLost, match="no longer has this run") as raised:
                 action()
             assert raised.value.run_is_gone
 

@@ -211,7 +211,7 @@ async def test_between_two_runs(path, clock):
         engine = make_engine(store=store, clock=clock)
         assert (await engine.execute(chain("a"), failing())).status == "succeeded"
         shutil.rmtree(path.parent)
-        with pytest.raises(StoreError, match="was deleted, so nothing more of run 'run-2'"):
+        with pytest.raises(StoreError, match="was deleted, so no further record of run 'run-2'"):
             await engine.execute(chain("a"), failing())
 
 
