@@ -162,7 +162,7 @@ class Narrator:
         if event.available is not None:
             parts.append("available" if event.available else "unavailable")
         if event.capacity is not None:
-            parts.append(f"down to {event.capacity:g}")
+            parts.append(f"at a capacity of {event.capacity:g}")
         text = f"{event.name} is {' and '.join(parts)}"
         if event.reason:
             text += f": {_one_line(event.reason)}"

@@ -93,6 +93,26 @@ async def test_lists_are_told_as_what_they_are(monkeypatch):
     assert not any("for_each" in line or "edit" in line or "convert[2]" in line for line in lines)
 
 
+async def test_capacity_that_grows_is_told_as_it_is(monkeypatch):
+    """A line about a resource has its new capacity, whether that has grown or shrunk."""
+    screen = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", screen)
+    document = Plan.parse(
+        "{goal: {objective: Run}, resources: {cpu: 2}, tasks: [{id: t, resources: {cpu: 1}}]}"
+    )
+
+    async def work(task, context):
+        context.change_resource("cpu", capacity=8, reason="a node came")
+        context.change_resource("cpu", capacity=1)
+
+    engine = ReplanningEngine([], exporters=[LiveExporter()])
+    await engine.execute(document, work)
+    await engine.aclose()
+    told = [line.partition("s ")[2].strip() for line in screen.getvalue().splitlines()]
+    assert "• cpu is at a capacity of 8: a node came" in told
+    assert "• cpu is at a capacity of 1" in told
+
+
 async def test_branch_that_is_left_out_is_told_with_its_condition(monkeypatch):
     """One line tells which tasks a condition leaves out, and another which task runs in any case."""
     screen = io.StringIO()
