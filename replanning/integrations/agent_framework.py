@@ -991,8 +991,8 @@ def _answer_in(message: Any) -> Any:
 
 
 def _digest(messages: Sequence[Any]) -> str:
-    said = [(str(message.role), message.text) for message in messages]
-    return hashlib.blake2b(repr(said).encode(errors="replace"), digest_size=8).hexdigest()
+    texts = [(str(message.role), message.text) for message in messages]
+    return hashlib.blake2b(repr(texts).encode(errors="replace"), digest_size=8).hexdigest()
 
 
 def _restored_response(output: Any) -> Any:

@@ -418,9 +418,9 @@ class _Attachment:
         try:
             return session.call(call, execute)
         except CallSkipped as skipped:
-            told = str(skipped)
+            reason = str(skipped)
             # A failure is never the final answer.
-            return ToolFailure(message=told) if tool.result_as_answer else told
+            return ToolFailure(message=reason) if tool.result_as_answer else reason
 
     def _on_step(self, _: Any, event: Any) -> None:
         session = self.session

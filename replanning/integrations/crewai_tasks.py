@@ -108,7 +108,7 @@ class _Kickoff:
 
 
 class CrewWork(NamedTuple):
-    """Arguments with which CrewAI executes a task."""
+    """Execution of a task by CrewAI: its arguments."""
 
     task: Any
     agent: Any

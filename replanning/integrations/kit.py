@@ -368,12 +368,12 @@ class _HandedBack(Exception):
     """Raised in place of an output by the function that executes a tool.
 
     Args:
-        said: what happened, for the journal.
+        text: what happened, for the journal.
         result: the result for the framework; None to raise the cause of this exception instead.
     """
 
-    def __init__(self, said: str, result: object = None) -> None:
-        super().__init__(said)
+    def __init__(self, text: str, result: object = None) -> None:
+        super().__init__(text)
         self.result = result
 
 

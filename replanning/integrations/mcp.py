@@ -400,9 +400,9 @@ class McpProxy:
             return failure or _text_result(str(given_up), is_error=True)
         return result
 
-    def _failure(self, tool: str, said: str) -> McpToolFailed:
+    def _failure(self, tool: str, text: str) -> McpToolFailed:
         session = self._tools[tool].session
-        return McpToolFailed(tool, session.name, session.secrets.redact(said) or "no reason given")
+        return McpToolFailed(tool, session.name, session.secrets.redact(text) or "no reason given")
 
     async def _execute(self, name: str, arguments: Arguments, context: Any) -> CallToolResult:
         """Execute a tool, and return the answer of its server.
@@ -527,7 +527,7 @@ async def open_proxy(
         approvals: whether a question to a person goes to the gate of the engine. Otherwise the
             client gets the failure of its tool.
         environ: the variables for `{env:NAME}`; by default those of this process.
-        cwd: the folder to which the `cwd` of a server is relative; by default that of this process.
+        cwd: the base folder for the `cwd` of a server; by default that of this process.
 
     Raises:
         PlanError: the plan has no server, a capability or an expectation names a tool that no

@@ -428,8 +428,8 @@ def _call_key(ctx: Any, name: str, arguments: object) -> str:
         if isinstance(message, ModelResponse):
             at = message.timestamp.isoformat()
             break
-    said = to_json([name, arguments], fallback=_type_name, inf_nan_mode="strings")
-    return f"{at} {ctx.tool_call_id} {crc32(said):08x}"
+    called = to_json([name, arguments], fallback=_type_name, inf_nan_mode="strings")
+    return f"{at} {ctx.tool_call_id} {crc32(called):08x}"
 
 
 def _type_name(value: object) -> str:

@@ -15,8 +15,8 @@ def recorded_value(recorded: object) -> object:
     Raises:
         ValueError: a part of it is not JSON, such as the messages in the state of a graph.
     """
-    said = _said(recorded)
-    parts = [said]
+    output = _output_in(recorded)
+    parts = [output]
     for part in parts:  # grows while it is iterated
         if isinstance(part, dict):
             if any(tag in part for tag in _TAGS):
@@ -24,10 +24,10 @@ def recorded_value(recorded: object) -> object:
             parts += part.values()
         elif isinstance(part, list | tuple):
             parts += part
-    return said
+    return output
 
 
-def _said(recorded: object) -> object:
+def _output_in(recorded: object) -> object:
     """Return the output in a recorded message or object."""
     if not isinstance(recorded, dict):
         return recorded
@@ -37,7 +37,7 @@ def _said(recorded: object) -> object:
             data = value.get("data")
             return data.get("content") if isinstance(data, dict) else recorded
         case {"$langgraph": "again"}:
-            return _said(value)
+            return _output_in(value)
         case {"$langgraph": "content"} | {"$pydantic-ai": "content"}:
             return value
         case {"$pydantic-ai": "return"} if isinstance(value, dict):

@@ -683,8 +683,8 @@ class PlanWorkflow:
                 summary=f"{task.id} with {task.tool}" if task.tool else str(task.id),
             )
         except ActivityError as error:
-            told, failure = _failure(error)
-            self._take_reports(context, told)
+            reported, failure = _failure(error)
+            self._take_reports(context, reported)
             raise FailedElsewhere(failure) from None
         if entry.log.current == context.attempt_id:  # what it read is the context of its start
             entry.reads.keys = dict.fromkeys(done["reads"], version) | (entry.reads.keys or {})
@@ -693,13 +693,13 @@ class PlanWorkflow:
             return WithheldOutput(done["withheld"])
         return decode(done["output"])
 
-    def _take_reports(self, context: TaskContext, told: Mapping[str, Any]) -> None:
+    def _take_reports(self, context: TaskContext, reported: Mapping[str, Any]) -> None:
         """Apply the reports of an attempt, and note which values of the context they have masked."""
-        for method, arguments in told["reports"]:
+        for method, arguments in reported["reports"]:
             getattr(context, method)(**arguments)
-        if told["lost"]:
+        if reported["lost"]:
             assert self.live_run is not None
-            self.live_run.live.masked.context.update(told["lost"])
+            self.live_run.live.masked.context.update(reported["lost"])
 
     @workflow.update
     async def answer(self, question: str, answer: dict[str, Any]) -> None:
@@ -749,13 +749,10 @@ class PlanWorkflow:
         if update.id in self._taken_before:
             return
         if run.ended:  # the update would be lost
-            continued = run.result.reason == _CONTINUED and not self._pause_reason
-            kind, told = (
-                (_SEND_AGAIN, _CONTINUED)
-                if continued
-                else ("NotRunning", f"run {run.id!r} has ended")
-            )
-            raise ApplicationError(told, type=kind, non_retryable=True)
+            if run.result.reason == _CONTINUED and not self._pause_reason:
+                raise ApplicationError(_CONTINUED, type=_SEND_AGAIN, non_retryable=True)
+            text = f"run {run.id!r} has ended"
+            raise ApplicationError(text, type="NotRunning", non_retryable=True)
         try:
             action(run)
         except (ReplanningError, TypeError, ValueError) as error:  # refuses the update, not the run
@@ -985,14 +982,14 @@ class TemporalRun:
 class _Clock:
     """Clock of the workflow, whose times are the same in a replay."""
 
+    def __init__(self) -> None:
+        self._checkpoints = 0
+
     def now(self) -> float:
         return float(workflow.now().timestamp())
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
-
-    def __init__(self) -> None:
-        self._checkpoints = 0
 
     async def checkpoint(self) -> None:
         """Yield; end the step of the workflow every `_CHECKPOINTS_PER_STEP` times."""
@@ -1136,8 +1133,8 @@ def _failure(error: ActivityError) -> tuple[Mapping[str, Any], Failure]:
     """Return what work reported before it failed, and the record of its failure."""
     cause = error.cause
     if isinstance(cause, ApplicationError) and cause.details:
-        told: Any = cause.details[0]
-        return told, Failure(**told["failure"])
+        reported: Any = cause.details[0]
+        return reported, Failure(**reported["failure"])
     nothing: dict[str, Any] = {"reports": [], "lost": []}
     # The engine enforces the deadline of the task, so this is a lost worker.
     if isinstance(cause, TimedOut):

@@ -74,10 +74,10 @@ async def connect(place: str) -> tuple[Client, str]:
         return client, queue or DEFAULT_QUEUE
     except (RuntimeError, ValueError, RPCError) as error:
         # The SDK's error lists its parts; only the message is for people.
-        told = re.search(r'(?:message|error): "([^"]+)"', str(error))
+        message = re.search(r'(?:message|error): "([^"]+)"', str(error))
         where = f" at {address}" if address else ""
         raise StoreError(
-            f"cannot connect to Temporal{where}: {told[1] if told else error}"
+            f"cannot connect to Temporal{where}: {message[1] if message else error}"
         ) from error
 
 
