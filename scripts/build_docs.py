@@ -1,8 +1,8 @@
-"""Builds the documentation site: gathers the pages, writes the reference from the code, and runs the site generator.
+"""Builds the documentation site: collects the pages, generates the reference, and runs the site generator.
 
 `python scripts/build_docs.py` writes `build/site`; `--pages` stops after `build/docs`, which has every page as Markdown, and
-`--reference` only writes anew the pages of `docs/` that follow from the code. The generator is told to treat warnings as errors,
-and nothing is read from the network.
+`--reference` only rewrites the generated pages of `docs/`. The site generator treats warnings as errors, and nothing is read from
+the network.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PAGES_OF_THE_ROOT: Final = {
 """Files outside `docs/` that are pages of the site, by their path in the repository."""
 
 CODE_WIDTH: Final = 88
-"""Columns of code, as the tests of the pages and the stylesheet have it."""
+"""Maximum columns of code, also in the tests of the pages and in the stylesheet."""
 
 LINK: Final = re.compile(r"(\]\(|<img [^>]*src=\")(?![a-z]+:|#)([^)#\s\"]+)(#[^)\s]*)?")
 ROW: Final = re.compile(r"^\|.*$", re.MULTILINE)
@@ -69,7 +69,7 @@ API: Final = {
         "replanning.live": "The plan while it runs",
         "replanning.triggers": "Triggers",
         "replanning.journal": "Records and stores",
-        "replanning.history": "What a journal tells",
+        "replanning.history": "Reading a journal",
         "replanning.expectations": "Expectations from past calls",
     },
     "Extensions": {
@@ -89,14 +89,14 @@ API: Final = {
     "Integrations": {},
     "Exporters": {},
 }
-"""Modules with public names, in the order of the reference. Integrations and exporters are added by their files."""
+"""Modules with public names, in the order of the reference. Integrations and exporters are added from their files."""
 
 KIT: Final = ("kit", "session_thread")
-"""Public modules for integrations of others, which have no pages of their own."""
+"""Public modules for third-party integrations, without separate pages."""
 
 
 def main(*arguments: str) -> None:
-    """Write the pages, then the site unless an option says what to write instead."""
+    """Write the pages and the site, or only the part that an option names."""
     if "--reference" in arguments:
         for page, text in reference().items():
             (DOCS / page).write_text(text, encoding="utf-8")
@@ -108,7 +108,7 @@ def main(*arguments: str) -> None:
 
 
 def write_pages() -> None:
-    """Write every page of the site as Markdown, and what the pages show."""
+    """Write every page of the site as Markdown, with its images."""
     shutil.rmtree(PAGES, ignore_errors=True)
     shutil.copytree(DOCS, PAGES)
     modules = api_pages()
@@ -127,7 +127,7 @@ def build_site() -> None:
     """Run the site generator on the pages.
 
     Raises:
-        SystemExit: the generator found a problem, or a page would load something from elsewhere.
+        SystemExit: the generator found a problem, or a page would load something from another host.
     """
     (ROOT / "build" / "mkdocs.yml").write_text(
         yaml.safe_dump(site_settings(), sort_keys=False), encoding="utf-8"
@@ -141,23 +141,23 @@ def build_site() -> None:
             r"<(?:script|link|img|iframe)\b(?![^>]*rel=\"?canonical)[^>]*(?:src|href)=\"?https?:[^>]*>",
             page.read_text("utf-8"),
         ):
-            raise SystemExit(f"{page} loads something from elsewhere: {loaded[0]}")
+            raise SystemExit(f"{page} loads something from another host: {loaded[0]}")
 
 
 def site_settings() -> dict[str, Any]:
-    """Return the settings of the generator: the navigation is filled, and what the package states about itself is taken from there."""
+    """Return the settings of the generator, with the whole navigation and the metadata of the package."""
     settings: dict[str, Any] = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     pages = {str(path.relative_to(PAGES)) for path in PAGES.rglob("*.md")}
     settings["nav"] = filled(settings["nav"], pages)
     for plugin in settings["plugins"]:
         if isinstance(plugin, dict) and "mkdocstrings" in plugin:
-            # A relative path would be taken from two different folders.
+            # A relative path would be resolved from two different folders.
             plugin["mkdocstrings"]["custom_templates"] = str(ROOT / "scripts" / "templates")
     settings["site_name"] = f"{project['name']} {project['version']}"
     settings["site_description"] = project["description"]
     settings["copyright"] = f"{project['name']} {project['version']}, {project['license']} licence"
-    # A fork, or a copy on another host, has addresses of its own.
+    # A fork, or a copy on another host, has its own addresses.
     urls = project.get("urls", {})
     if source := os.environ.get("SOURCE_URL") or urls.get("Source"):
         settings["repo_url"] = source
@@ -167,9 +167,9 @@ def site_settings() -> dict[str, Any]:
 
 
 def filled(nav: list[Any], pages: set[str]) -> list[Any]:
-    """Return the navigation with every folder (`examples/`) replaced by those of its pages that no other entry names.
+    """Return the navigation with every folder (`examples/`) replaced by its pages that no other entry names.
 
-    Pages of other folders that no entry names are in a last section.
+    All other unnamed pages are in a last section.
     """
     named = set(re.findall(r"[\w./-]+\.md", str(nav)))
     left = sorted(pages - named)
@@ -194,7 +194,7 @@ def filled(nav: list[Any], pages: set[str]) -> list[Any]:
 
 
 def page_sources() -> dict[str, str]:
-    """Return the pages of the site that are files of the repository: the path of the file, and that of the page."""
+    """Return the pages of the site by their files in the repository."""
     own = {
         f"docs/{path.relative_to(DOCS)}": str(path.relative_to(DOCS))
         for path in sorted(DOCS.rglob("*.md"))
@@ -207,7 +207,7 @@ def page_sources() -> dict[str, str]:
 
 
 def example_pages() -> Iterator[tuple[str, str]]:
-    """Yield each example that has a page, and the page."""
+    """Yield each example with a page, and that page."""
     for path in sorted((ROOT / "examples").iterdir()):
         if path.is_dir() or path.suffix in {".py", ".yaml"}:
             yield f"examples/{path.name}", f"examples/{path.name.replace('.', '-')}.md"
@@ -242,10 +242,10 @@ def write(page: str, text: str) -> None:
 
 
 def relinked(text: str, source: str, page: str) -> str:
-    """Return a page whose links, which work between files of the repository, work between pages of the site.
+    """Return a page with its links between files of the repository changed to links between pages of the site.
 
     Raises:
-        SystemExit: a link leads to a file that is not there, or is no page of the site.
+        SystemExit: the target of a link does not exist, or is not a page of the site.
     """
     pages = page_sources()
 
@@ -259,7 +259,7 @@ def relinked(text: str, source: str, page: str) -> str:
             there = file.removeprefix("docs/")  # an image
         else:
             raise SystemExit(
-                f"{source}: the link to {link[2]} leads to {file}, which is no page of the site"
+                f"{source}: the link to {link[2]} leads to {file}, which is not a page of the site"
             )
         return f"{link[1]}{os.path.relpath(there, Path(page).parent)}{link[3] or ''}"
 
@@ -273,7 +273,7 @@ def relinked(text: str, source: str, page: str) -> str:
 
 
 def wrapping(text: str) -> str:
-    """Return Markdown in whose tables code of many words may be wrapped: the stylesheet keeps that of a few words in one piece."""
+    """Return Markdown that lets long code in tables wrap; the stylesheet keeps short code on one line."""
 
     def marked(code: re.Match[str]) -> str:
         if " " in code[0] and len(code[0]) > LONG_CODE:
@@ -284,7 +284,7 @@ def wrapping(text: str) -> str:
 
 
 def reference() -> dict[str, str]:
-    """Return what follows from the code in `docs/`: the path of each file, and its text."""
+    """Return the texts of the generated files, by their paths below `docs/`."""
     pages = {
         "reference/plan-file.md": plan_file(),
         "reference/cli.md": command_line(),
@@ -336,7 +336,7 @@ def properties(part: Mapping[str, Any]) -> str:
 
 
 def type_of(spec: Mapping[str, Any]) -> str:
-    """Return the type that a part of a JSON Schema states, in words."""
+    """Return the type of a part of a JSON Schema, in words."""
     if "$ref" in spec:
         name = spec["$ref"].rsplit("/", 1)[-1]
         return "any" if name == "JsonValue" else f"[{name}](#{name.lower()})"
@@ -355,13 +355,13 @@ def type_of(spec: Mapping[str, Any]) -> str:
 
 
 def code(value: object) -> str:
-    """Return a default value as code; nothing for none."""
+    """Return a default value as code; empty for None and empty containers."""
     shown = {True: "true", False: "false"}.get(value, value) if isinstance(value, bool) else value
     return "" if value is None or value in ({}, []) else f"`{shown}`"
 
 
 def cell(text: str) -> str:
-    """Return a text for a cell of a table, with `${…}` and the like as code."""
+    """Return a text for a table cell, with placeholders such as `${…}` as code."""
     return re.sub(r"(\$?\{[^}\s]+\})", r"`\1`", " ".join(text.split()).replace("|", "\\|"))
 
 
@@ -385,7 +385,7 @@ def command_line() -> str:
             "| code | meaning |\n|---|---|\n"
             "| 0 | the run succeeded |\n"
             "| 1 | the run failed or was aborted |\n"
-            "| 2 | wrong usage, plan, settings or store, or another process carries out the run; "
+            "| 2 | wrong usage, plan, settings or store, or another process executes the run; "
             "nothing was run |\n"
             "| 3 | the run is paused and can be resumed |\n"
             "| 4 | the run waits until a person answers a question |\n"
@@ -404,7 +404,7 @@ def command_line() -> str:
 
 
 def describe(name: str, command: Any) -> Iterator[str]:
-    """Yield the description of a command, and of those in its group."""
+    """Yield the description of a command, and of the commands in its group."""
     arguments = [param for param in command.params if param.param_type_name == "argument"]
     options = [param for param in command.params if param.param_type_name == "option"]
     usage = [name, *("[OPTIONS]" if options else "",), *(usage_of(param) for param in arguments)]
@@ -435,7 +435,7 @@ def describe(name: str, command: Any) -> Iterator[str]:
 
 
 def example(line: str) -> str:
-    """Return an example of the help as it is typed: what it does follows as a comment, or stands before a long command."""
+    """Return an example of the help as typed, with its note as a comment after it, or before a long command."""
     command, _, note = line.partition("   ")
     typed = wrapped(f"$ {command}", " \\")
     if not note:
@@ -445,7 +445,7 @@ def example(line: str) -> str:
 
 
 def wrapped(command: str, end: str) -> str:
-    """Return a command in lines that are no wider than code may be, each but the last with an end."""
+    """Return a command in lines of at most `CODE_WIDTH` columns, with an end on each line but the last."""
     lines = [""]
     for word in re.findall(r"(?:\"[^\"]*\"|'[^']*'|\S)+", command):
         longer = f"{lines[-1]} {word}".lstrip() if len(lines) == 1 else f"{lines[-1]} {word}"
@@ -457,7 +457,7 @@ def wrapped(command: str, end: str) -> str:
 
 
 def choices(param: Any) -> str:
-    """Return the values that an option takes, or a word for them."""
+    """Return the values of an option, or `VALUE` if any is possible."""
     values = get_args(getattr(param, "type_descriptor", None) and param.type_descriptor.annotation)
     return (
         "|".join(map(str, values))
@@ -472,7 +472,7 @@ def usage_of(param: Any) -> str:
 
 
 def prose(text: str) -> str:
-    """Return help text as Markdown: marks of the terminal left out, angle brackets as they are."""
+    """Return help text as Markdown: without terminal markup, and with angle brackets escaped."""
     return re.sub(r"\[/?bold\]", "", text).replace("<", "&lt;")
 
 
@@ -499,7 +499,7 @@ def records() -> str:
         "The trigger in `trigger-fired` has one of these kinds, or the kind of a plugin.",
     ]
     for kind, trigger in sorted(trigger_types().items()):
-        # Plugins of the process that writes the page have kinds of their own.
+        # Plugins that are installed here may define further kinds.
         if not trigger.__module__.startswith("replanning."):
             continue
         text += [f"### {kind}", docstring(trigger), fields_of(trigger)]
@@ -596,13 +596,13 @@ def metrics() -> Iterator[tuple[str, str]]:
 
 
 def api_modules() -> dict[str, dict[str, str]]:
-    """Return the public modules with their titles, in the groups of the reference."""
+    """Return the public modules with their titles, by the groups of the reference."""
     groups = {title: dict(modules) for title, modules in API.items()}
     for family in ("integrations", "exporters"):
         for path in sorted((ROOT / "replanning" / family).glob("[!_]*.py")):
             has_page = (DOCS / family / f"{path.stem}.md").exists()
             if family == "integrations" and not has_page and path.stem not in KIT:
-                continue  # what the integrations share
+                continue  # shared code
             groups[family.capitalize()][f"replanning.{family}.{path.stem}"] = summary(
                 module_docstring(f"replanning.{family}.{path.stem}")
             )
@@ -610,7 +610,7 @@ def api_modules() -> dict[str, dict[str, str]]:
 
 
 def api_names() -> dict[str, list[str]]:
-    """Return the public names of each module that has some, with every name once: at the first module that exports it."""
+    """Return the public names of each module, with every name only at the first module that exports it."""
     names: dict[str, list[str]] = {}
     seen = set[str]()
     for group, modules in api_modules().items():
@@ -624,12 +624,12 @@ def api_names() -> dict[str, list[str]]:
 
 
 def api_page(module: str) -> str:
-    """Return the page of a module, by its short name."""
+    """Return the path of a module's page."""
     return f"reference/api/{module.removeprefix('replanning.')}.md"
 
 
 def api_pages() -> dict[str, str]:
-    """Return one page for each public module, and the page that leads to them."""
+    """Return one page for each public module, and their index."""
     pages = {"reference/api/index.md": api_index("")}
     for module, exported in api_names().items():
         entries = [f"::: {module}.{name}" for name in exported]
@@ -652,15 +652,15 @@ def api_nav() -> list[Any]:
 
 
 def api_index(root: str) -> str:
-    """Return the list of all public names, which leads to the source where the pages of the modules are not there.
+    """Return the list of all public names, with links to the source or, on the site, to the pages of the modules.
 
     Args:
-        root: the way to the root of the repository; empty on the site, where each module has a page.
+        root: the relative path to the root of the repository; empty on the site.
     """
     exported = api_names()
     text = [
         "# Python API",
-        "Public are these names, and no others. A plugin or program that uses them keeps working.",
+        "Only these names are public. A plugin or program that uses them keeps working.",
     ]
     for group, modules in api_modules().items():
         text.append(f"## {group}")
@@ -726,7 +726,7 @@ def about_name(module: str, name: str) -> str:
 
 
 def is_assignment_of(node: ast.stmt, name: str) -> bool:
-    """Tell whether a statement assigns to a name."""
+    """Return whether a statement assigns to a name."""
     if isinstance(node, ast.AnnAssign):
         return getattr(node.target, "id", "") == name
     if isinstance(node, ast.Assign):
@@ -735,7 +735,7 @@ def is_assignment_of(node: ast.stmt, name: str) -> bool:
 
 
 def public_names(module: str) -> list[str]:
-    """Return the public names of a module, from its source alone: some need packages that are not installed."""
+    """Return the public names of a module from its source: importing it may need packages that are not installed."""
     tree = parsed(module).body
     for node in tree:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":

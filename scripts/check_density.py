@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Checks that the code is written out: one thought a statement, and comments that say why.
+"""Checks the density of the code: one thought a statement, and comments that say why.
 
 Dense code is hard to step through and hard to change, and it grows denser one line at a time. So
-the figures of the core, and of each other package by itself, have limits, per statement, because no
+the figures of the core, and of each other package, have limits. They are per statement, because no
 formatter changes those.
 
-Usage: check_density.py [ROOT]. It prints what exceeds a limit and where, and exits with 1 then.
+Usage: check_density.py [ROOT]. It prints each exceeded limit with its places, and then exits with
+code 1.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PACKAGES = ("run", "live", "decision", "engine", "plan", "history")
-"""The core, whose figures are taken together."""
+"""Packages that are measured together."""
 
-# What is counted, and its limit: at most, but for comments, which are at least. Where an aim is not
-# reached yet, the limit is what has been reached, so that it gets no worse.
+# Figures and their limits: maximums, except for comments, which have a minimum. Where a goal is not
+# reached yet, the limit is the present figure, so that it does not get worse.
 NODES = "syntax nodes per statement"
 CONDITIONALS = "conditional expressions per 1,000 statements"
 COMPREHENSIONS = "comprehensions per 1,000 statements"
@@ -54,7 +55,7 @@ OTHER_LIMITS: dict[str, float] = {
     UNEXPLAINED_CLASSES: 0,
     TANGLED_FUNCTIONS: 0,
 }
-"""Limits of every other package, by itself."""
+"""Limits of each other package."""
 
 OTHER_PACKAGES: dict[str, dict[str, float]] = {
     "benchmarks": {},
@@ -73,13 +74,13 @@ OTHER_PACKAGES: dict[str, dict[str, float]] = {
     "replanning/view": {},
     "triggers": {},
 }
-"""The other packages, with what has been reached where that is not the limit yet."""
+"""The other packages, with the limits that differ from `OTHER_LIMITS`."""
 
 MAX_ATTRIBUTES = 20
 MAX_UNEXPLAINED_ATTRIBUTES = 15
 MAX_DECISIONS = 20
 REASON = "many attributes because"
-"""A class docstring with these words states why the class has so many."""
+"""Words in the docstring of a class that introduce the reason for its many attributes."""
 
 _MODELS = {"BaseModel", "BaseSettings"}
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -87,18 +88,18 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass
 class Figures:
-    """Counts over all files, and the places that exceed a limit of their own."""
+    """Counts over all files, and the places that add to them."""
 
     counts: Counter[str] = field(default_factory=Counter)
     places: dict[str, list[str]] = field(default_factory=dict)
 
     def add_place(self, name: str, place: str) -> None:
-        """Count something, and remember where it is."""
+        """Count something, and remember its place."""
         self.counts[name] += 1
         self.places.setdefault(name, []).append(place)
 
     def value(self, name: str) -> float:
-        """Return a figure as its limit is stated: a number, or a share of statements or lines."""
+        """Return a figure in the unit of its limit: a number, or a share of statements or lines."""
         count = self.counts[name]
         if name == NODES:
             return count / max(1, self.counts["statements"])
@@ -110,7 +111,7 @@ class Figures:
 
 
 def main() -> int:
-    """Print what exceeds a limit; return the exit code."""
+    """Print the exceeded limits; return the exit code."""
     root = Path(__file__).resolve().parent.parent
     if len(sys.argv) > 1:
         root = Path(sys.argv[1])
@@ -130,7 +131,7 @@ def main() -> int:
 
 
 def exceeded_limits(figures: Figures, limits: Mapping[str, float]) -> list[str]:
-    """Return a line for each figure beyond its limit, and one for each place that adds to it."""
+    """Return a line for each figure beyond its limit, and a line for each place that adds to it."""
     report: list[str] = []
     for name, limit in limits.items():
         value = figures.value(name)
@@ -146,11 +147,11 @@ def exceeded_limits(figures: Figures, limits: Mapping[str, float]) -> list[str]:
 
 
 def measure(root: Path, files: Iterable[Path], limits: Mapping[str, float]) -> Figures:
-    """Return the figures of some files of a checkout, taken together."""
+    """Return the figures of several files of a checkout, measured together."""
     trees = {path: ast.parse(path.read_text()) for path in files}
     models = find_models(trees.values())
     figures = Figures()
-    # The whole has one figure, so the functions furthest above it tell where to begin.
+    # The figure is an average; the functions furthest above it show where to begin.
     dense: list[tuple[int, str]] = []
     for path, tree in trees.items():
         where = str(path.relative_to(root))
@@ -205,7 +206,7 @@ def count_node(node: ast.AST, where: str, figures: Figures) -> None:
 
 
 def count_lines(path: Path, figures: Figures) -> None:
-    """Count the lines with code, and the comments; docstrings are neither."""
+    """Count the lines of code and the comments; docstrings are neither."""
     code: set[int] = set()
     comments = 0
     skipped = (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
@@ -219,14 +220,14 @@ def count_lines(path: Path, figures: Figures) -> None:
                 continue
             elif token.type not in (*skipped, tokenize.ENCODING):
                 code.update(range(token.start[0], token.end[0] + 1))
-            # A text at the beginning of a statement is documentation.
+            # A string at the beginning of a statement is a docstring.
             begins = token.type in (*skipped, tokenize.ENCODING, tokenize.COMMENT)
     figures.counts["lines"] += len(code)
     figures.counts[COMMENTS] += comments
 
 
 def check_class(node: ast.ClassDef, where: str, figures: Figures) -> None:
-    """Count a class that has too many attributes, or many without a reason."""
+    """Count a class with too many attributes, or with many but no reason."""
     count = len(attributes(node))
     place = f"{where}:{node.lineno} {node.name}: {count} attributes"
     if count > MAX_ATTRIBUTES:
@@ -238,7 +239,7 @@ def check_class(node: ast.ClassDef, where: str, figures: Figures) -> None:
 
 
 def attributes(node: ast.ClassDef) -> set[str]:
-    """Return the fields that a class declares, and the attributes that it sets on `self`."""
+    """Return the declared fields of a class, and the attributes that it sets on `self`."""
     names: set[str] = set()
     for statement in node.body:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
@@ -251,7 +252,7 @@ def attributes(node: ast.ClassDef) -> set[str]:
 
 
 def count_decisions(function: _Function) -> int:
-    """Return the number of paths that begin in a function: one more for each branch and loop."""
+    """Return the cyclomatic complexity of a function: 1, and 1 for each branch and loop."""
     count = 1
     for node in ast.walk(function):
         match node:
@@ -265,7 +266,7 @@ def count_decisions(function: _Function) -> int:
 
 
 def find_models(trees: Iterable[ast.Module]) -> set[str]:
-    """Return the names of pydantic models, whose fields are those of a document."""
+    """Return the names of pydantic models; their fields are those of a document."""
     bases: dict[str, set[str]] = {}
     for tree in trees:
         for node in ast.walk(tree):

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Runs the tests of a framework twice, as they are and with an engine attached, and compares.
+"""Runs the tests of a framework twice, unchanged and with an engine attached, and compares.
 
-An integration promises that attaching changes nothing where nothing fails. The frameworks' own tests
-hold it to that: a test that passes as it is and fails with every agent or graph attached to an engine
-without providers shows a difference, which is repaired or stated on the integration's page.
+An integration promises that attaching changes nothing if nothing fails. The frameworks' own tests
+check it: a test that passes unchanged but fails with every agent or graph attached to an engine
+without providers shows a difference, which must be fixed or stated on the integration's page.
 
 Usage: framework_tests.py NAME [--git URL] [--version VERSION] [PYTEST_ARGS ...]. It prints the tests
 that fail only when attached, and exits with 1 if there are any. The tests and their environment are
@@ -39,25 +39,25 @@ ATTACH: Final = "REPLANNING_ATTACH"
 PYTEST: Final = ("pytest", "pytest-asyncio", "pytest-mock", "pytest-timeout", "pytest-xdist")
 
 TOO_LARGE: Final = (":(exclude)*/cassettes/*", ":(exclude)*/assets/*")
-"""Recordings of answers over the network, which most of the tests named here do not read."""
+"""Recorded network responses, which most of the selected tests do not read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Framework:
-    """Where the tests of a framework are, and how they run.
+    """Location of a framework's tests, and how to run them.
 
     Attributes:
-        distribution: whose installed version is tested, unless another is stated.
+        distribution: the package whose installed version is tested, unless another is stated.
         git: address of the repository.
-        tag: name of a version in it, with `{version}`.
+        tag: tag of a version in the repository, with `{version}`.
         tests: files and folders, relative to `folder`.
         requirements: packages that the tests need, with `{version}`.
-        attach: attaches all that the tests create to an engine, from then on.
+        attach: from its call on, attaches everything that the tests create to an engine.
         folder: path of the package within the repository.
-        paths: what is extracted, relative to `folder`.
-        left_out: what is not, of that.
+        paths: files and folders to extract, relative to `folder`.
+        left_out: files in `paths` not to extract.
         options: arguments for pytest.
-        variables: of the environment, with reasons beside them.
+        variables: environment variables, with reasons beside them.
     """
 
     distribution: str
@@ -109,14 +109,14 @@ def attach_crewai() -> None:
     @contextmanager
     def attached(crew: Any) -> Iterator[None]:
         with ExitStack() as stack:
-            # A run of the same crew around this one has attached it.
+            # An outer run of this crew has already attached it.
             with suppress(ValueError):
                 stack.enter_context(replanned(crew, ReplanningEngine(providers=[])))
             yield
 
     @wraps(run_crew)
     def run_attached(crew: Any, *args: Any, **kwargs: Any) -> Any:
-        # The run behind a stream is a kickoff of its own.
+        # A stream runs the crew through another kickoff.
         if crew.stream:
             return run_crew(crew, *args, **kwargs)
         with attached(crew):
@@ -144,7 +144,7 @@ def attach_google_adk() -> None:
     @wraps(create_runner)
     def create_attached(runner: Any, *args: Any, **kwargs: Any) -> None:
         create_runner(runner, *args, **kwargs)
-        # The runner of an agent that is used as a tool has the plugins of the agent that calls it.
+        # The runner of an agent used as a tool has the plugins of the calling agent.
         if runner.plugin_manager.get_plugin("replanning") is None:
             runner.plugin_manager.register_plugin(Replanned(engine=ReplanningEngine(providers=[])))
 
@@ -250,7 +250,7 @@ FRAMEWORKS: Final = {
         distribution="crewai",
         git="https://github.com/crewAIInc/crewAI",
         tag="{version}",
-        # Answers of models are recorded; the files that read them lie at the root.
+        # Model responses are recorded; the files that read them are at the root.
         paths=("conftest.py", ".env.test", "pyproject.toml", "lib/crewai/tests"),
         left_out=(),
         tests=(
@@ -353,7 +353,7 @@ FRAMEWORKS: Final = {
             "uvloop",
         ),
         attach=attach_langgraph,
-        # Databases in containers are left out.
+        # Without databases in containers.
         variables=(("NO_DOCKER", "true"),),
     ),
     "openai-agents": Framework(
@@ -422,7 +422,7 @@ FRAMEWORKS: Final = {
             "vcrpy",
         ),
         attach=attach_pydantic_ai,
-        # Engines that are made within an event loop look for their settings file there.
+        # Engines created in an event loop look for their settings file there, which blocks.
         variables=(("BLOCKBUSTER_ENABLED", "false"),),
     ),
 }
@@ -441,7 +441,9 @@ def main() -> int:
     python = folder / ".venv" / "bin" / "python"
 
     if not (folder / "ready").exists():
-        say(f"Fetching {arguments.name} {version} and what its tests need; this takes minutes ...")
+        say(
+            f"Fetching {arguments.name} {version} and its test requirements; this takes minutes ..."
+        )
         extract_tests(framework, version, arguments.git or framework.git, folder)
         venv.create(folder / ".venv", clear=True, with_pip=True)
         requirements = [each.format(version=version) for each in framework.requirements]
@@ -458,13 +460,13 @@ def main() -> int:
 
 
 def say(line: str) -> None:
-    """Print a line at once: the tests take minutes."""
+    """Print a line without buffering: the tests take minutes."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def installed_version(name: str) -> str:
-    """Return the version of a framework in the environment in which its integration is tested."""
+    """Return the version of a framework in the test environment of its integration."""
     for environment in (".venv", f".venv-{name}"):
         places = [str(path) for path in ROOT.glob(f"{environment}/lib/python*/site-packages")]
         for each in distributions(name=FRAMEWORKS[name].distribution, path=places):
@@ -473,7 +475,7 @@ def installed_version(name: str) -> str:
 
 
 def extract_tests(framework: Framework, version: str, git: str, folder: Path) -> None:
-    """Write the tests of a version, and the files that configure them, into a folder."""
+    """Extract the tests of a version, with their configuration, into a folder."""
     tag = framework.tag.format(version=version)
     repository = Path(git)
     if not repository.is_dir():
@@ -497,7 +499,7 @@ def pip_install(python: Path, *requirements: str) -> None:
 def failures(
     name: str, folder: Path, python: Path, arguments: list[str], *, attached: bool
 ) -> set[str]:
-    """Run the tests, print how they ended, and return those that failed."""
+    """Run the tests, print the summary line, and return the failed tests."""
     framework = FRAMEWORKS[name]
     scripts = str(Path(__file__).parent)
     environment = {
@@ -506,11 +508,11 @@ def failures(
         ATTACH: name if attached else "",
         "PYTHONPATH": os.pathsep.join([".", scripts]),
     }
-    # Their own options ask for plugins and reports that are not needed. Warnings stay warnings: a
-    # framework that makes errors of them means those of its own dependencies.
+    # The framework's options ask for plugins and reports that are not needed. Warnings are not
+    # errors here, because only those of the framework's own dependencies should be.
     words = ["-m", "pytest", "-p", Path(__file__).stem, "-p", "no:warnings", "-o", "addopts="]
     words += ["-q", "-n", "2", "--timeout=60", "--tb=no", "--no-header"]
-    # Versions differ in the files they have.
+    # The files differ between versions.
     tests = [test for test in framework.tests if (folder / test).exists()]
     ended = subprocess.run(
         [str(python), *words, *framework.options, *tests, *arguments],
@@ -533,7 +535,7 @@ def failures(
 
 
 def pytest_configure() -> None:
-    """Attach the framework that the environment names, in each process that runs tests."""
+    """Attach the framework named in the environment, in each test process."""
     name = os.environ.get(ATTACH)
     if name:
         FRAMEWORKS[name].attach()

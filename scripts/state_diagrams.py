@@ -1,4 +1,4 @@
-"""Draws the states of a task, from the table of their transitions: the usual way, and every change."""
+"""Draws the states of a task from the table of transitions: the usual path, and every transition."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ BOXES: Final = {
     TaskState.FAILED: (716, 220, 104),
     TaskState.REPLACED_BY_REPLAN: (660, 324, 160),
 }
-"""Where the states of the usual way are drawn: left, top, width."""
+"""Boxes of the states on the usual path: left, top, width."""
 
 ARROWS: Final = (
     (TaskState.PENDING, TaskEvent.SATISFY, ((112, 133), (254, 133)), (183, 124, "middle")),
@@ -83,22 +83,22 @@ ARROWS: Final = (
         (350, 282, "middle"),
     ),
 )
-"""The changes of the usual way, each with its line and the place of its name."""
+"""Transitions on the usual path, each with its line and the position of its name."""
 
 
 def diagrams() -> dict[str, str]:
     """Return the two pictures, by their paths below `docs/`."""
     return {
-        "images/states.svg": usual_way(),
-        "images/transitions.svg": every_change(),
+        "images/states.svg": usual_path(),
+        "images/transitions.svg": every_transition(),
     }
 
 
-def usual_way() -> str:
-    """Return the picture of how a task usually goes.
+def usual_path() -> str:
+    """Return the picture of the usual path of a task.
 
     Raises:
-        KeyError: the table of transitions has no such change any more.
+        KeyError: the table no longer has one of the transitions.
     """
     parts = []
     for state, event, points, (x, y, anchor) in ARROWS:
@@ -115,7 +115,7 @@ def usual_way() -> str:
             f'height="{BOX_HEIGHT}" rx="6"/>'
             f'<text x="{left + width / 2:g}" y="{top + 21}" text-anchor="middle">{state}</text>'
         )
-    return picture(828, 370, "How a task usually goes from state to state", parts)
+    return picture(828, 370, "The usual path of a task from state to state", parts)
 
 
 LEFT: Final = 196
@@ -124,7 +124,7 @@ COLUMN: Final = 46
 ROW: Final = 26
 
 
-def every_change() -> str:
+def every_transition() -> str:
     """Return the picture of the whole table: a column for each state, a row for each event."""
     columns = {}
     parts = []
@@ -157,11 +157,11 @@ def every_change() -> str:
         f'<circle class="to" cx="{LEFT + 196}" cy="{y}" r="7"/>'
         f'<text class="label" x="{LEFT + 212}" y="{y + 4}">leads to this state</text>'
     )
-    return picture(int(left) + 96, y + 16, "Every change of the state of a task", parts)
+    return picture(int(left) + 96, y + 16, "Every state transition of a task", parts)
 
 
 def row(event: TaskEvent, columns: dict[TaskState, float], y: int) -> Iterator[str]:
-    """Yield the marks of an event: the states in which it may happen, and the one to which it leads."""
+    """Yield the marks of an event: its source states, and the resulting state."""
     sources = [state for state, happens in TRANSITIONS if happens is event]
     (follows,) = {TRANSITIONS[state, event] for state in sources}
     places = [columns[state] for state in (*sources, follows)]
