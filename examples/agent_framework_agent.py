@@ -1,8 +1,8 @@
 """A workflow of the Microsoft Agent Framework, attached by two lines. Run it as it is.
 
-Needs `pip install agent-framework-core agent-framework-orchestrations`. The tool of the finder fails, and another one stands
-in for it. The model of the writer fails, and the editor stands in for it once the user has approved that. The answer reaches
-the run in another workflow, as in another process: the journal is on disk, and who has finished is not asked again.
+Needs `pip install agent-framework-core agent-framework-orchestrations`. The finder's tool fails, and another tool replaces it.
+The writer's model fails, and the editor replaces the writer after the user has approved it. The answer goes to a second workflow,
+as if in another process: the journal is on disk, and finished agents do not run again.
 """
 
 import tempfile
@@ -27,7 +27,7 @@ from replanning.journal import SqliteStore
 
 
 class ScriptedClient(FunctionInvocationLayer, BaseChatClient):
-    """A stand-in for a model: it searches, and says what it found or was told; or it is overloaded."""
+    """Scripted stand-in for a model: it searches, repeats what it found or was told, or is overloaded."""
 
     def __init__(self, model):
         super().__init__()
@@ -56,7 +56,7 @@ def search_archive(query: str) -> str:
 
 
 def make_workflow(checkpoints, store):
-    """Return the workflow, as each process makes it."""
+    """Return the workflow, as each process creates it."""
     finder = Agent(
         ScriptedClient("searching"),
         name="finder",

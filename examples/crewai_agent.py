@@ -1,4 +1,4 @@
-"""A crew of CrewAI with tools and agents that stand in. Needs `pip install crewai`; run it as it is."""
+"""A crew of CrewAI with replacement tools and agents. Needs `pip install crewai`; run it as it is."""
 
 import os
 from tempfile import mkdtemp
@@ -46,12 +46,12 @@ class ScriptedModel(BaseLLM):
         return self.answer
 
     def supports_function_calling(self):
-        """Whether calls of tools are functions."""
+        """Return whether the model calls tools as functions."""
         return True
 
 
 def agent(role, answer=None, tools=()):
-    """An agent with such a model."""
+    """Return an agent with a scripted model."""
     return Agent(
         role=role,
         goal="a release that people understand",
@@ -69,7 +69,7 @@ critic = agent("critic", "Well said.")
 
 
 def crew():
-    """Three tasks, one after another, and an editor who could write as well."""
+    """Return a crew with three tasks, one after another, and an editor who could write as well."""
     steps = {"research": researcher, "write": writer, "judge": critic}
     tasks = [
         Task(name=name, description=f"{name} it", expected_output="A sentence.", agent=each)
@@ -82,13 +82,13 @@ CAPABILITIES = {"search": "web", "search_archive": "web", "writer": "write", "ed
 
 
 def show(output):
-    """Print what each task returned, and who did it."""
+    """Print the output and the agent of each task."""
     for each in output.tasks_output:
         print(f"  {each.name}: {each.raw} ({each.agent})")
 
 
 def main():
-    """Run the crew three times: alone, with stand-ins, and with a person who decides before it goes on."""
+    """Run the crew three times: alone, with replacements, and with a person who decides first."""
     print("alone")
     try:
         crew().kickoff()

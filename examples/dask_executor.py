@@ -1,6 +1,7 @@
-"""Tasks executed by a Dask cluster: one process owns the plan, and the workers of the cluster do the work.
+"""A plan on a Dask cluster: one process owns the plan, and the workers of the cluster execute the tasks.
 
-`pip install distributed`. It starts a cluster on this machine; with the address of a scheduler, `Client("tcp://…")` uses another one.
+Needs `pip install distributed`. It starts a cluster on this machine; use another one with the address of its scheduler,
+`Client("tcp://…")`.
 """
 
 import anyio
@@ -22,19 +23,19 @@ tasks:
 
 
 def scan(page):
-    """Cannot read the second page."""
+    """Read a page; the second one fails."""
     if page == 2:
         raise ValueError("the page is torn")
     return "to be or not to be"
 
 
 def photograph(page):
-    """Reads what it is shown."""
+    """Read any page."""
     return f"that is the question of page {page}"
 
 
 def count(texts):
-    """Counts words."""
+    """Count words."""
     return sum(len(text.split()) for text in texts)
 
 
@@ -42,7 +43,7 @@ TOOLS = {function.__name__: function for function in (scan, photograph, count)}
 
 
 async def main():
-    """Starts a cluster, and executes the plan on it."""
+    """Start a cluster, and execute the plan on it."""
     async with (
         LocalCluster(
             n_workers=2, processes=False, dashboard_address=None, asynchronous=True
@@ -55,9 +56,8 @@ async def main():
             try:
                 return await future
             finally:
-                await (
-                    future.cancel()
-                )  # does nothing to one that is done; a task that was stopped leaves the cluster
+                # Removes a stopped task from the cluster; a finished one is not affected.
+                await future.cancel()
 
         result = await ReplanningEngine().execute(PLAN, work, max_concurrency=100)
     print(result.status, result.outputs["words"])

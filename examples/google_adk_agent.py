@@ -1,8 +1,8 @@
 """A team of Google ADK, attached by one plugin. Needs `pip install google-adk`; run it as it is.
 
-The tool of the finder fails, and the archive may stand in for it once the user has confirmed that. The model of the writer
-fails, and the editor stands in for it. The answer of the user resumes the invocation with a second runner, as in another
-process: the journal of the runs is on disk.
+The finder's tool fails, and the archive replaces it after the user has confirmed it. The writer's model fails, and the editor
+replaces the writer. The user's answer resumes the invocation with a second runner, as if in another process: the journal of the
+runs is on disk.
 """
 
 import tempfile
@@ -54,7 +54,7 @@ async def search_archive(query: str) -> str:
 
 
 def make_runner(sessions, store):
-    """Return a runner of the team, as each process makes it."""
+    """Return a runner of the team, as each process creates it."""
     archive = FunctionTool(search_archive, require_confirmation=True)
     finder = LlmAgent(
         name="finder",
@@ -78,7 +78,7 @@ def make_runner(sessions, store):
 
 
 async def send(runner, session, part):
-    """Send a message, print what the agents say, and return the calls that they make."""
+    """Send a message, print the agents' replies, and return their function calls."""
     calls = []
     message = types.Content(role="user", parts=[part])
     stream = runner.run_async(user_id="me", session_id=session.id, new_message=message)
@@ -91,7 +91,7 @@ async def send(runner, session, part):
 
 
 async def main():
-    """Ask for a report, confirm what the engine proposes, and print what was saved as the report."""
+    """Ask for a report, confirm the engine's proposal, and print the saved report."""
     sessions = InMemorySessionService()
     session = await sessions.create_session(app_name="team", user_id="me")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
 """An agent of LangChain on LangGraph, attached by two lines. Needs `pip install langchain`; run it as it is.
 
-The search fails, and the archive may stand in for it once the user has approved that, because the user approves each of its
-calls. The thread is resumed with a second agent, as in another process: the journal of the runs is on disk.
+The search fails, and the archive replaces it after the user has approved it, because each call of the archive needs approval.
+A second agent resumes the thread, as if in another process: the journal of the runs is on disk.
 """
 
 import tempfile
@@ -34,7 +34,7 @@ async def search_archive(query: str) -> str:
 
 
 class Model(GenericFakeChatModel):
-    """A scripted stand-in for a model: it searches, then says that it has found something."""
+    """Scripted stand-in for a model: it searches, then says that it has found something."""
 
     def bind_tools(self, tools, **options):
         return self
@@ -45,7 +45,7 @@ MODEL = Model(messages=iter([AIMessage("", tool_calls=[call]), AIMessage("found"
 
 
 def make_agent(saver, store):
-    """Return the attached agent, as each process makes it."""
+    """Return the attached agent, as each process creates it."""
     approval = HumanInTheLoopMiddleware(interrupt_on={"search_archive": True})
     agent = create_agent(
         MODEL,
@@ -58,7 +58,7 @@ def make_agent(saver, store):
 
 
 async def main():
-    """Ask, approve what the engine proposes, and print the messages."""
+    """Ask, approve the engine's proposal, and print the messages."""
     saver = InMemorySaver()
     config = {"configurable": {"thread_id": "1"}}
     with tempfile.TemporaryDirectory() as folder:

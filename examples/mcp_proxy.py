@@ -1,7 +1,7 @@
 """A client of an MCP server, attached by the line that starts the server. Needs `pip install "replanning[mcp]"`; run it as it is.
 
-The news fail, and the archive may stand in for them once the user has approved that, here from the same program, otherwise
-with `replanning approve`. The next client continues the run.
+The news tool fails, and the archive replaces it after the user has approved it, here in this program, otherwise with
+`replanning approve`. The next client continues the run.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """An agent of the OpenAI Agents SDK, attached by two lines. Needs `pip install openai-agents`; run it as it is.
 
-The search fails, and the archive stands in for it. To publish what was found needs the approval of the user, which is given
-to a second agent, as in another process: the journal of the runs is on disk.
+The search fails, and the archive replaces it. Publishing needs the user's approval, which goes to a second agent, as if in another
+process: the journal of the runs is on disk.
 """
 
 import tempfile
@@ -40,13 +40,13 @@ async def publish(text: str) -> str:
 
 
 def make_assistant(*steps):
-    """Return the agent, with a scripted stand-in for a model, as each process makes it."""
+    """Return the agent, with a scripted stand-in for a model, as each process creates it."""
     tools = [search, search_archive, publish]
     return Agent("assistant", model=ScriptedModel(steps), tools=tools)
 
 
 async def main():
-    """Ask, approve the call that needs it, and print what tools and agent say."""
+    """Ask, approve the call that needs it, and print the outputs of tools and agent."""
     searching = [function_call("search", {"query": "changelog"}, call_id="1")]
     publishing = [function_call("publish", {"text": "what has changed"}, call_id="2")]
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""An orchestrator of one's own: pull what may run, report what happened. Run it as it is."""
+"""Your own orchestrator: it pulls ready tasks and reports their results. Run it as it is."""
 
 import anyio
 
@@ -16,14 +16,14 @@ PLAN = Plan(
 
 
 async def work(task, context):
-    """Do one task; the scanner is broken, so its task fails and the engine puts the camera in its place."""
+    """Execute a task; the scanner is broken, so its task fails and the engine replaces it with the camera."""
     if task.tool == "scanner":
         raise OSError("the scanner does not answer")
     return "to be or not to be" if task.tool == "camera" else len(context.results["read"].split())
 
 
 async def main():
-    """The loop that an orchestrator needs."""
+    """Run the loop of an orchestrator."""
     engine = ReplanningEngine()
     async with engine.open(PLAN) as run:
         async for task in run.ready():

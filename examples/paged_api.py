@@ -1,6 +1,6 @@
-"""All pages of an HTTP API, of which only the first answer says how many there are. Run it as it is.
+"""Reads all pages of an HTTP API; only the first response states their number. Run it as it is.
 
-Each page is a task. One of them is answered with 503 at first, and is asked for again; the others are not.
+Each page is a task. The first request for one of them gets a 503 and is retried; the others are not repeated.
 """
 
 import json
@@ -34,7 +34,7 @@ tasks:
 
 @tool(retry={"delay": 0})
 async def get_page(url: str, page: int) -> dict:
-    """Ask for a page."""
+    """Request a page."""
     async with httpx.AsyncClient() as client:
         answer = await client.get(url, params={"page": page})
     return answer.raise_for_status().json()
@@ -56,10 +56,10 @@ def join(first: dict, others: list[dict]) -> list[str]:
 
 
 class Articles(BaseHTTPRequestHandler):
-    """The server of the API."""
+    """Server of the API."""
 
     def do_GET(self):
-        """Answer with a page, and with the number of all."""
+        """Respond with a page, and the number of pages."""
         page = int(self.path.partition("page=")[2])
         print(f"asked for page {page}\n", end="")  # at once, as other threads print as well
         if page in BUSY:
@@ -73,7 +73,7 @@ class Articles(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(answer).encode())
 
     def log_message(self, *arguments):
-        """Say nothing."""
+        """Write no log."""
 
 
 async def main(url):

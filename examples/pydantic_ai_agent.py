@@ -1,7 +1,7 @@
 """An agent of pydantic-ai, attached by two lines. Needs `pip install pydantic-ai-slim`; run it as it is.
 
-The search fails, and the archive may stand in for it once the user has approved that. The run with the approval goes on
-with a second agent, as in another process: the journal of the runs is on disk.
+The search fails, and the archive replaces it after the user has approved it. A second agent continues the run with the approval, as
+if in another process: the journal of the runs is on disk.
 """
 
 import tempfile
@@ -18,7 +18,7 @@ from replanning.journal import SqliteStore
 
 
 def model(messages, info):
-    """A scripted stand-in for a model: it searches, then says what it found."""
+    """Scripted stand-in for a model: it searches, then says what it found."""
     asked = messages[-1].parts[-1]
     if asked.part_kind == "tool-return":
         return ModelResponse([TextPart(f"found {asked.content}")])
@@ -36,7 +36,7 @@ async def search_archive(query: str) -> str:
 
 
 def make_assistant(store):
-    """Return the agent, as each process makes it."""
+    """Return the agent, as each process creates it."""
     engine = ReplanningEngine(store=SqliteStore(store))
     return Agent(
         FunctionModel(model),
@@ -47,7 +47,7 @@ def make_assistant(store):
 
 
 async def main():
-    """Ask, approve what the engine proposes, and print what the agent says."""
+    """Ask, approve the engine's proposal, and print the agent's reply."""
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "runs.db"
         stopped = await make_assistant(store).run("changelog")

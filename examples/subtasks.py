@@ -1,6 +1,6 @@
-"""A model divides a goal into subtasks, and a tool does each of them. Run it as it is; the model is a scripted one.
+"""A model divides a goal into subtasks, and a tool executes each. Run it as it is; the model is scripted.
 
-`max_items` bounds what the model may ask for: the second time it asks for a hundred subtasks, and none of them begins.
+`max_items` limits the number of subtasks: the second time, the model asks for a hundred, and none of them starts.
 """
 
 import anyio
@@ -40,14 +40,14 @@ MODEL = ScriptedLLM(
 
 
 class Subtask(BaseModel):
-    """What the model asks for."""
+    """Subtask that the model asks for."""
 
     title: str
     words: int
 
 
 class Division(BaseModel):
-    """The answer of the model."""
+    """Answer of the model."""
 
     subtasks: list[Subtask]
 
@@ -67,7 +67,7 @@ def write(title: str, words: int) -> str:
 
 @tool
 def join(parts: list[str]) -> str:
-    """Put the parts together."""
+    """Join the parts."""
     return ", ".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""A workflow of swarms with agents that stand in. Needs `pip install swarms`; run it as it is."""
+"""A workflow of swarms with a replacement agent. Needs `pip install swarms`; run it as it is."""
 
 import os
 from tempfile import mkdtemp
@@ -18,7 +18,7 @@ logger.disable("swarms")
 
 
 class ScriptedModel:
-    """A scripted stand-in for a model."""
+    """Scripted stand-in for a model."""
 
     def __init__(self, name, answer):
         self.name = name
@@ -33,7 +33,7 @@ class ScriptedModel:
 
 
 def agent(name, answer):
-    """An agent with such a model."""
+    """Return an agent with a scripted model."""
     return Agent(
         agent_name=name,
         llm=ScriptedModel(name, answer),
@@ -51,12 +51,12 @@ critic = agent("critic", "A good story.")
 
 
 def workflow():
-    """Three agents, one after another."""
+    """Return a workflow of three agents, one after another."""
     return SequentialWorkflow(agents=[researcher, writer, critic], autosave=False)
 
 
 def main():
-    """Run the workflow three times: alone, with a stand-in, and with a person who decides."""
+    """Run the workflow three times: alone, with a replacement, and with a person who decides."""
     print("alone")
     try:
         workflow().run("Write about tea")
@@ -83,7 +83,7 @@ def main():
         (question,) = stopped.questions
         print(f"  asked: {engine.pending()[0].text}")
         engine.answer(question, "approve", by="Ada")  # perhaps days later, and in another process
-    for entry in attached.run("Write about tea"):  # goes on where it stopped
+    for entry in attached.run("Write about tea"):  # continues where it stopped
         print(f"  {entry['role']}: {entry['content']}")
 
 

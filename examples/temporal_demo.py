@@ -1,6 +1,6 @@
-"""A plan as a durable workflow of Temporal: a server, a worker and a run, of which one task fails and is replaced.
+"""A plan as a durable workflow of Temporal: a server, a worker, and a run with a task that fails and is replaced.
 
-`pip install "replanning[temporal,temporal-server]"`. It needs no other server: it starts one for itself.
+Needs `pip install "replanning[temporal,temporal-server]"`. It starts its own server.
 """
 
 import shutil
@@ -24,23 +24,23 @@ tasks:
 
 @tool(capability="read-page")
 def scan():
-    """Fails, as scanners do."""
+    """Read a page; fails, as scanners do."""
     raise OSError("the scanner does not answer")
 
 
 @tool(capability="read-page")
 def photograph():
-    """Does the same another way."""
+    """Read a page in another way."""
     return "to be or not to be"
 
 
 def count(text: str):
-    """Counts words."""
+    """Count words."""
     return len(text.split())
 
 
 async def main():
-    """Starts a server and a worker, and runs the plan."""
+    """Start a server and a worker, and run the plan."""
     program = shutil.which("temporal", path=str(Path(sys.executable).parent)) or shutil.which(
         "temporal"
     )

@@ -1,7 +1,7 @@
-"""The trip of Temporal's tutorial about sagas: a car, a hotel and a flight, all of them or none. Run it as it is.
+"""The trip from Temporal's tutorial about sagas: a car, a hotel and a flight, all of them or none. Run it as it is.
 
-Each function states how its booking is undone, so no list of compensations is kept. Once the flight cannot be booked, one
-revision adds the tasks that cancel the hotel and the car. They run like all others.
+Each function states how to undo its booking, so no list of compensations is needed. When the booking of the flight fails, one
+revision adds the tasks that cancel the hotel and the car. They run like all other tasks.
 """
 
 import anyio
@@ -59,7 +59,7 @@ def undo_book_hotel(hotel: str) -> None:
 
 
 async def main():
-    """Book; if that fails, have what was booked taken back."""
+    """Book the trip; if that fails, undo the bookings."""
     engine = ReplanningEngine()
     tools = [book_car, book_hotel, book_flight, undo_book_car, undo_book_hotel]
     result = await engine.execute(PLAN, tools=tools, run_id="trip")

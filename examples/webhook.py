@@ -1,4 +1,4 @@
-"""Ask a person by HTTP POST, and take the answer by HTTP. Run it as it is: its "person" approves at once."""
+"""Ask a person by HTTP POST, and receive the answer by HTTP. Run it as it is: its "person" approves at once."""
 
 import json
 import threading
@@ -12,7 +12,7 @@ from replanning import CallbackGate, ReplanningEngine, Settings
 
 
 async def ask(question):
-    """The gate: post the question to a web hook, then wait; the answer comes in through `Door`."""
+    """The gate: post the question to a web hook, then wait; the answer arrives through `Door`."""
     text = {"id": question.id, "text": question.text, "diffs": question.diffs}
     async with httpx.AsyncClient() as client:
         await client.post(f"{URL}/ask", json=text)
@@ -20,10 +20,10 @@ async def ask(question):
 
 
 class Door(BaseHTTPRequestHandler):
-    """POST /answer with {"id", "verdict", "by"} answers a question; POST /ask stands in for the person's side."""
+    """POST /answer with {"id", "verdict", "by"} answers a question; POST /ask plays the person."""
 
     def do_POST(self):
-        """Both sides of the conversation."""
+        """Receive a question, or an answer."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.send_response(204)
         self.end_headers()
@@ -37,11 +37,11 @@ class Door(BaseHTTPRequestHandler):
             ).start()
 
     def log_message(self, *args):
-        """Say nothing of every request."""
+        """Write no log."""
 
 
 async def main():
-    """Run a plan whose every change a person must approve."""
+    """Run a plan; a person must approve every change."""
     result = await ENGINE.execute(PLAN, work)
     print(result.status, result.outputs)
 

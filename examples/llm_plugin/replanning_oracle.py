@@ -1,4 +1,4 @@
-"""A language model in ten lines: it answers what the variable ORACLE says."""
+"""A language model in ten lines: it replies with the value of the variable ORACLE."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A provider in ten lines: whatever failed is tried once more in a minute."""
+"""A provider in ten lines: a failed task is retried once, in a minute."""
 
 from replanning import Alternative
 from replanning.changes import RetryTask
