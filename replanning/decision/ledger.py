@@ -487,7 +487,7 @@ class Ledger:
         _, at, body = record
         kind = type(body)
         # There may be an alternative after all.
-        if kind in _NEW_CHANCES:
+        if self.fruitless_searches and kind in _NEW_CHANCES:
             self.fruitless_searches.clear()
         # Most records are of attempts: they are not compared with every case below.
         if kind in _ATTEMPT_KINDS:

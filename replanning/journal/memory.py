@@ -54,26 +54,16 @@ class _StoredRun:
     times: list[float] = field(default_factory=list)
     bodies: list[RecordBody] = field(default_factory=list)
     packed: list[bytes] = field(default_factory=list)
+    count: int = 0
     status: CurrentRunStatus = "running"
     title: tuple[str, str] = "", ""
     is_session: bool = False
     messages: dict[int, InboxMessage] = field(default_factory=dict)
     last_message_id: int = 0
 
-    @property
-    def count(self) -> int:
-        """The number of records."""
-        return len(self.packed) * _PACKED_TOGETHER + len(self.bodies)
-
-    def append(self, at: float, body: RecordBody) -> None:
-        """Store a record; pack the earliest records of a long session."""
-        if not self.count:
-            self.title = run_title(body)
-            self.is_session = isinstance(body, RunOpened) and body.open_ended
-        self.status = status_after(body) or self.status
-        self.bodies.append(body)
-        self.times.append(at)
-        if self.is_session and len(self.bodies) >= _UNPACKED_RECORDS + _PACKED_TOGETHER:
+    def pack(self) -> None:
+        """Pack the earliest records of a long session."""
+        if len(self.bodies) >= _UNPACKED_RECORDS + _PACKED_TOGETHER:
             earliest = self.times[:_PACKED_TOGETHER], self.bodies[:_PACKED_TOGETHER]
             self.packed.append(zlib.compress(pickle.dumps(earliest), level=1))
             del self.times[:_PACKED_TOGETHER], self.bodies[:_PACKED_TOGETHER]
@@ -147,7 +137,15 @@ class MemoryStore(RunStore):
             kept = self._owned_run(lease)
             if seq != kept.count + 1:
                 raise record_out_of_order(lease, record, kept.count)
-            kept.append(at, body)
+            if seq == 1:
+                kept.title = run_title(body)
+                kept.is_session = isinstance(body, RunOpened) and body.open_ended
+            kept.status = status_after(body) or kept.status
+            kept.count = seq
+            kept.bodies.append(body)
+            kept.times.append(at)
+            if kept.is_session:
+                kept.pack()
 
     def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
         """Return the records that exist now, without those appended later."""

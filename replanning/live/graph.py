@@ -1087,9 +1087,10 @@ class TaskGraph:
             IllegalTransition: the event does not fit its state; nothing has changed.
         """
         state = entry.state
-        follows = TRANSITIONS.get((state, event)) or transition(state, event, entry.id)
-        self.counts[state] -= 1
-        self.counts[follows] += 1
+        follows = transition(state, event, entry.id)
+        counts = self.counts
+        counts[state] -= 1
+        counts[follows] += 1
         entry.state = follows
         if self.results.changed is not None:
             self.results.changed[entry.root] = None
@@ -1132,11 +1133,12 @@ class TaskGraph:
             entry: the task.
             succeeded: whether the attempt has succeeded, and its result may become stale.
         """
-        entry.log.current = None
-        entry.log.deadline = None
-        entry.log.effects = None
+        log = entry.log
+        log.current = None
+        log.deadline = None
+        log.effects = None
         if self.scheduler.unconfirmed:
-            entry.log.doubt = None
+            log.doubt = None
             self.scheduler.unconfirmed.pop(entry.id, None)
         # Only a result can be stale, so the reads of a failed attempt are forgotten.
         if not succeeded:

@@ -51,6 +51,7 @@ from replanning.live.entries import (
     CONDITION_NOT_MET,
     CONDITION_NOT_MET_ALONE,
     Doubt,
+    Effects,
     TaskEntry,
     TaskOutput,
     unconfirmed,
@@ -85,6 +86,8 @@ from replanning.secrets import MASK
 
 _PENDING: Final = TaskState.PENDING
 _RUNNING: Final = TaskState.RUNNING
+_START: Final = TaskEvent.START
+_SUCCEED: Final = TaskEvent.SUCCEED
 
 _SENT_FIELDS: Final[dict[str, Any]] = {
     **dict.fromkeys(CALL_FIELDS, True),
@@ -550,9 +553,12 @@ class LivePlan(TaskGraph):
             IllegalTransition: the record does not fit the state of its task; nothing has changed.
             UnknownTask: the record names a task that does not exist.
         """
-        body = record.body
+        _, at, body = record
         handler = PLAN_RECORD_HANDLERS.get(type(body))
         if handler is None:
+            if isinstance(body, DecisionMade) and body.blocks:
+                self.version += 1
+                self._end_tasks(body.blocks, TaskEvent.BLOCK, body.reason)
             if isinstance(body, PlanRevised):
                 # If the record comes from a journal, its changes are staged again.
                 if draft is None:
@@ -561,7 +567,7 @@ class LivePlan(TaskGraph):
                     self._adopt_values(body.adopted)
                     # Before the tasks, which may use its tools and resources.
                     self.change_document(body.adopted)
-                draft.commit(record.at)
+                draft.commit(at)
                 if body.adopted is not None:
                     # A person who corrects the plan, or runs tasks again, wants the goal.
                     self.taken_back = None
@@ -572,13 +578,11 @@ class LivePlan(TaskGraph):
                 if body.replan is not None:
                     self.statistics.recent_ends.append(False)
             return
-        if isinstance(body, DecisionMade) and not body.blocks:
-            return
         # Even a record that turns out to change nothing outdates drafts: that is safe, and rare.
         self.version += 1
         if self.world.problems:
             self.world.problems.clear()
-        handler(self, body, record.at)
+        handler(self, body, at)
 
     def _adopt_values(self, adopted: Plan) -> None:
         """Change the context and the goal as a corrected plan does."""
@@ -631,26 +635,24 @@ class LivePlan(TaskGraph):
             return
         if body.call is None:
             entry = self.entry(body.task)
-            self.transition(entry, TaskEvent.START)
+            self.transition(entry, _START)
         else:
             entry = self._insert_call(body.call)
             entry.state = _RUNNING
             self.counts[_RUNNING] += 1
         if self.counts[_RUNNING] == 1:
             self.statistics.busy_since = at
-        tool = self.tool_of(entry.task)
-        if tool is not None and (tool.addition_patterns or tool.removes):
-            arguments: dict[str, JsonValue] = {}
-            for name, value in entry.task.arguments.items():
-                # One by one: of a resumed run, an output that was not stored cannot be read, and
-                # the effects may not need the argument that refers to it.
-                with suppress(ExpressionError):
-                    arguments |= self.resolve(entry.task, {name: value})
-            with suppress(PlanError):  # an argument is missing, so the effects are unknown
-                entry.log.effects = tool.additions(arguments), tool.deletions(arguments)
-        entry.reads.arguments = self._asked_arguments(entry, tool)
-        if tool is not None and self.world.closed:
-            self.world.running[entry.id] = self.dependency_index.ground(entry.task)[0]
+        task = entry.task
+        tool = self.tool_of(task)
+        if tool is not None:
+            if tool.addition_patterns or tool.removes:
+                entry.log.effects = self._effects_of(task, tool)
+            if self.world.closed:
+                self.world.running[entry.id] = self.dependency_index.ground(task)[0]
+        entry.reads.arguments = None
+        if task.expect or task.confirm or (tool is not None and (tool.expect or tool.confirm)):
+            with suppress(ExpressionError):  # of a resumed run, an output may not be stored
+                entry.reads.arguments = self.arguments(entry)
         self.scheduler.begin(entry)
         log = entry.log
         log.current = body.attempt
@@ -663,15 +665,16 @@ class LivePlan(TaskGraph):
         if body.deadline is not None:
             self.scheduler.deadlines.add(body.deadline, entry, body.attempt)
 
-    def _asked_arguments(self, entry: TaskEntry, tool: ToolSpec | None) -> JsonObject | None:
-        """Return the arguments of an attempt that begins if something stated is about them."""
-        stated = [entry.task.expect, entry.task.confirm]
-        if tool is not None:
-            stated += [tool.expect, tool.confirm]
-        if not any(stated):
-            return None
-        with suppress(ExpressionError):  # of a resumed run, an output may not be stored
-            return self.arguments(entry)
+    def _effects_of(self, task: Task, tool: ToolSpec) -> Effects | None:
+        """Return the effects of an attempt that begins; None if they are unknown."""
+        arguments: dict[str, JsonValue] = {}
+        for name, value in task.arguments.items():
+            # One by one: of a resumed run, an output that was not stored cannot be read, and
+            # the effects may not need the argument that refers to it.
+            with suppress(ExpressionError):
+                arguments |= self.resolve(task, {name: value})
+        with suppress(PlanError):  # an argument is missing
+            return tool.additions(arguments), tool.deletions(arguments)
         return None
 
     def _on_confirmation_started(self, body: AttemptStarted, at: float) -> None:
@@ -689,27 +692,28 @@ class LivePlan(TaskGraph):
 
     def _on_attempt_succeeded(self, body: AttemptSucceeded, at: float) -> None:
         entry = self.entry(body.task)
-        if entry.log.current != body.attempt:
+        log = entry.log
+        if log.current != body.attempt:
             raise IllegalTransition(entry.state, TaskEvent.SUCCEED, _stale_attempt_subject(body))
-        self.transition(entry, TaskEvent.SUCCEED)
-        effects = entry.log.effects
+        self.transition(entry, _SUCCEED)
+        effects = log.effects
         self.end_attempt(entry, succeeded=True)
         value = body.output if body.recoverable else None
         entry.output = TaskOutput(value, body.recoverable, body.unstored)
-        entry.log.failure = None
-        entry.log.failures = 0
-        seconds = at - entry.log.started_at
-        entry.log.duration = seconds
-        self.statistics.count_end(entry.task.tool, at, seconds, succeeded=True, by_itself=True)
+        log.failure = None
+        log.failures = 0
+        log.duration = at - log.started_at
+        tool = entry.task.tool
+        self.statistics.count_end(tool, at, log.duration, succeeded=True, by_itself=True)
         entry.reads.ended = self.statistics.ended_attempts
         entry.reads.keys = body.reads
-        for key in body.reads or ():
-            self.staleness.history.readers.setdefault(key, {})[entry.id] = None
+        if body.reads:
+            for key in body.reads:
+                self.staleness.history.readers.setdefault(key, {})[entry.id] = None
         breakers = self.scheduler.breakers
-        name = entry.task.tool
         # An open breaker is closed by a change of availability, which is on record.
-        if name in breakers and not breakers[name].openings:
-            del breakers[name]
+        if tool in breakers and not breakers[tool].openings:
+            del breakers[tool]
         if effects is not None:
             self.world.change(*effects, self.statistics.ended_attempts)
         self.satisfy_dependents(entry)
@@ -904,9 +908,6 @@ class LivePlan(TaskGraph):
         held = self._holds_by_question.pop(body.question, ())
         self.scheduler.release([self.entries[task_id] for task_id in held])
 
-    def _on_decision(self, body: DecisionMade, at: float) -> None:
-        self._end_tasks(body.blocks, TaskEvent.BLOCK, body.reason)
-
     def _on_run_ended(self, body: RunEnded, at: float) -> None:
         self._end_tasks(body.cancelled, TaskEvent.CANCEL, body.reason)
 
@@ -942,7 +943,6 @@ PLAN_RECORD_HANDLERS: Final[dict[type[RecordBody], Callable[..., None]]] = {
     ResourceUpdated: LivePlan._on_resource,
     FactsObserved: LivePlan._on_facts,
     GoalChanged: LivePlan._on_goal,
-    DecisionMade: LivePlan._on_decision,
     QuestionAsked: LivePlan._on_question,
     QuestionAnswered: LivePlan._on_answer,
     RunEnded: LivePlan._on_run_ended,

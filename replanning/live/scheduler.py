@@ -352,20 +352,20 @@ class Scheduler:
                 return doubtful
         claimed: TaskEntry | None = None
         passed_over: list[TaskEntry] = []
-        while claimed is None and (entry := queue.pop()) is not None:
+        while (entry := queue.pop()) is not None:
             if self.lacks(entry):
                 self.parked[entry.id] = entry
                 continue
             # Most plans declare no resources, and then nothing is looked up for any task.
             if not self.pool.limited:
                 claimed = entry
-                continue
+                break
             demand = self.pool.demand(entry.task)
             if self.pool.fits_now(demand):
                 self.pool.acquire(demand)
                 self.allotted[entry.id] = demand
                 claimed = entry
-                continue
+                break
             passed_over.append(entry)
             if (
                 self.overtaken.get(entry.id, 0) >= MAX_LOOKAHEAD

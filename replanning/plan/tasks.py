@@ -1354,7 +1354,7 @@ _set: Final = object.__setattr__  # a task is immutable
 
 def with_arguments(task: Task, arguments: JsonObject) -> Task:
     """Return a copy of a task with other arguments."""
-    return with_fields(task, {"arguments": arguments}, task.model_fields_set)
+    return with_fields(task, {"arguments": arguments}, task.__pydantic_fields_set__)
 
 
 def with_fields(task: Task, fields: Mapping[str, Any], stated: set[str]) -> Task:

@@ -9,7 +9,7 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Never, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Final, Protocol, Self, TypeVar, runtime_checkable
 
 import anyio
 import anyio.to_thread
@@ -22,7 +22,7 @@ from replanning.live.entries import TaskEntry
 from replanning.live.graph import CopyOnRead
 from replanning.plan.json_values import copy_json
 from replanning.plan.messages import format_duration
-from replanning.plan.tasks import Task, ToolSpec, confirmation_problem
+from replanning.plan.tasks import Agreement, Task, ToolSpec, confirmation_problem
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, TaskId
 from replanning.run.event_loop import Alarm, CancelledWithin, is_cancelled, isolate
 from replanning.run.observations import ObservedRun
@@ -332,23 +332,26 @@ class Attempt:
     cancelled: bool = field(default=False, init=False)
     asking: str = field(default="", init=False)
     verified: bool = field(default=False, init=False)
-    context: TaskContext = field(init=False)
+    _context: TaskContext | None = field(default=None, init=False)
     _before: TaskContext | None = field(default=None, init=False)
     _token: Token[Context] | None = field(default=None, init=False)
 
     def __repr__(self) -> str:
         return f"<Attempt {self.id or 'not started'} at {self.task.id!r}>"
 
-    def __getattr__(self, name: str) -> Never:
-        # Reached only where `context` was not set, because the attempt could not be started.
-        if name == "context":
+    @property
+    def context(self) -> TaskContext:
+        """The context of this attempt, passed to the work together with the task.
+
+        Raises:
+            NotRunning: the attempt could not be started.
+        """
+        if self._context is None:
             raise NotRunning(
                 f"no attempt at {self.task.id!r} was started, because it may not run any more; "
                 "do nothing"
             )
-        raise AttributeError(
-            f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
-        )
+        return self._context
 
     @property
     def idempotency_key(self) -> str:
@@ -358,6 +361,14 @@ class Attempt:
     def charge(self, *, calls: int = 0, tokens: int = 0, money: float = 0.0) -> None:
         """Count usage against the budget."""
         self.context.charge(calls=calls, tokens=tokens, money=money)
+
+    @property
+    def agreements(self) -> list[Agreement]:
+        """The other tools that must agree with the output; usually there are none."""
+        entry = self.run.live.entry(self.task.id)
+        if entry.log.doubt is not None:
+            return []  # what was asked is whether the task was done
+        return self.run._lifecycle.attempts.outputs.agreements(entry, self.output)
 
     async def verify(self, work: Work) -> None:
         """Have the other tools that must agree (`agrees_with`) verify the output.
@@ -376,9 +387,7 @@ class Attempt:
         """
         attempts = self.run._lifecycle.attempts
         entry = self.run.live.entry(self.task.id)
-        if entry.log.doubt is not None:
-            return  # what was asked is whether the task was done
-        agreements = attempts.outputs.agreements(entry, self.output)
+        agreements = self.agreements
         if agreements:
             # An output that is wrong anyway needs no second opinion; the report says why.
             checked = self.context.checked
@@ -469,8 +478,8 @@ class Attempt:
         self._token = life.spans.attach_attempt(self.id)
         self._before = _current_attempt.get()
         if self.started is not None:
-            self.context = TaskContext(self.run, self.task, self.id)
-            _current_attempt.set(self.context)
+            self._context = TaskContext(self.run, self.task, self.id)
+            _current_attempt.set(self._context)
         return self
 
     async def __aexit__(

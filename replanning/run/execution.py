@@ -66,7 +66,8 @@ class Worker:
                 async with attempt:
                     if not attempt.cancelled:
                         attempt.output = await self._work(claim.task, attempt.context)
-                        await attempt.verify(self._work)
+                        if attempt.agreements:
+                            await attempt.verify(self._work)
                 if attempt.cancelled:
                     return True
             return False

@@ -166,15 +166,14 @@ class RunJournal:
         if self.state != "open":
             raise StoreError("the store is failing; nothing new starts until it works again")
         if stored is None:
-            stored = body
-            if body.texts:
-                changed = self._redactor.changed_fields(body, body.texts)
-                if changed:
-                    stored = replace(body, **changed)
+            stored = self._masked(body)
         asked_at = self._timer.clock.now()
         at = max(asked_at, self._last_at)
-        record = Record(self.seq + 1, at, body)
-        masked = record if stored is body else Record(record.seq, at, stored)
+        seq = self.seq + 1
+        record = Record(seq, at, body)
+        masked = record
+        if stored is not body:
+            masked = Record(seq, at, stored)
         if not self.unjournaled:
             try:
                 self.store.append(self.lease, masked)
@@ -194,7 +193,7 @@ class RunJournal:
                 self.unjournaled = True
             # Patience starts again with every record that the store takes.
             self._failing_seconds = 0.0
-        self.seq = record.seq
+        self.seq = seq
         self._last_at = at
         self._live.fold(record, draft)
         self._ledger.fold(record)
@@ -204,6 +203,15 @@ class RunJournal:
         for react in self._reactions.get(type(body), ()):
             react(record)
         return record
+
+    def _masked(self, body: RecordBody) -> RecordBody:
+        """Return a record as the store and the readers get it, with secrets masked in its texts."""
+        changed = {}
+        if body.texts:
+            changed = self._redactor.changed_fields(body, body.texts)
+        if not changed:
+            return body
+        return replace(body, **changed)
 
     def append_soon(self, body: RecordBody, stored: RecordBody | None = None) -> None:
         """Append an event that has happened; while the store fails, keep it for later.

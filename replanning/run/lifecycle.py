@@ -640,10 +640,8 @@ class Lifecycle:
         except StoreError:
             self.live.scheduler.return_claim(entry)
             return False
-        if copied:
-            # Empty ones are copied as well, because work may fill them.
-            arguments = copy_json(arguments) if arguments else {}
-            claim.task = with_arguments(task, arguments)
+        if copied and arguments:
+            claim.task = with_arguments(task, copy_json(arguments))
         return True
 
     def _expand(self, entry: TaskEntry) -> None:
@@ -1051,8 +1049,10 @@ class Lifecycle:
         Args:
             block_ended: a `busy` block was just left; completion checks were suppressed inside it.
         """
-        self._skip_elements()
-        self._run_without_dependencies()
+        if self.live.stuck:
+            self._skip_elements()
+        if self.live.early.possible:
+            self._run_without_dependencies()
         self.dispatcher.wake()
         counts = self.live.counts
         is_drained = not counts[TaskState.READY] and not counts[TaskState.RUNNING]

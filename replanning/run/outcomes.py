@@ -188,20 +188,24 @@ class OutcomeCollector:
         body = record.body
         assert isinstance(body, ATTEMPT_ENDS)
         entry = self._live.entries[body.task]
-        name = entry.task.tool
-        # An interruption says nothing about the tool, and neither does a failure shared by many.
-        says_nothing = isinstance(body, AttemptInterrupted)
-        if isinstance(body, AttemptFailed):
-            says_nothing = self._live.shared_failure(entry, body.failure) is not None
-        if name is not None and not says_nothing:
-            tool = self._live.tools.get(name)
-            capability = tool.capability if tool else None
-            succeeded = isinstance(body, AttemptSucceeded)
-            self._outcomes.append(
-                ToolOutcome(name, capability, succeeded, record.at, entry.log.duration)
-            )
+        if entry.task.tool is not None:
+            self._collect_outcome(entry.task.tool, entry, record)
         if self._ledger.lineages.pending:
             self._record_lineage_outcome(entry, record.at)
+
+    def _collect_outcome(self, name: str, entry: TaskEntry, record: Record) -> None:
+        """Collect the outcome of the tool of an attempt that has ended, if it says anything."""
+        body = record.body
+        if isinstance(body, AttemptInterrupted):
+            return
+        if isinstance(body, AttemptFailed) and self._live.shared_failure(entry, body.failure):
+            return  # many fail alike
+        tool = self._live.tools.get(name)
+        capability = tool.capability if tool else None
+        succeeded = isinstance(body, AttemptSucceeded)
+        self._outcomes.append(
+            ToolOutcome(name, capability, succeeded, record.at, entry.log.duration)
+        )
 
     def _on_revision(self, record: Record) -> None:
         """Settle a revision that skips tasks: it worked at once, because no attempt will follow."""

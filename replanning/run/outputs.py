@@ -181,12 +181,14 @@ class OutputKeeper:
         return agreements
 
     def _expectations(self, entry: TaskEntry) -> list[Expectation]:
-        tool = self._live.tool_of(entry.task)
+        task = entry.task
         expectations = []
-        if tool is not None and tool.expect is not None:
-            expectations.append(tool.expect)
-        if entry.task.expect is not None:
-            expectations.append(entry.task.expect)
+        if task.tool is not None:
+            tool = self._live.tools.get(task.tool)
+            if tool is not None and tool.expect is not None:
+                expectations.append(tool.expect)
+        if task.expect is not None:
+            expectations.append(task.expect)
         return expectations
 
     def confirmed(

@@ -477,8 +477,7 @@ class RunningAttempts:
         running = self.running.pop(attempt_id, None)
         if running is not None:
             entry = running[0]
-            if entry.log.deadline is not None:
-                self._report_overrun(entry)
+            self._report_overrun(entry)
             return entry
         task_id = TaskId(str(attempt_id).rpartition("#")[0])
         if task_id not in self._live:
@@ -494,19 +493,20 @@ class RunningAttempts:
         counts, because the work is done.
         """
         deadline = entry.log.deadline
-        limit = entry.log.time_limit
         if deadline is None:
             return
-        assert limit is not None, "a deadline comes from a limit"
         late = self._timer.clock.now() - deadline
-        if late >= _LATE_SECONDS:
-            self._run.record_error(
-                f"task {entry.id!r}",
-                f"it ran {format_duration(late)} over its timeout of {format_duration(limit)},"
-                " which could not fire in time because something blocked the event loop; run "
-                "what blocks"
-                " with `await anyio.to_thread.run_sync(…)`",
-            )
+        if late < _LATE_SECONDS:
+            return
+        limit = entry.log.time_limit
+        assert limit is not None, "a deadline comes from a limit"
+        self._run.record_error(
+            f"task {entry.id!r}",
+            f"it ran {format_duration(late)} over its timeout of {format_duration(limit)},"
+            " which could not fire in time because something blocked the event loop; run "
+            "what blocks"
+            " with `await anyio.to_thread.run_sync(…)`",
+        )
 
     # Ending attempts
 
