@@ -1,24 +1,24 @@
 """Run benchmarks. Tables go to the terminal, progress to standard error, figures with --json to a file.
 
 speed      the overhead of the library, as ratios to floors measured in the same run
-planbench  recovery after an unexpected event, on published instances, with baselines beside it
+planbench  recovery after an unexpected event, on published instances, compared with baselines
 workflows  real workflow executions with injected faults
-tools      agent-shaped plans in which tools are down
+tools      agent-shaped plans with unavailable tools
 tools_that_fail
-           real conversations of a shop's service desk, in which tools fail or answer wrongly
-effects    what becomes of a lost answer and of a half-done booking in other frameworks: `make effects` has them
-mapping    a list of which some elements fail, here and in other frameworks: `make effects` has them
-calls      what the engine adds to a call of a tool, for each agent framework that is installed
-planning   our own time in each phase of planning mode, beside the model's; with --llm also the model's
-capacity   what one host and one PostgreSQL server can carry, for the sizing page; on a quiet machine, in three minutes
-lists      lists of 10,000 elements, each a task, beside the same plans written out; in four minutes
+           real conversations at a shop's service desk, with tools that fail or give wrong answers
+effects    a lost answer and a half-finished booking in other frameworks; `make effects` installs them
+mapping    a list with failing elements, here and in other frameworks; `make effects` installs them
+calls      the overhead of the engine per tool call, for each installed agent framework
+planning   our own time in each phase of planning mode; with --llm also the model's
+capacity   the capacity of one host and one PostgreSQL server, for the sizing page; on a quiet machine, in three minutes
+lists      lists of 10,000 elements, each a task, compared with equal plans written out; in four minutes
 fanout     plans of 10,000 and 50,000 tasks on Temporal; on a quiet machine
-pages      what ten open pages cost a run, and how soon they show what was recorded; in two minutes
-all        everything; without the published data only what needs none
-fetch      gets the published data from where it is published, by its checksums, into benchmarks/data
-readme     renews the tables and plots of the pages from benchmarks/results
+pages      the cost of ten open pages for a run, and their delay; in two minutes
+all        everything; without the published data, only the benchmarks that do not need it
+fetch      downloads the published data to benchmarks/data, and checks the checksums
+readme     updates the tables and plots of the pages from benchmarks/results
 
-The long form on the published data also writes benchmarks/results/, from which the pages are renewed.
+The long form on the published data also writes benchmarks/results/, the source of the pages.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _mapping(arguments: argparse.Namespace) -> Part | None:
 
 
 def _installed(name: str, frameworks: list[str]) -> bool:
-    """Whether frameworks are installed; if some are not, say so."""
+    """Return whether frameworks are installed; report the missing ones."""
     absent: list[str] = []
     for framework in frameworks:
         absent += effects.missing(framework)

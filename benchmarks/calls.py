@@ -1,4 +1,4 @@
-"""Overhead of a call of a tool: the same agent with the engine and without, in turn, in one process.
+"""Overhead per tool call: one agent with the engine and without, in turn, in one process.
 
 Each answer of a scripted model calls one tool, which notes when it is called; a step lasts from
 there to the next one. How many calls of the session a step has is counted in the journal, which is
@@ -43,7 +43,7 @@ WARM = 8
 SERVER = Path(__file__).parent.parent / "tests" / "support" / "mcp_plain_server.py"
 
 _called: list[float] = []
-"""When the tool was called."""
+"""Times of the tool calls."""
 
 
 def count_now(value: int) -> int:
@@ -100,7 +100,7 @@ returns its run.
 
 
 def session(work: Work, calls: int, engine: ReplanningEngine | None) -> Run:
-    """A loop of a program's own."""
+    """Own loop of a program."""
     function: Any = tool(work.function)
 
     async def run_alone() -> None:
@@ -371,7 +371,7 @@ SUBJECTS: dict[str, tuple[str, Subject]] = {
     "CrewAI": ("crewai", crewai),
     "MCP proxy, beside one that only forwards": ("mcp", mcp),
 }
-"""By name, the package that is needed, and what is measured."""
+"""Required package and measured function, by name."""
 
 HOOKED: dict[str, Subject] = {
     "LangChain": partial(langchain, hook=True),
@@ -438,7 +438,7 @@ class Report:
         return "\n".join([*lines, *(f"\n{line}" for line in self.skipped)])
 
     def to_json(self) -> JsonObject:
-        """The same for programs."""
+        """Figures as JSON."""
         return asdict(self)
 
 

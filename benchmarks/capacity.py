@@ -1,4 +1,4 @@
-"""Capacity of one host and one database, measured for the sizing page."""
+"""Capacity of one host and one database, for the sizing page."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def measure(
     postgres: str | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Capacity:
-    """Measure everything, on the PostgreSQL server of an address, or on one of its own; without a server only the rest."""
+    """Measure everything, on the PostgreSQL server of an address or on a temporary one; without a server, only the rest."""
     where = machine()
     rows = list[Row]()
     runs = 20 if short else 200
@@ -101,7 +101,7 @@ def measure(
 
 
 def _message_rows(place: str, times: int) -> list[Row]:
-    """Measure after what time a message of another process is seen."""
+    """Measure the delay until a message of another process is seen."""
     waited = _notified(place, times)
     name = "a message of another process is seen:"
     half = waited[len(waited) // 2]
@@ -162,7 +162,7 @@ def _store(kind: str, place: str) -> RunStore:
 
 
 async def _execute(store: RunStore, runs: int, at_once: int) -> None:
-    """Execute so many runs, their tasks one after another, and so many runs at once."""
+    """Execute runs with sequential tasks, several of them at once."""
     engine = ReplanningEngine(store=store)
     plans = iter([flat(TASKS) for _ in range(runs)])
 
@@ -242,7 +242,7 @@ def _wait_for_others() -> None:
 
 
 def _together(number: int, function: Callable[..., Any], *arguments: object) -> list[Any]:
-    """Call a function in so many new processes, which wait for one another."""
+    """Call a function in several new processes, which start together."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(number, timeout=120)
     with ProcessPoolExecutor(number, context, _start_with, (barrier,)) as pool:
@@ -251,7 +251,7 @@ def _together(number: int, function: Callable[..., Any], *arguments: object) -> 
 
 
 def _alone(kind: str, place: str, function: Callable[..., Any], *arguments: object) -> Any:
-    """Call a function in a new process, whose memory holds nothing else."""
+    """Call a function in a new process, for a clean measure of memory."""
     return _together(1, function, kind, place, *arguments)[0]
 
 
@@ -367,7 +367,7 @@ def _on_disk(kind: str, place: str, runs: int) -> tuple[float | None, ...]:
 
 
 def _written(kind: str, place: str) -> float:
-    """Bytes that the server has written into its log, or this process into files."""
+    """Bytes that the server has written to its log, or this process to files."""
     if kind == "postgres":
         return float(_sql(place, "SELECT pg_current_wal_lsn() - '0/0'"))
     lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
@@ -376,7 +376,7 @@ def _written(kind: str, place: str) -> float:
 
 
 def _notified(place: str, times: int) -> list[float]:
-    """Milliseconds from posting a message to its owner's seeing it, in order of size."""
+    """Sorted milliseconds from posting a message until its owner sees it."""
     found = []
     run = RunId("run-1")
     with closing(_store("postgres", place)) as owner, closing(_store("postgres", place)) as other:

@@ -1,4 +1,4 @@
-"""Plans of many tasks on Temporal: a development server, and a worker in a process of its own for each plan."""
+"""Plans of many tasks on Temporal: a development server, and a separate worker process for each plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from replanning import Plan, Task, TaskContext
 from replanning.plan import JsonObject
 
 LAYER = 100
-"""Tasks that may be executed at once: each depends on the one that comes so many before it."""
+"""Tasks per layer, which may run at once: each task depends on the one this many places before it."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Report:
         return "\n".join(lines)
 
     def to_json(self) -> JsonObject:
-        """The same for programs."""
+        """Figures as JSON."""
         return asdict(self)
 
 

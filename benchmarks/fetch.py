@@ -1,4 +1,4 @@
-"""Gets the published data: each source file at its commit, by its checksum, then put into the form that is read here."""
+"""Downloads the published data: each source file at its commit, with its checksum, then converts it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Say = Callable[[str], None]
 
 
 class FetchError(Exception):
-    """Something could not be fetched; what was, is kept."""
+    """A file could not be downloaded; the downloaded ones are kept."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Dataset:
-    """The published files of which one of ours is made."""
+    """Published files that one of our files is made from."""
 
     form: Literal["planbench", "workflows"]
     repository: str
@@ -55,7 +55,7 @@ class Dataset:
 
 
 def catalogue(path: Path = CATALOGUE) -> dict[str, Dataset]:
-    """Return the sources that can be fetched, by the names of our files."""
+    """Return the available sources, by the names of our files."""
     return TypeAdapter(dict[str, Dataset]).validate_json(path.read_bytes())
 
 
@@ -66,7 +66,7 @@ def fetch(
     wanted: Mapping[str, Dataset] | None = None,
     report: Say = lambda line: None,
 ) -> list[Path]:
-    """Get what is not there yet, and make our files of it.
+    """Download the missing files, and convert them to ours.
 
     What was fetched before, also a part of a file, is not fetched again.
 
@@ -131,7 +131,7 @@ def _have(client: httpx.Client, source: Source, folder: Path, host: str) -> byte
 
 
 def _download(client: httpx.Client, address: str, part: Path, size: int) -> None:
-    """Get what is missing of a file, and no more than it should have."""
+    """Download the missing part of a file, up to its expected size."""
     there = part.stat().st_size if part.exists() else 0
     if there >= size:
         return
@@ -163,7 +163,7 @@ def _write(path: Path, text: bytes) -> None:
 
 
 def known(folder: Path) -> bool:
-    """Whether a folder is one of those in which the published data is kept."""
+    """Return whether a folder holds published data."""
     return folder in (SHARED, FETCHED)
 
 

@@ -1,4 +1,4 @@
-"""Figures of speed: each a median over rounds, where it applies beside a floor measured in the same rounds."""
+"""Figures of speed: medians over rounds, compared with a floor measured in these rounds where one exists."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Report:
         return "\n".join([*lines, *(f"\n{line}" for line in self.skipped)])
 
     def to_json(self) -> JsonObject:
-        """The same for programs."""
+        """Figures as JSON."""
         return asdict(self)
 
     @classmethod
@@ -199,7 +199,7 @@ def each(coroutine: Coroutine, tasks: int) -> float:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Collect garbage before and not while measuring the same way for everybody."""
+    """Collect garbage before a measurement, and not during it."""
     gc.collect()
     gc.freeze()
     try:
@@ -209,7 +209,7 @@ def quiet() -> Iterator[None]:
 
 
 def code_hash(root: Path = CODE) -> str:
-    """Return a hash of the library's code, by which results tell whether they are of this state."""
+    """Return a hash of the library's code, to detect outdated results."""
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode())
@@ -227,7 +227,7 @@ def machine() -> str:
 
 
 def _processor() -> str:
-    """Return the name of the processor; empty where the system does not say it."""
+    """Return the name of the processor; empty if unknown."""
     info = Path("/proc/cpuinfo")
     if not info.exists():
         return ""

@@ -27,7 +27,7 @@ async def nothing(task: Task, context: TaskContext) -> None:
 
 
 def flat(tasks: int) -> Plan:
-    """A plan of tasks that depend on nothing and have deadlines."""
+    """A plan of independent tasks with deadlines."""
     return Plan(
         goal=Goal(objective="measure"),
         tasks=tuple(Task(id=f"t{i}", timeout=60.0) for i in range(tasks)),
@@ -43,7 +43,7 @@ async def _with_store(tasks: int, store: RunStore) -> float:
 
 
 def store(rounds: int, tasks: int) -> Figure:
-    """Measure what the SQLite journal adds to each observation, beside bare INSERTs of the same rows."""
+    """Measure the overhead of the SQLite journal per observation, compared with bare INSERTs of its rows."""
     extra = []
     floors = []
     for _ in range(rounds):
@@ -100,7 +100,7 @@ def memory(tasks: int) -> Figure:
 
 
 def resume(rounds: int, tasks: int) -> Figure:
-    """Seconds to take up a run with two records for each task, beside reading its rows as JSON."""
+    """Seconds to resume a run with two records for each task, compared with reading its rows as JSON."""
     seconds = []
     floors = []
     for _ in range(rounds):
@@ -126,7 +126,7 @@ def _bare_reading(path: Path) -> float:
 
 
 def seconds_to_resume(store: RunStore, tasks: int) -> float:
-    """Make a run of which all tasks but one are done, and resume it."""
+    """Make a run with all tasks but one done, and resume it."""
 
     async def first() -> str:
         engine = ReplanningEngine(store=store)
@@ -178,12 +178,12 @@ class Heartbeat:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Reset."""
         self.longest = 0.0
         self._last = time.thread_time()
 
     def tick(self) -> None:
-        """Note that the loop has had a turn."""
+        """Note a turn of the loop."""
         now = time.thread_time()
         self.longest = max(self.longest, now - self._last)
         self._last = now

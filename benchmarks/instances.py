@@ -1,4 +1,4 @@
-"""Reads replanning instances in any vocabulary, and plays them in a world of its own."""
+"""Reads replanning instances in any vocabulary, and executes them in a simulated world."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Domain:
         return cls(schemas)
 
     def tools(self, *, stated: bool = True) -> tuple[ToolSpec, ...]:
-        """The actions as tools of a plan; with what they need and do, unless that is not to be `stated`."""
+        """The actions as tools of a plan; with their preconditions and effects if `stated`."""
         tools = []
         for schema in self.schemas.values():
             parameters = dict(zip(schema.parameters, schema.kinds, strict=True))
@@ -117,7 +117,7 @@ class Domain:
     def applicable(
         self, facts: frozenset[str], objects: Sequence[str]
     ) -> Iterator[tuple[Action, frozenset[str]]]:
-        """Every action that can be done, with the facts after it, in a fixed order."""
+        """Every applicable action, with the facts after it, in a fixed order."""
         for schema in self.schemas.values():
             for arguments in product(objects, repeat=len(schema.parameters)):
                 if len(set(arguments)) < len(arguments):
@@ -169,7 +169,7 @@ class Instance:
 
     @property
     def objects(self) -> tuple[str, ...]:
-        """Everything that facts and actions speak of."""
+        """All objects in facts and actions."""
         named: set[str] = set()
         for fact in self.init | self.goal:
             named.update(re.findall(r"[(,]([^(),]+)", fact))
@@ -190,7 +190,7 @@ class Instance:
         return (before - self.ceased) | self.holds
 
     def document(self, domain: Domain, *, stop: bool, stated: bool = True) -> Plan:
-        """The instance as a plan; with its facts, unless they are not to be `stated`."""
+        """The instance as a plan; with its facts if `stated`."""
         tasks = []
         for number, action in enumerate(self.plan, 1):
             parameters = domain.schemas[action.name].parameters

@@ -1,4 +1,4 @@
-"""Lists whose elements are tasks, beside the same plans written out: time, memory, stalls, failing elements."""
+"""Lists with a task for each element, compared with equal plans written out: time, memory, stalls, failing elements."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from replanning.plan import JsonObject, RunId
 from replanning.plan.elements import Elements, element_tasks
 
 WORKERS = 100
-"""Tasks that are carried out at once."""
+"""Number of concurrent tasks."""
 
 STORES = {"memory": "the journal in memory", "sqlite": "the journal in SQLite"}
 
 DEFAULT_MAX = Task.model_fields["max_items"].default
-"""Elements that a list may have unless its task says otherwise."""
+"""Default of `max_items`."""
 
 _TWICE = 2.2
 _WRITTEN_OUT = 1.3
@@ -62,7 +62,7 @@ def measure(
     rounds: int = 3,
     report: Callable[[str], None] = lambda line: None,
 ) -> Report:
-    """Measure everything, at sizes of which each is twice the one before."""
+    """Measure everything, at sizes that double."""
     where = machine()
     figures: list[Figure] = []
     for kind in STORES:
@@ -97,7 +97,7 @@ def mapped(number: int) -> Plan:
 
 
 def written_out(number: int) -> Plan:
-    """The same plan with a task for each element, written by somebody who knew their number."""
+    """An equal plan with a task for each element written out."""
     tasks = [Task(id="list")]
     for index in range(number):
         reference = f"${{list.output[{index}].n}}"
@@ -202,7 +202,7 @@ async def _run(engine: ReplanningEngine, plan: Plan, work: Callable[..., Any]) -
 
 
 async def _half(store: RunStore, plan: Plan, size: int) -> RunId:
-    """Carry out half of the elements; the id of the run, which is paused."""
+    """Execute half of the elements, pause the run, and return its id."""
     async with ReplanningEngine(store=store).open(plan) as run:
         ready = run.ready()
         attempt = run.started((await anext(ready)).id)
@@ -310,7 +310,7 @@ async def _used(make: Callable[[int], Plan], size: int) -> int:
 
 
 def _failing(size: int, rounds: int) -> Figure:
-    """Measure a list of which each hundredth element fails, and another tool takes over.
+    """Measure a list in which every hundredth element fails and another tool replaces the failed one.
 
     Raises:
         RuntimeError: a result is not in its place.
@@ -339,7 +339,7 @@ def _failing(size: int, rounds: int) -> Figure:
 
 
 class _Failing(_Work):
-    """Work of which the usual tool fails at each hundredth element."""
+    """Work; the usual tool fails for every hundredth element."""
 
     async def __call__(self, task: Task, context: TaskContext) -> Any:
         await anyio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""Agent-shaped plans in which tools are down: is another chain found where one exists, and its absence proven where not?"""
+"""Agent-shaped plans with unavailable tools: finds another chain where one exists, and proves that none does elsewhere."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def recovered_and_proven(rows: Sequence[Row]) -> tuple[str, str]:
-    """How many of the recoverable outages were recovered, and how many others were proven to be none."""
+    """Count the recovered outages of the recoverable ones, and the others proven unrecoverable."""
     recoverable = 0
     recovered = 0
     proven = 0

@@ -1,4 +1,4 @@
-"""What open pages cost a run, and how soon they show what was recorded.
+"""Cost of open pages for a run, and their delay after a record.
 
 The run is in one process, the pages are served by another, and each open page is a reader of the
 event stream in a third. A task only waits, a hundredth of a second, so that nothing hides what the
@@ -42,7 +42,7 @@ WORKERS = 8
 SECONDS_OF_A_TASK = 0.01
 
 SHOWN = 20
-"""Records whose way to the page is timed."""
+"""Number of records whose delay until a page shows them is measured."""
 
 TOKEN = secrets.token_urlsafe()
 
@@ -123,7 +123,7 @@ def measure(
 
 
 def plan_of(count: int) -> Plan:
-    """Return a plan of so many tasks, in layers."""
+    """Return a plan of a number of tasks, in layers."""
     tasks: list[Task] = []
     for number in range(count):
         needs: list[str] = []

@@ -1,4 +1,4 @@
-"""The same work with libraries that users would pick instead, each as its own documentation would have it.
+"""Equal work with libraries that users would choose instead, each used as its documentation recommends.
 
 A plan of tasks that do nothing is executed one after another; every tenth fails, the planner puts
 another task in its place, and the loop goes on. Peers come with the dependency group `bench`; what
@@ -201,7 +201,7 @@ def pydantic_graph() -> Coroutine:
 
 @dataclass(frozen=True)
 class Other:
-    """A library to compare with: its package, its run, and the least that it should take in times ours."""
+    """A library to compare with: its package, its run, and its minimum time as a multiple of ours."""
 
     name: str
     package: str
@@ -221,7 +221,7 @@ PEERS: tuple[Other, ...] = (
 def measure(
     rounds: int, tasks: int, others: Sequence[Other] = PEERS
 ) -> tuple[list[Peer], list[str]]:
-    """Ours and every peer that is installed, in turn in each round, and a line for each that is not."""
+    """Measure ours and every installed peer, in turn in each round; return a note for each missing one."""
     installed: list[tuple[Other, str]] = [(Other("replanning", "", ours), "")]
     runs = [ours()]
     skipped = []
@@ -256,6 +256,6 @@ def measure(
 
 
 def _same(replans: int, tasks: int) -> None:
-    """Every library must have done the whole work, or its time means nothing."""
+    """Check that a library has done the whole work; otherwise its time is meaningless."""
     if replans != tasks // 10:
         raise RuntimeError(f"{replans} replans instead of {tasks // 10}: this is not the same work")

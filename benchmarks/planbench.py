@@ -132,7 +132,7 @@ def none(instance: Instance, domain: Domain) -> None:
 
 
 def skip(instance: Instance, domain: Domain) -> list[Action]:
-    """Leave out what cannot be done."""
+    """Skip impossible steps."""
     facts = instance.at_event(domain)
     kept = []
     for action in instance.rest:
@@ -144,12 +144,12 @@ def skip(instance: Instance, domain: Domain) -> list[Action]:
 
 
 def retry(instance: Instance, domain: Domain) -> list[Action]:
-    """Do the step again after which the event happened, then go on."""
+    """Repeat the last step before the event, then continue."""
     return [instance.plan[instance.after - 1], *instance.rest]
 
 
 def retry_three(instance: Instance, domain: Domain) -> list[Action]:
-    """Do the last three steps again, then go on."""
+    """Repeat the last three steps, then continue."""
     return [*instance.plan[max(0, instance.after - 3) : instance.after], *instance.rest]
 
 
@@ -214,7 +214,7 @@ class Outcome:
 
 
 async def agree(question: Question) -> Answer:
-    """The person who agrees to everything."""
+    """Gate of a person who approves everything."""
     return Answer("approve", by="whoever agrees to everything")
 
 
@@ -268,7 +268,7 @@ async def _told(engine: ReplanningEngine, run: PlanRun) -> None:
 
 
 def _taken(engine: ReplanningEngine, run: RunId) -> str:
-    """From whom what was taken as the best came; empty where nothing was."""
+    """Source of the applied alternative; empty if none was applied."""
     for record in engine.store.read(run):
         body = record.body
         if isinstance(body, AlternativesConsidered) and body.candidates:
@@ -394,7 +394,7 @@ def wilson(successes: int, total: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def check(rows: Sequence[Row]) -> None:
-    """Refuse to report when the harness does not reproduce what is known of the published files."""
+    """Raise an error unless the harness reproduces the known figures of the published files."""
     wrong = []
     columns = [Path(name).stem for name in FILES]
     for row in rows:

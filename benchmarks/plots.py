@@ -1,4 +1,4 @@
-"""Two kinds of plots as SVG, without a library for them."""
+"""Two kinds of plots as SVG, without a plotting library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns what the sources publish into the form that the benchmarks read: the same content, without what they do not use."""
+"""Converts the published sources to the form of the benchmarks: the content that they use, unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes the tables and plots that the pages show, from the committed results, so that they cannot drift."""
+"""Writes the tables and plots of the pages from the committed results, so that they stay consistent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from replanning.plan import JsonObject
 
 RESULTS = Path(__file__).parent / "results"
 MEASURED = "measured.json"
-"""The file of results with the hash of the code that each of them was measured for."""
+"""File with the hash of the measured code for each result."""
 
 ROOT = Path(__file__).parent.parent
 PAGES = (
@@ -60,7 +60,7 @@ def save(name: str, figures: object, folder: Path = RESULTS) -> Path:
 
 
 def outdated(folder: Path = RESULTS) -> list[str]:
-    """Return the names of the results that other code than the present was measured for."""
+    """Return the names of the results that were measured with other code."""
     stamps = _stamps(folder)
     code = code_hash()
     old: list[str] = []
@@ -126,7 +126,7 @@ def drawn(folder: Path = RESULTS) -> dict[str, str]:
 
 
 def write() -> list[Path]:
-    """Renew the pages and the plots; what was written."""
+    """Update the pages and the plots; return the written files."""
     paths: list[Path] = []
     for page in PAGES:
         page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")
@@ -201,7 +201,7 @@ def _trivial(rows: Sequence[planbench.Row]) -> str:
 
 
 def _summary(folder: Path) -> str:
-    """The figures that matter most, each with what it is compared with and why it matters."""
+    """The most important figures, each with its comparison and its relevance."""
     rows = _planbench_rows(_read(folder, "planbench"))
     shares = {row.strategy: f"{row.percent:.1f} %" for row in rows if row.file == rows[0].file}
     outcomes = TypeAdapter(list[outages.Row]).validate_python(_read(folder, "tools"))

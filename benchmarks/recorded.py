@@ -1,4 +1,4 @@
-"""A language model that says again what GPT-4 once answered, one answer an instance, and then nothing more.
+"""Language model that repeats GPT-4's recorded answer to an instance once, then gives none.
 
 It is on record as English sentences. They are translated into the steps that they name, as a reply
 that takes out the rest of the plan and puts these steps in its place.

@@ -1,4 +1,4 @@
-"""Figures of what one host and one database can carry, and the arithmetic that makes a table of sizes of them."""
+"""Figures of the capacity of one host and one database, and the computation of the table of sizes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ TASKS: Final = 10
 """Tasks of a run; each takes two records, and the run two more."""
 
 SECONDS: Final = 30
-"""What a task takes in the table of sizes."""
+"""Duration of a task in the table of sizes."""
 
 HEADROOM: Final = 0.5
-"""Share of what saturates that the table of sizes uses."""
+"""Share of the saturation load that the table of sizes uses."""
 
 SECONDS_OF_RENEWAL: Final = 10
-"""After which the lease of an open run is renewed."""
+"""Interval of lease renewals of an open run."""
 
 RECORD: Final = "one record, {} at once in one process"
 MEMORY: Final = "an open run of {} tasks: memory"
@@ -132,7 +132,7 @@ class Capacity:
         return _as_shown(row.values[-1] or 0.0)
 
     def to_json(self) -> JsonObject:
-        """The same for programs."""
+        """Figures as JSON."""
         return asdict(self)
 
     @classmethod
@@ -154,7 +154,7 @@ def _as_shown(value: float) -> float:
 
 
 def rounded(value: float) -> str:
-    """Return a number with three digits that count."""
+    """Return a number with three significant digits."""
     if value == 0:
         return "0"
     digits = 2 - math.floor(math.log10(abs(value)))

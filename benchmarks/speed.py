@@ -32,7 +32,7 @@ from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 TRACING = "tracing on, per task; floor: one span each, no tracing"
 
 PEER_TASKS = 200
-"""Tasks of the plan that other libraries execute as well."""
+"""Number of tasks in the plan that other libraries also execute."""
 
 EARLIER_RECORDS = 10_000
 """Records in a run's journal before the failures are measured; a task that is done has two."""
@@ -326,7 +326,7 @@ async def _burst(failures: int, tail: int) -> float:
 
 
 class _Slow(_Instant):
-    """A provider that takes its time."""
+    """Slow provider."""
 
     name = "slow"
     immediate = False
@@ -351,7 +351,7 @@ async def _independent(failures: int) -> float:
 
 
 def _bursts(rounds: int, failures: int, tail: int) -> list[Figure]:
-    """Cost of many failures at once, together and apart."""
+    """Cost of many simultaneous failures, with one cause and with different ones."""
     each_failure: list[float] = []
     growth: list[float] = []
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""Real workflow executions with injected faults, through the swarm on a virtual clock."""
+"""Real workflow executions with injected faults, with the swarm orchestrator on a virtual clock."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def load(folder: Path) -> list[Workflow]:
 
 
 def faulty(workflow: Workflow, seed: int) -> tuple[Plan, frozenset[str]]:
-    """The workflow as a plan, and the tasks whose own tool never works; half have a fallback, half an equal tool."""
+    """The workflow as a plan, and the tasks with a failing tool; half have a fallback, half an equivalent tool."""
     chance = random.Random(f"{workflow.name}:{seed}")
     count = max(1, round(SHARE * len(workflow.seconds)))
     broken = set(chance.sample(range(len(workflow.seconds)), count))

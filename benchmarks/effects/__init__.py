@@ -1,1 +1,1 @@
-"""What becomes of a payment without an answer, and of a half-done booking, here and in other frameworks."""
+"""A payment without an answer and a half-finished booking, here and in other frameworks."""

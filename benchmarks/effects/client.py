@@ -1,4 +1,4 @@
-"""The client of the shop that all programs call. A request without an answer raises `httpx.ReadTimeout`."""
+"""Client of the shop for all programs. A request without an answer raises `httpx.ReadTimeout`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import httpx
 
 VARIANT = os.environ.get("VARIANT", "nothing")
-"""What the program states beside the call itself: `nothing`, `once`, `retries`, `lookup` or
+"""Declarations of the program in addition to the call: `nothing`, `once`, `retries`, `lookup` or
 `keys`.
 """
 
@@ -19,7 +19,7 @@ _SOLD_OUT = 409
 
 
 class SoldOut(ValueError):
-    """The shop does not have it, and will not have it later."""
+    """Permanently sold out."""
 
 
 def charge(*, key: str = "", reference: str = "") -> str:
@@ -51,7 +51,7 @@ def find(reference: str) -> str | None:
 
 
 def cancel(booking: str) -> None:
-    """Cancel a booking; again does nothing."""
+    """Cancel a booking; a second time has no effect."""
     _SHOP.delete(f"/bookings/{booking}").raise_for_status()
 
 

@@ -1,4 +1,4 @@
-"""Runs each program against a shop that loses an answer or kills it, and counts what was done."""
+"""Runs each program against a shop that loses a response or kills the program, and counts the effects."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ERROR = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Timeout|Exception))\b", re.MULTILI
 """The line of a traceback that names the exception."""
 
 NEEDS_HUMAN = "a person is asked"
-"""What the programs print whose run waits for an answer."""
+"""Output of programs with a run that waits for an answer."""
 
 PATIENCE = 120.0
 """Time limit for a program, in seconds."""
@@ -49,7 +49,7 @@ PATIENCE = 120.0
 
 @dataclass(frozen=True)
 class Situation:
-    """What a program is put into.
+    """Situation for a program.
 
     Attributes:
         work: `payment` or `booking`.
@@ -86,7 +86,7 @@ STATED = {
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one program in one situation.
+    """Result of one program in one situation.
 
     Attributes:
         work: `payment` or `booking`.
@@ -109,7 +109,7 @@ class Row:
     told: str
 
     def cell(self) -> str:
-        """What was made, and what the caller was told; bold if that did harm and nobody was told."""
+        """The effects, and what the caller was told; bold for unreported harm."""
         harm = self.made > 1
         if self.work == "booking":
             harm = self.made > 0 and self.told != NEEDS_HUMAN
@@ -120,7 +120,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """All rows, with the versions that were measured.
+    """All rows, with the measured versions.
 
     Attributes:
         versions: of each framework; `not run` without it.
@@ -134,11 +134,11 @@ class Report:
 
     @classmethod
     def from_json(cls, data: object) -> Report:
-        """Read what `to_json` gave."""
+        """Read the output of `to_json`."""
         return TypeAdapter(cls).validate_python(data)
 
     def to_json(self) -> JsonObject:
-        """The same for programs."""
+        """Figures as JSON."""
         return asdict(self)
 
     def table(self) -> str:
@@ -187,7 +187,7 @@ class Report:
 
 
 def measure(*, short: bool = False, report: Callable[[str], None] = lambda line: None) -> Report:
-    """Run the programs of all frameworks that are installed; in the short form those of `replanning`."""
+    """Run the programs of all installed frameworks; in the short form only those of `replanning`."""
     versions: dict[str, str] = {}
     lines: dict[str, dict[str, int]] = {work: {} for work in VARIANTS}
     rows = []
@@ -208,7 +208,7 @@ def measure(*, short: bool = False, report: Callable[[str], None] = lambda line:
 
 
 def missing(framework: str) -> list[str]:
-    """Return the distributions that a framework needs and that are not installed here."""
+    """Return the distributions that a framework needs but that are not installed."""
     _, needed = FRAMEWORKS[framework]
     absent = []
     for name in needed:
@@ -266,7 +266,7 @@ def play(
 
 
 def lines_of_code(program: Path) -> int:
-    """The lines of a program that hold code: not blank, no comment, no docstring."""
+    """Count the lines of code of a program, without blank lines, comments and docstrings."""
     lines: set[int] = set()
     source = io.BytesIO(program.read_bytes())
     starts = True  # whether a statement starts here, so that a string is a docstring

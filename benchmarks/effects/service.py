@@ -1,4 +1,4 @@
-"""A shop that takes payments and bookings over HTTP, counts them, and loses an answer or kills who asked."""
+"""Shop that takes payments and bookings over HTTP, counts them, and loses a response or kills the client."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Self
 from urllib.parse import parse_qs, urlsplit
 
 SOLD_OUT = "flight"
-"""What the shop never has."""
+"""The article that is always sold out."""
 
 
 class Shop(ThreadingHTTPServer):
@@ -85,7 +85,7 @@ class Shop(ThreadingHTTPServer):
             return self._by_reference.get(reference)
 
     def cancel(self, booking: str) -> None:
-        """Cancel a booking; again does nothing."""
+        """Cancel a booking; a second time has no effect."""
         with self._lock:
             if booking not in self.cancelled:
                 self.cancelled.append(booking)
@@ -161,4 +161,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the base class has it
-        """Say nothing."""
+        """Write no log."""

@@ -1,1 +1,1 @@
-"""The same work for each element of a list, some of which fail, here and in other frameworks."""
+"""Work on each element of a list, with some failures, here and in other frameworks."""

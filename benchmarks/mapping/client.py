@@ -1,4 +1,4 @@
-"""The two converters that all programs call. Each call takes a few milliseconds and is written down."""
+"""The two converters for all programs. Each call takes a few milliseconds and is logged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 DOCUMENTS = 200
 AT_ONCE = 10
-"""Calls that a program makes at once."""
+"""Maximum number of concurrent calls of a program."""
 
 SECONDS = float(os.environ.get("SECONDS", "0.005"))
 """Time of a call."""

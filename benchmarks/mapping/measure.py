@@ -1,4 +1,4 @@
-"""Runs each program on the same list, kills it in the midst, and counts the calls that are made again."""
+"""Runs each program on one list, kills it halfway, and counts the repeated calls."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _HOPELESS = "67 147"
 
 @dataclass(frozen=True)
 class Situation:
-    """What a program is put into.
+    """Situation for a program.
 
     Attributes:
         name: as in the table.
@@ -57,7 +57,7 @@ class Situation:
 
     @property
     def kills(self) -> bool:
-        """Whether the program is killed."""
+        """Return whether the program is killed."""
         return "KILL_AT" in self.variables
 
 
@@ -75,7 +75,7 @@ SITUATIONS = (
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one program in one situation.
+    """Result of one program in one situation.
 
     Attributes:
         column: the framework, a key of `COLUMNS`.
@@ -94,7 +94,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """All rows, with the versions that were measured.
+    """All rows, with the measured versions.
 
     Attributes:
         machine: where.
@@ -110,11 +110,11 @@ class Report:
 
     @classmethod
     def from_json(cls, data: object) -> Report:
-        """Read what `to_json` gave."""
+        """Read the output of `to_json`."""
         return TypeAdapter(cls).validate_python(data)
 
     def to_json(self) -> JsonObject:
-        """The same for programs."""
+        """Figures as JSON."""
         return asdict(self)
 
     def table(self) -> str:
@@ -161,7 +161,7 @@ def _spread(values: tuple[float, ...], form: str) -> str:
 def measure(
     *, ours: bool = False, rounds: int = 3, report: Callable[[str], None] = lambda line: None
 ) -> Report:
-    """Run the programs of all frameworks that are installed in turn, or only our own."""
+    """Run the programs of all installed frameworks in turn, or only our own."""
     where = machine()
     versions: dict[str, str] = {}
     lines: dict[str, int] = {}

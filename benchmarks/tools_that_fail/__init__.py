@@ -1,1 +1,1 @@
-"""Tools that fail or lie, on a shop's service desk: which faults are noticed, and is the database right in the end?"""
+"""Tools that fail or lie, at a shop's service desk: counts the detected faults and the correct final databases."""

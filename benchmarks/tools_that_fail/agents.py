@@ -1,4 +1,4 @@
-"""Agents that have a conversation with the shop, each with its own way to handle tools that fail.
+"""Agents in a conversation with the shop, each with its own handling of failing tools.
 
 They all follow the script of the conversation. An exception that reaches an agent ends its
 conversation, as it ends the run of the frameworks; an error that it is told as the answer to its
@@ -18,7 +18,7 @@ from replanning.journal import AttemptFailed, AttemptTimedOut, Lease, MemoryStor
 from replanning.testing import VirtualClock
 
 ATTEMPTS = 3
-"""Attempts at a call, the first included, of every agent that tries again."""
+"""Number of attempts of every agent that retries, the first included."""
 
 Fields = Mapping[str, Mapping[str, object]]
 """By the name of a tool, the fields of its description for the engine."""
@@ -50,7 +50,7 @@ async def follow(play: Play, call: Execute) -> None:
 
 
 class Bare:
-    """A loop that calls the tools, and handles nothing."""
+    """Loop that calls the tools without error handling."""
 
     async def play(self, play: Play) -> None:
         """Have one conversation."""

@@ -1,4 +1,4 @@
-"""What is stated of the shop's tools for the engine: written by hand, with a second source, or suggested from past runs."""
+"""Declarations of the shop's tools for the engine: by hand, with a second source, or suggested from past runs."""
 
 from __future__ import annotations
 

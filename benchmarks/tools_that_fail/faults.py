@@ -1,4 +1,4 @@
-"""Faults of the shop's tools, and a conversation in which one of them happens."""
+"""Faults of the shop's tools, and a conversation with one of them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SILENT: tuple[Kind, ...] = (
     "old value",
     "wrong amount",
 )
-"""The tool answers, and the answer is wrong."""
+"""Faults with a wrong answer."""
 
 MADE: tuple[Kind, ...] = ("slow", "lost acknowledgement", *SILENT[1:])
 """After these faults of a change, the change was made."""
@@ -109,7 +109,7 @@ def cases() -> Iterator[Case]:
 
 
 def needs_second_source(kind: Kind, step: Step) -> bool:
-    """Whether nothing in a wrong answer shows that it is wrong.
+    """Return whether a wrong answer looks plausible.
 
     That is so of a value that could be right, and of another record if the answer does not name
     whose it is.

@@ -1,4 +1,4 @@
-"""Figures of the tools that fail: every agent with every kind of fault, undisturbed, and what a call costs."""
+"""Figures of the tools that fail: every agent with every kind of fault and without, and the cost of a call."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ FURTHER_SEEDS = 2
 """How many more seeds the session is measured with, in every second conversation."""
 
 COST_BAR = 0.2
-"""Milliseconds that an undisturbed call may take longer."""
+"""Maximum overhead of an undisturbed call, in milliseconds."""
 
 ROUNDS = 20
 COST_EVERY = 4
@@ -81,7 +81,7 @@ COST_EVERY = 4
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one kind of fault with one agent.
+    """Results of one agent with one kind of fault.
 
     Attributes:
         plays: conversations with such a fault.
@@ -108,7 +108,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """Conversations of one agent in which no tool fails.
+    """Conversations of one agent without failing tools.
 
     Attributes:
         plays: conversations.
@@ -164,7 +164,7 @@ class Report:
     skipped: tuple[str, ...] = ()
 
     def to_json(self) -> JsonObject:
-        """The same for programs."""
+        """Figures as JSON."""
         return asdict(self)
 
     @classmethod

@@ -30,10 +30,10 @@ READS = frozenset(
         "list_all_product_types",
     }
 )
-"""The tools that only read, as their descriptions say."""
+"""Tools that only read, according to their descriptions."""
 
 ERROR = "Error"
-"""How the shop's tools begin an answer that says that they did nothing."""
+"""Beginning of answers in which the shop's tools report that they did nothing."""
 
 MIRROR = "_mirror"
 """End of the name of a second tool that reads the same."""

@@ -56,7 +56,7 @@ def confirm(state: State) -> State:
 
 
 def main() -> None:
-    """Begin the thread, or go on with it where it was killed."""
+    """Start the thread, or continue it where it was killed."""
     builder = StateGraph(State)
     builder.set_node_defaults(retry_policy=RetryPolicy(max_attempts=3))
     for what in ("car", "hotel", "flight"):
@@ -74,7 +74,7 @@ def main() -> None:
     config = {"configurable": {"thread_id": "trip-7"}}
     begin = {"bookings": []}
     if graph.get_state(config).next:
-        begin = None  # goes on from the last checkpoint
+        begin = None  # continues from the last checkpoint
     print(graph.invoke(begin, config, durability="sync")["told"])
 
 

@@ -32,7 +32,7 @@ def cancel_one(transaction: Transaction) -> None:
 
 @flow(persist_result=True)
 def book_trip() -> str:
-    """Book all three, or none."""
+    """Book all three or none."""
     try:
         with transaction():
             book_one("car")

@@ -43,7 +43,7 @@ def cancel_one(booking: str) -> None:
 
 
 async def main() -> None:
-    """Begin the run, or go on with it where it was killed; take it back if it has failed."""
+    """Start the run, or continue it where it was killed; take it back if it has failed."""
     engine = ReplanningEngine(store="runs.db")
     tools = [book_one, cancel_one]
     result = await engine.execute(PLAN, tools=tools, run_id="trip-7")

@@ -44,7 +44,7 @@ def cancel_one(booking: str) -> None:
 
 @workflow.defn
 class BookTrip:
-    """Books all three, or none."""
+    """Books all three or none."""
 
     @workflow.run
     async def run(self) -> str:

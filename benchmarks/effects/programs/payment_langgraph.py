@@ -37,7 +37,7 @@ def pay(state: State, runtime: Runtime) -> State:
 
 
 def main() -> None:
-    """Begin the thread, or go on with it where it was killed."""
+    """Start the thread, or continue it where it was killed."""
     policy = None
     if VARIANT != "nothing":
         policy = RetryPolicy(max_attempts=ATTEMPTS)
@@ -50,7 +50,7 @@ def main() -> None:
     config = {"configurable": {"thread_id": "invoice-7"}}
     begin = {"paid": ""}
     if graph.get_state(config).next:
-        begin = None  # goes on from the last checkpoint
+        begin = None  # continues from the last checkpoint
     graph.invoke(begin, config, durability="sync")
     print("paid")
 

@@ -36,7 +36,7 @@ def pay() -> str:
 
 
 async def main() -> None:
-    """Begin the run, or go on with it where it was killed."""
+    """Start the run, or continue it where it was killed."""
     engine = ReplanningEngine(store="runs.db")
     result = await engine.execute(PLAN, tools=[pay], run_id="invoice-7")
     if result.status == "succeeded":

@@ -18,14 +18,14 @@ from benchmarks.mapping import client
 
 
 class State(TypedDict):
-    """The documents, and what became of them."""
+    """The documents, and their results."""
 
     documents: list[int]
     results: Annotated[list[dict], operator.add]
 
 
 class One(TypedDict):
-    """What a node is sent: one document."""
+    """Input of a node: one document."""
 
     n: int
 
@@ -54,7 +54,7 @@ def convert_elsewhere(state: One) -> State:
 
 
 def main() -> None:
-    """Begin the thread, or go on with it where it was killed."""
+    """Start the thread, or continue it where it was killed."""
     builder = StateGraph(State)
     builder.add_node("list_documents", list_documents)
     builder.add_node("convert", convert, error_handler=convert_elsewhere)
@@ -66,7 +66,7 @@ def main() -> None:
     config = {"configurable": {"thread_id": "documents-7"}, "max_concurrency": client.AT_ONCE}
     begin = {"results": []}
     if graph.get_state(config).next:
-        begin = None  # goes on from the last checkpoint
+        begin = None  # continues from the last checkpoint
     print(json.dumps(graph.invoke(begin, config, durability="sync")["results"]))
 
 

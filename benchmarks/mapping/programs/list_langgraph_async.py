@@ -20,14 +20,14 @@ LIMIT = asyncio.Semaphore(client.AT_ONCE)
 
 
 class State(TypedDict):
-    """The documents, and what became of them."""
+    """The documents, and their results."""
 
     documents: list[int]
     results: Annotated[list[dict], operator.add]
 
 
 class One(TypedDict):
-    """What a node is sent: one document."""
+    """Input of a node: one document."""
 
     n: int
 
@@ -57,7 +57,7 @@ async def convert_elsewhere(state: One) -> State:
 
 
 async def main() -> None:
-    """Begin the thread, or go on with it where it was killed."""
+    """Start the thread, or continue it where it was killed."""
     builder = StateGraph(State)
     builder.add_node("list_documents", list_documents)
     builder.add_node("convert", convert, error_handler=convert_elsewhere)
@@ -69,7 +69,7 @@ async def main() -> None:
         graph = builder.compile(checkpointer=saver)
         begin = {"results": []}
         if (await graph.aget_state(config)).next:
-            begin = None  # goes on from the last checkpoint
+            begin = None  # continues from the last checkpoint
         print(json.dumps((await graph.ainvoke(begin, config, durability="sync"))["results"]))
 
 

@@ -40,7 +40,7 @@ def convert_elsewhere(n: int) -> dict[str, object]:
 
 
 async def main() -> None:
-    """Begin the run, or go on with it where it was killed."""
+    """Start the run, or continue it where it was killed."""
     engine = ReplanningEngine(store="runs.db")
     tools = [list_documents, convert, convert_elsewhere]
     result = await engine.execute(PLAN, tools=tools, run_id="documents-7")
