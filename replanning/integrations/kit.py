@@ -378,7 +378,7 @@ class _HandedBack(Exception):
 
 
 class ReportedFailure(_HandedBack):
-    """A tool reported a failure; the framework gets that report if no alternative is left."""
+    """A tool reported a failure; the framework gets its own form of it if no alternative is left."""
 
 
 class TimedOut(ReportedFailure, TimeoutError):

@@ -192,7 +192,7 @@ async def unexpected(driver: type[Driver]) -> None:
 
 @situation
 async def second_source(driver: type[Driver]) -> None:
-    """A second tool must say the same (`agrees_with`): it is executed with the same arguments, and if it says something else, the model sees that."""
+    """A second tool must agree (`agrees_with`): it is executed with the same arguments, and if it disagrees, the model sees that."""
     stated: Stated = {
         "search": {"capability": "web", "effect": "none", "expect": {"agrees_with": "archive"}},
         "archive": {"capability": "web", "effect": "none"},
@@ -207,7 +207,7 @@ async def second_source(driver: type[Driver]) -> None:
 
 @situation
 async def transient(driver: type[Driver]) -> None:
-    """An error that may pass: the call is tried again, and the model sees the result."""
+    """An error that may pass: the call is retried, and the model sees the result."""
     search = Fake("search", raising(ConnectionRefusedError("refused"), None))
     outcome = await play(driver, [search], SEARCH, engine=engine_of())
     assert (outcome.end, outcome.told) == ("done", ["x, found"])
@@ -232,7 +232,7 @@ async def lost_answer(driver: type[Driver]) -> None:
 
 @situation
 async def confirmed(driver: type[Driver]) -> None:
-    """The answer of a call is lost, and `confirm` names another tool: that is asked whether the call was done, and the model sees what it says."""
+    """The answer of a call is lost, and `confirm` names another tool: it is asked whether the call was done, and the model sees its answer."""
     confirm = {
         "tool": "archive",
         "arguments": {"query": "${arguments.query}"},
@@ -272,7 +272,7 @@ async def words_of_failure(driver: type[Driver]) -> None:
 
 @situation
 async def reported_failure(driver: type[Driver]) -> None:
-    """A tool reports in the way of the framework, without raising, that it has failed: that is a failure."""
+    """A tool reports a failure in the framework's own way, without raising: that counts as a failure."""
 
     def refuse(query: str) -> str:
         raise Reported("upstream 503")
@@ -296,7 +296,7 @@ async def same_ids(driver: type[Driver]) -> None:
 
 @situation
 async def parallel(driver: type[Driver]) -> None:
-    """Calls of one message run at once, and each gets its own result, also of a stand-in."""
+    """Calls of one message run at once, and each gets its own result, even from a stand-in."""
 
     def make() -> list[Fake]:
         arrived: list[str] = []
@@ -330,7 +330,7 @@ def guarded_tools() -> list[Fake]:
 
 @situation
 async def guarded_stand_in(driver: type[Driver]) -> None:
-    """A tool that the framework puts to a person stands in only if a person agrees."""
+    """A tool that needs an approval in the framework stands in only if a person agrees."""
     tools = guarded_tools()
     await play(driver, tools, SEARCH, engine=engine_of())
     assert executions(*tools) == [1, 0]
@@ -470,7 +470,7 @@ async def broken_stream(driver: type[Driver]) -> None:
 
 @situation
 async def different_arguments(driver: type[Driver]) -> None:
-    """A tool has failed for several different arguments: it is still executed for another one."""
+    """A tool has failed for several different arguments: it is still executed for others."""
 
     def fetch(query: str) -> str:
         if query != "good":
@@ -505,7 +505,7 @@ async def control_flow(driver: type[Driver]) -> None:
 
 @situation
 async def nobody_watches(driver: type[Driver]) -> None:
-    """With `approvals=False` nothing is asked, not even through the gate of the engine, and the agent ends as without an engine."""
+    """With `approvals=False` nobody is asked, not even through the gate of the engine, and the agent ends as without an engine."""
     alone = await play(driver, guarded_tools()[:1], SEARCH, asks=True)
     tools = guarded_tools()
     gate = ScriptedGate([Answer("approve", by="ada")])

@@ -329,7 +329,7 @@ INTEGRATIONS: Final = (
         "mcp.md",
         {
             "transient": "A server does not say whether its error may pass: only tools with "
-            "`--retries` are tried again.",
+            "`--retries` are retried.",
             "answered_question": "The call of the client waits for the answer, so nothing is resumed.",
             "approval": "Asking before a call is up to the client.",
             "resumed": _NO_KEYS,
