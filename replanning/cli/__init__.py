@@ -19,18 +19,17 @@ _IDLE_THREAD_SECONDS: Final = 0.2
 
 
 def main() -> None:
-    """Run the command in the arguments, and end the process with its exit code."""
-    # Printing is safe: closed streams are the null device, and characters that the terminal cannot
-    # show are replaced.
+    """Run the command that the arguments name, and exit with its code."""
+    # Printing never fails: closed streams become the null device, and characters that the terminal
+    # cannot show are escaped.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - the process closes it
-    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115 - likewise
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115 - the process closes it
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     if logging.lastResort is not None:
-        logging.getLogger("replanning").addHandler(
-            logging.lastResort
-        )  # warnings, on standard error
+        # Warnings go to standard error.
+        logging.getLogger("replanning").addHandler(logging.lastResort)
     # The display reports the events of a run, including lost connections of its store.
     for name in ("replanning.run", "replanning.planning", "psycopg.pool"):
         in_runs = logging.getLogger(name)
@@ -40,9 +39,8 @@ def main() -> None:
         from replanning.cli.app import app
 
         app()
-    except (
-        KeyboardInterrupt
-    ):  # before a command has begun, while the program is still being imported
+    except KeyboardInterrupt:
+        # It came before a command started, while the program was still being imported.
         sys.stderr.write("error: interrupted\n")
         sys.exit(130)
     except SystemExit as end:
@@ -54,7 +52,7 @@ def main() -> None:
 def _has_abandoned_threads() -> bool:
     """Return whether threads still execute abandoned functions, for example after a timeout.
 
-    The interpreter would wait for them, without limit.
+    The interpreter would wait for them forever.
     """
     for thread in threading.enumerate():
         if thread.name == _WORKER_THREAD_NAME and not thread.daemon:
@@ -67,10 +65,10 @@ def _has_abandoned_threads() -> bool:
 def _end_at_once(code: int) -> Never:
     """End the process without shutting down the interpreter, which waits for threads.
 
-    Threads of Temporal's SDK run until the process ends. A thread that calls into Python during the
-    shutdown of the interpreter aborts the process.
+    Threads of Temporal's SDK run until the process ends. One that calls into Python during the
+    shutdown aborts the process.
     """
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # nobody reads it any more
+        with suppress(OSError):  # the reader is gone
             stream.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""The commands `what-if` and `replay`: decisions of recorded runs are made again."""
+"""The commands `what-if` and `replay`, which decide recorded runs again."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from replanning.run.opening import redactor_for
 commands = Program()
 
 _MAX_CHANGES: Final = 4
-"""Most changes of an alternative that a line names."""
+"""Maximum number of changes of an alternative on a line."""
 
 _epilog = partial(
     epilog, codes="0 done · 1 there is no such run or decision · 2 wrong usage, settings or store"
@@ -68,8 +68,8 @@ _RunsArgument = Annotated[
     typer.Argument(
         metavar="RUN",
         show_default=False,
-        help="The id of a run, or the beginning of it; latest is the newest run. By default all"
-        " runs of the store.",
+        help="The id of a run, or its beginning; latest is the newest run. By default all runs of"
+        " the store.",
     ),
 ]
 
@@ -91,8 +91,8 @@ def what_if(
             "--provider",
             "--replan-provider",
             metavar="NAME",
-            help="Ask it instead of taking the alternatives on record: repair, auto, or a model such"
-            " as openai or ollama:MODEL; repeatable.",
+            help="Ask this provider instead of using the recorded alternatives: repair, auto, or a"
+            " model such as openai or ollama:MODEL; repeatable.",
         ),
     ] = None,
     changed: Annotated[
@@ -108,7 +108,7 @@ def what_if(
         typer.Option(
             "--settings",
             metavar="FILE",
-            help="The settings to decide with, instead of those that each run had.",
+            help="The settings to decide with, instead of those of each run.",
         ),
     ] = None,
     at: Annotated[
@@ -116,7 +116,7 @@ def what_if(
         typer.Option(
             "--at",
             metavar="REVISION",
-            help="Only the decision that made this revision, such as 2, or that of a replan, such as"
+            help="Only the decision that made this revision, such as 2, or of this replan, such as"
             " r2.",
         ),
     ] = None,
@@ -127,8 +127,8 @@ def what_if(
             metavar="AMOUNT",
             min=0,
             show_default=False,
-            help="The most money that models may cost, in the currency of their prices. By default"
-            " only models are asked that cost nothing.",
+            help="Maximum cost of language models, in the currency of their prices. By default"
+            " only free models are asked.",
         ),
     ] = 0.0,
     store: StoreOption = DEFAULT_STORE,
@@ -136,15 +136,15 @@ def what_if(
 ) -> None:
     """Decide recorded runs again with other providers or settings, and compare; nothing is executed.
 
-    Each decision is made again on what had happened by then. Without --provider the alternatives on
-    record are scored and decided about again, which costs nothing. Without --settings each run keeps
-    the settings that it had, apart from --set. A model is asked only if what it may cost is allowed.
+    Each decision sees the run as it was at the time. Without --provider, the recorded alternatives
+    are scored and decided again, which costs nothing. Without --settings, each run keeps its own
+    settings, apart from --set. A model is asked only if --max-cost allows its estimated cost.
     """
     overrides = parse_overrides(changed or (), "--set")
     if not (providers or overrides or settings):
-        fail("name what is to be different: --provider NAME, --set KEY=VALUE or --settings FILE")
+        fail("name a difference to try: --provider NAME, --set KEY=VALUE or --settings FILE")
     if "provider" in overrides:
-        fail("--set: the setting 'provider' is named by --provider here")
+        fail("--set: use --provider instead of the setting 'provider'")
     if at is not None and run is None:
         fail("--at: name the run as well")
     loaded = load_settings(settings, arguments=overrides).settings
@@ -178,10 +178,10 @@ def what_if(
 
 @commands.command(
     epilog=epilog(
-        "replanning replay latest    what this version decides, beside what is on record",
+        "replanning replay latest    the decisions of this version, beside the recorded ones",
         "replanning replay --check --store runs.db    before an upgrade, in CI",
-        codes="0 done; with --check, everything is decided alike · 1 with --check, something is not, or"
-        " a run cannot be read; there is no such run · 2 wrong usage or store",
+        codes="0 done; with --check, all decisions are the same · 1 there is no such run; with"
+        " --check, a decision differs or a run cannot be read · 2 wrong usage or store",
     )
 )
 def replay(
@@ -191,16 +191,16 @@ def replay(
         bool,
         typer.Option(
             "--check",
-            help="Print the first difference of each run only, and end with code 1 if there is one.",
+            help="Print only the first difference of each run, and end with code 1 if there is one.",
         ),
     ] = False,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Decide recorded runs again with this version: the same alternatives, settings and times.
+    """Decide recorded runs again with this version, from the recorded alternatives, settings and times.
 
-    No provider is asked, and nothing is executed. What differs says by which version of the rules
-    each side was decided: rules that were changed on purpose have another one.
+    No provider is asked, and nothing is executed. A difference names the versions of the rules on
+    both sides: rules that were changed on purpose have a new version.
     """
     environment = Environment()
     with existing_store(store) as opened:
@@ -232,12 +232,12 @@ def _parse_at(at: str | None) -> int | str | None:
 
 
 class _Answers(NamedTuple):
-    """Decisions of runs, made again.
+    """Decisions that were made again, by run.
 
     Attributes:
         runs: the runs that could be read.
         unreadable: the others, each with the error.
-        estimate: what language models might have used.
+        estimate: the estimated usage of language models, at most.
     """
 
     runs: list[ComparedRun]
@@ -262,7 +262,7 @@ async def _ask(
     at: int | str | None = None,
     max_cost: float = 0.0,
 ) -> _Answers:
-    """Decide a run again, or all of a store; say beforehand what that may cost."""
+    """Decide one run of a store again, or all; print the estimated cost first."""
     try:
         answers = _Answers([], {}, Usage())
         histories: list[ReplanHistory] = []
@@ -293,7 +293,7 @@ def _run_ids(store: RunStore, run: str | None) -> list[RunId]:
 
 @contextmanager
 def _errors_of(run: RunId, answers: _Answers, *, whole_store: bool) -> Iterator[None]:
-    """Leave a run of a whole store out if it cannot be read; end the command if it is the only one."""
+    """Skip an unreadable run when all runs are decided; end the command for a single one."""
     try:
         yield
     except ReplanningError as error:
@@ -307,14 +307,14 @@ def _errors_of(run: RunId, answers: _Answers, *, whole_store: bool) -> Iterator[
 
 
 def _check_cost(estimate: Usage, max_cost: float) -> None:
-    """Say what language models may cost; end the command if that is more than is allowed."""
+    """Print the estimated cost of language models; end the command if it exceeds the maximum."""
     if estimate.calls:
         print_message(f"language models are asked: up to {format_usage(estimate)}")
     problem = cost_problem(estimate, max_cost)
     if not problem:
         return
     if not estimate.unpriced:
-        # Rounded up, so that what is proposed is enough.
+        # Rounded up, so that the proposed amount is enough.
         enough = ceil(estimate.money * 10_000) / 10_000
         problem = f"{problem}; allow it with --max-cost {enough:g}"
     fail(problem)
@@ -324,7 +324,7 @@ def _check_cost(estimate: Usage, max_cost: float) -> None:
 
 
 def _print_table(found: Sequence[ComparedRun]) -> None:
-    """Print a line for each run, and one for all of them."""
+    """Print a row for each run, and one for their total."""
     table = plain_table()
     table.add_column("run", no_wrap=True)
     for heading in ("decisions", "different", "asks a person", "gives up", "left out", "cost"):
@@ -362,12 +362,12 @@ def _table_row(name: str, runs: Sequence[ComparedRun]) -> tuple[Text | str, ...]
 
 
 def _print_run(found: ComparedRun, label: str) -> None:
-    """Print the decisions of a run, one after another, with what differs."""
+    """Print the decisions of a run in turn, with their differences."""
     lines = [f"run {printable_line(found.run)}"]
     for decision in found.decisions:
         lines += ["", *_decision_lines(decision, label)]
     if not found.decisions:
-        lines += ["", "nothing of it can be decided again"]
+        lines += ["", "no decision of this run can be made again"]
     lines.append("")
     lines += _left_out_lines(found)
     lines.append(_summary_line(found))
@@ -430,7 +430,7 @@ def _summary_line(found: ComparedRun) -> str:
 
 
 def _first_difference(found: ComparedRun) -> ComparedDecision | None:
-    """Return the first decision of a run that is not alike; None if all are."""
+    """Return the first decision of a run that differs; None if none does."""
     for decision in found.decisions:
         if decision.differences:
             return decision
@@ -455,7 +455,7 @@ def _print_check(found: Sequence[ComparedRun]) -> None:
         versions = f"version {old.rules} on record (replanning {old.version or 'unknown'})"
         versions += f", version {new.rules} here (replanning {new.version})"
         if old.rules == new.rules:
-            versions += ": the same, so that this is not on purpose"
+            versions += ": the same, so this difference is not on purpose"
         lines += [f"run {printable_line(each.run)}", *_decision_lines(first, "replay")]
         lines += [f"  rules     {versions}", ""]
     runs = pluralise(len(found), "run")

@@ -1,4 +1,4 @@
-"""The program `replanning`: its commands, with shared options, output, errors and exit codes.
+"""The program `replanning`: commands, shared options, output, errors and exit codes.
 
 Each command is a function in the module of its subject. Results go to standard output, everything
 else to standard error.
@@ -91,26 +91,25 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "About this installation": {"config": "setup", "providers": "setup"},
 }
-"""Commands by the panel of the help that lists them, each with its module in `replanning.cli`.
+"""Commands by help panel, each with its module in `replanning.cli`.
 
-A module is imported when one of its commands is called. A command is the function of its name,
-whose docstring is its help; a command of two words, or with a hyphen, is the function
-`first_second`.
+A module is imported when one of its commands is called. The function of the same name implements a
+command, and its docstring is the help; for a name with a space or hyphen, it is `first_second`.
 """
 
 _MODULES: Final = {
     name: module for panel in COMMANDS.values() for name, module in panel.items()
 } | {
-    "questions": "status"  # another name of `pending`, which help does not list
+    "questions": "status"  # alias of `pending`, hidden from help
 }
 
 DIFF_STYLES: Final = {"+": "green", "-": "red"}
-"""Colours of the lines of a diff, by their first character."""
+"""Colours of diff lines, by their first character."""
 
 _CONTROL_CHARACTERS: Final = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
 )
-"""With the marks that turn the direction of writing."""
+"""Control characters, including marks that change the direction of text."""
 
 _CONTROL_CODES: Final = {
     ord(character): f"\\x{ord(character):02x}"
@@ -121,19 +120,19 @@ _CONTROL_CODES: Final = {
 
 
 class ExitCode(IntEnum):
-    """Result of a command, for the program that started it."""
+    """Exit code of a command."""
 
     OK = 0
     FAILED = 1
     """The run failed or was aborted."""
     USAGE = 2
-    """The command, a file, a setting or the store cannot be used; nothing was run."""
+    """The command line, a file, a setting or the store is unusable; nothing ran."""
     PAUSED = 3
     """The run is paused and can be resumed."""
     NEEDS_HUMAN = 4
-    """The run waits until a person answers a question."""
+    """The run waits for a person to answer a question."""
     INTERRUPTED = 130
-    """A second Ctrl-C, or another second signal, stopped the run at once; it can be resumed."""
+    """A second Ctrl-C or other signal stopped the run at once; it can be resumed."""
 
 
 def console(*, error: bool = False) -> TerminalConsole:
@@ -144,36 +143,35 @@ def console(*, error: bool = False) -> TerminalConsole:
 
 
 _settings_file: Final = ContextVar[str | None]("_settings_file", default=None)
-"""The value of `--settings` for the command that is carried out."""
+"""The value of `--settings` in the running command."""
 
 _NO_OVERRIDE: Final[Mapping[str, object]] = {"status": "success", "data": {"planning": {}}}
 
 command_redactor: Final = ContextVar["Redactor | None"]("command_redactor", default=None)
-"""Set after the settings of the command were read."""
+"""The redactor of the running command; set once its settings are read."""
 
 
 def redactor() -> Redactor:
-    """Return the redactor of the settings; with only the built-in rules if they are invalid."""
-    found = command_redactor.get()
+    """Return the redactor of the settings, or the built-in rules if they are invalid."""
+    current = command_redactor.get()
     # Output before a command has read its settings must not contain secrets either.
-    if found is None:
+    if current is None:
         from replanning.config import load_settings  # help needs none of these
         from replanning.run.opening import redactor_for
         from replanning.secrets import Redactor
 
         try:
-            loaded = load_settings(
-                _settings_file.get(), override=lambda: _NO_OVERRIDE
-            )  # which says nothing of secrets
-            found = redactor_for(loaded.settings)
+            # The server of overrides is not asked: it has no rules about secrets.
+            loaded = load_settings(_settings_file.get(), override=lambda: _NO_OVERRIDE)
+            current = redactor_for(loaded.settings)
         except (SettingsError, OSError):
-            found = Redactor()
-        command_redactor.set(found)
-    return found
+            current = Redactor()
+        command_redactor.set(current)
+    return current
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return the signals that stop a command; a closed terminal stops nothing under nohup."""
+    """Return the signals that stop a command; under nohup, SIGHUP is not one of them."""
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
@@ -181,7 +179,7 @@ def stop_signals() -> list[signal.Signals]:
 
 
 def print_message(text: str) -> None:
-    """Print a message on standard error, without secrets; if that is closed, the work continues."""
+    """Print a message without secrets on standard error; ignore a closed stream."""
     shown = escape_control(redactor().text(text))
     with suppress(OSError):
         if sys.stderr.isatty():
@@ -193,7 +191,7 @@ def print_message(text: str) -> None:
 
 
 def print_json(value: object, *, redact: bool = False) -> None:
-    """Print a result as JSON in ASCII, which every program can read, without secrets."""
+    """Print a result as ASCII JSON, which any program can read; `redact` masks its secrets."""
     if redact:
         value = redactor().value(json.loads(json.dumps(value, default=str)))
     sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
@@ -201,7 +199,7 @@ def print_json(value: object, *, redact: bool = False) -> None:
 
 
 def escape_control(text: str) -> str:
-    """Return text with control characters as codes, because they could control the terminal."""
+    """Return text with escaped control characters, which could otherwise control the terminal."""
     return text.replace("\r\n", "\n").translate(_CONTROL_CODES)
 
 
@@ -212,14 +210,14 @@ def fail(message: str, code: ExitCode = ExitCode.USAGE) -> NoReturn:
 
 
 def refuse(message: str) -> NoReturn:
-    """End the command: the object it names does not exist, or does not allow the operation."""
+    """Print an error and end the command with code 1: its object is missing or unsuitable."""
     fail(message, ExitCode.FAILED)
 
 
 DEFAULT_STORE: Final = ".replanning/history.db"
 
 DEFAULT_STOP_TIMEOUT: Final = 5.0
-"""Default of --stop-timeout: how long running tasks may go on after a signal, in seconds."""
+"""Default of --stop-timeout: seconds that running tasks may continue after a signal."""
 
 _MAX_STOP_TIMEOUT: Final = 1_000_000.0
 
@@ -228,8 +226,8 @@ DEFAULT_CONCURRENCY: Final = 8
 
 RUN_EXIT_CODES_HELP: Final = (
     "0 succeeded · 1 failed or aborted · 2 wrong usage, plan, settings or store, or another process"
-    " carries out the run; nothing ran · 3 paused · 4 needs a person's answer · 130 stopped by a second Ctrl-C. Resume it after 3, 4"
-    " and 130."
+    " executes the run; nothing ran · 3 paused · 4 needs a person's answer · 130 stopped by a second"
+    " Ctrl-C. Resume the run after 3, 4 and 130."
 )
 
 
@@ -264,14 +262,14 @@ NewestRunArgument = Annotated[
     typer.Argument(
         metavar="RUN",
         show_default=False,
-        help="The id of a run, or the beginning of it; by default the newest.",
+        help="The id of a run, or its beginning; by default the newest run.",
     ),
 ]
 
 RunArgument = Annotated[
     str,
     typer.Argument(
-        metavar="RUN", help="The id of the run, or the beginning of it; latest is the newest run."
+        metavar="RUN", help="The id of the run, or its beginning; latest is the newest run."
     ),
 ]
 
@@ -281,7 +279,7 @@ SettingsOption = Annotated[
         "--settings",
         metavar="FILE",
         rich_help_panel=_WHERE_PANEL,
-        help="The settings; by default replanning.yaml or .replanning.yaml.",
+        help="The settings file; by default replanning.yaml or .replanning.yaml.",
     ),
 ]
 
@@ -306,12 +304,12 @@ PlanArgument = Annotated[
 
 @dataclass(kw_only=True, slots=True)
 class RunOptions:
-    """Options for executing a run; a command with a parameter `options` of this type has them.
+    """Options for executing a run; a parameter `options` of this type adds them to a command.
 
     It has many attributes because each of them is an option.
 
     Attributes:
-        concurrency: tasks that may run at the same time.
+        concurrency: maximum number of tasks at a time.
         ask: also set by `no_ask`.
         view: also set by `open_page`.
     """
@@ -340,7 +338,7 @@ class RunOptions:
             "--directory",
             metavar="FOLDER",
             rich_help_panel=_WHERE_PANEL,
-            help="The folder that the tools work in.",
+            help="The working directory of the tools.",
         ),
     ] = None
     sequential: Annotated[
@@ -405,7 +403,7 @@ class RunOptions:
             metavar="SECONDS",
             show_default=False,
             rich_help_panel=_WHERE_PANEL,
-            help="Time left to running tasks after SIGTERM or SIGHUP (5).",
+            help="Time limit for running tasks after SIGTERM or SIGHUP (5).",
         ),
     ] = DEFAULT_STOP_TIMEOUT
     view: Annotated[
@@ -439,7 +437,7 @@ class RunOptions:
             self.ask = "never"
         if self.open_page:
             self.view = True
-        if not 0 <= self.stop_timeout <= _MAX_STOP_TIMEOUT:  # nor is it nan
+        if not 0 <= self.stop_timeout <= _MAX_STOP_TIMEOUT:  # also true for nan
             fail(f"--stop-timeout: expected seconds from 0 to {_MAX_STOP_TIMEOUT:,.0f}")
 
     def resume_options(self) -> list[str]:
@@ -465,15 +463,15 @@ class RunOptions:
 
 
 class RunDisplay(Protocol):
-    """Display of the runs of this process, which leaves the terminal to questions."""
+    """Display of the runs of this process, which can release the terminal for questions."""
 
     questions_on_terminal: bool
 
     def show_note(self, symbol: str, text: str, style: str = "") -> None:
-        """Show a line beside those about the run."""
+        """Show a line in addition to those about the run."""
 
     def suspend(self) -> AbstractContextManager[None]:
-        """Leave the terminal to the body."""
+        """Release the terminal while the body runs."""
 
 
 def is_phase_task(task: Task) -> bool:
@@ -486,7 +484,7 @@ def is_phase_task(task: Task) -> bool:
 
 
 def all_except(*names: str) -> list[str]:
-    """Return the names of all run options but these."""
+    """Return the names of all run options except these."""
     return [option.name for option in fields(RunOptions) if option.name not in names]
 
 
@@ -518,7 +516,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 class _PlainHelp:
-    """Mixin that shows no types of Python in the help, and indents what continues an example."""
+    """Mixin that hides Python types in the help, and indents continued lines of examples."""
 
     epilog: str | None
 
@@ -532,12 +530,12 @@ class _PlainHelp:
         text = self.epilog
         if text:
             self.epilog = _wrap_examples(text)
-        super().format_help(ctx, formatter)  # type: ignore[misc] # of the command that this is mixed into
+        super().format_help(ctx, formatter)  # type: ignore[misc] # typer defines it
         self.epilog = text
 
 
 def _wrap_examples(text: str) -> str:
-    """Return the text below the help of a command with its lines broken for the terminal."""
+    """Wrap the text below the help of a command at the width of the terminal."""
     from replanning.history.wording import wrap_line  # Rich is slow to load
 
     margins = 2
@@ -547,15 +545,15 @@ def _wrap_examples(text: str) -> str:
     return "\n".join(lines)
 
 
-def _no_type(ctx: Any) -> None:  # the name of an argument says what it is
-    """Return no type to be shown for an argument."""
+def _no_type(ctx: Any) -> None:
+    """Return no type for the help: the name of an argument says enough."""
 
 
 class Command(_PlainHelp, TyperCommand):
     """A command of the program."""
 
     def invoke(self, ctx: Any) -> Any:  # typer does not export the types
-        """Execute the command; its output is redacted as its settings require."""
+        """Execute the command, and redact its output as its own settings require."""
         _settings_file.set(ctx.params.get("settings"))
         command_redactor.set(None)
         return super().invoke(ctx)
@@ -566,7 +564,7 @@ class CommandGroup(_PlainHelp, TyperGroup):
 
 
 class LazyCommandGroup(CommandGroup):
-    """Group of all commands, which imports a module when its command is called.
+    """Group of all commands, which imports a module only when its command is called.
 
     It reports errors of the library without a traceback.
     """
@@ -581,7 +579,7 @@ class LazyCommandGroup(CommandGroup):
         self.commands = {**listed, **self.commands}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # typer does not export the types
-        """Return the command for the words; a command of two words takes precedence."""
+        """Return the command that the words name; one of two words takes precedence."""
         count = 2 if len(args) > 1 and " ".join(args[:2]) in _MODULES else 1
         name = " ".join(args[:count])
         if name in _MODULES:
@@ -590,8 +588,8 @@ class LazyCommandGroup(CommandGroup):
             return name, group.commands[name], args[count:]
         return super().resolve_command(ctx, args)
 
-    def invoke(self, ctx: Any) -> Any:  # likewise
-        """Run a command; print errors that the user can correct, and end with their exit code."""
+    def invoke(self, ctx: Any) -> Any:  # typer does not export the types
+        """Run a command; print errors that the user can correct, and exit with their code."""
         _settings_file.set(None)
         command_redactor.set(None)
         try:
@@ -609,10 +607,10 @@ class LazyCommandGroup(CommandGroup):
         except KeyboardInterrupt:
             fail("interrupted", ExitCode.INTERRUPTED)
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:  # likewise
-        """Write the help, with the docstring of each command's function as its description.
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # typer does not export the types
+        """Write the help, with the docstrings of the commands as descriptions.
 
-        The modules are read, not imported, so that help appears at once.
+        The modules are parsed, not imported, so that help appears at once.
         """
         for name, command in self.commands.items():
             if name in _MODULES:
@@ -667,7 +665,7 @@ class Program(typer.Typer):
 
 
 def _expand_options(function: Callable[..., Any], without: Sequence[str]) -> Callable[..., Any]:
-    """Return a function that takes the fields of its parameter `options` instead."""
+    """Return a function with a parameter for each field of `options` in place of `options`."""
     signature = inspect.signature(function, eval_str=True)
     if "options" not in signature.parameters:
         return function

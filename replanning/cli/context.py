@@ -1,4 +1,4 @@
-"""Values of `--set` for parameters and the context, and changes by commands."""
+"""Parameters and context values from `--set`, and context changes by commands."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from replanning.tools.call import ToolCall
 from replanning.tools.shell import run_shell
 
 CONTEXT_VARIABLE: Final = "REPLANNING_CONTEXT"
-"""Variable with the file to which a command appends lines `key=value`."""
+"""Variable that names the file for a command's context changes, lines `key=value`."""
 
 MAX_CONTEXT_BYTES: Final = 64 * 1024
-"""Largest context file that a command may write, in bytes."""
+"""Maximum size of a context file, in bytes."""
 
 _PAIR_PATTERN: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*=\s*+(.*)", re.DOTALL)
 
 _BLOCK_PATTERN: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)<<(\S+)")
-"""First line of a value of several lines; a line with only this word ends it."""
+"""First line of a multi-line value, which ends at a line with only this word."""
 
 _VALUE_DECODER: Final = json.JSONDecoder(parse_constant=str)
 
 
 async def run_context_shell(call: ToolCall) -> JsonValue:
-    """Run the command of a tool of the kind `shell`, which may change the context of the run.
+    """Run the command of a `shell` tool, which may change the context of the run.
 
     A command appends lines `key=value` to the file that `REPLANNING_CONTEXT` names, as in
-    `echo region=eu >> "$REPLANNING_CONTEXT"`; `parse_context_file` says what else may stand there.
-    The lines take effect when the command has succeeded. Its output never changes the context,
-    because it may contain text from anywhere.
+    `echo region=eu >> "$REPLANNING_CONTEXT"`; `parse_context_file` describes the format. The lines
+    take effect if the command succeeds. Its output never changes the context, because it may contain
+    text from anywhere.
 
     Raises:
         ToolError: the command failed, or its context file is invalid.
@@ -75,19 +75,18 @@ async def run_context_shell(call: ToolCall) -> JsonValue:
     if problems:
         raise ToolError(f"{tool} lines to {place} that cannot be read: {'; '.join(problems)}")
     if changes:
-        attempt = cast("TaskContext", call.context)  # or its equivalent on another machine
+        attempt = cast("TaskContext", call.context)  # or its counterpart on another machine
         attempt.change_context(changes)
     return output
 
 
 def parse_context_file(text: str) -> tuple[JsonObject, list[str]]:
-    """Return the values of a context file, and its problems, each with its line.
+    """Return the values of a context file, and its problems with their lines.
 
-    A line is `key=value`, also after `export`. A value in quotes is the text between them; any
-    other is JSON if it can be read as JSON, and otherwise text; a number that JSON would write
-    differently is text, too. `key<<WORD` begins a value of several lines, which ends before the
-    line
-    `WORD`. Blank lines, and lines that begin with `#`, are left out.
+    A line is `key=value` or `export key=value`. A quoted value is the text between the quotes. Any
+    other value is JSON if it is valid JSON, and text otherwise; a number that JSON would write
+    differently is also text. `key<<WORD` begins a multi-line value, which ends before the line
+    `WORD`. Blank lines and lines that begin with `#` are ignored.
     """
     changes: JsonObject = {}
     problems: list[str] = []
@@ -98,7 +97,7 @@ def parse_context_file(text: str) -> tuple[JsonObject, list[str]]:
         if not stated or stated.startswith("#"):
             continue
         if "\0" in stated:
-            problems.append(f"line {number} holds a NUL byte")
+            problems.append(f"line {number} contains a NUL byte")
             continue
         block = _BLOCK_PATTERN.fullmatch(stated)
         if block is not None:
@@ -107,7 +106,7 @@ def parse_context_file(text: str) -> tuple[JsonObject, list[str]]:
             if value is None:
                 problems.append(f"line {number}: no line {end!r} ends the value of {key!r}")
             elif "\0" in value:
-                problems.append(f"the value of {key!r} from line {number} holds a NUL byte")
+                problems.append(f"the value of {key!r} from line {number} contains a NUL byte")
             else:
                 changes[key] = value
             continue
@@ -121,7 +120,7 @@ def parse_context_file(text: str) -> tuple[JsonObject, list[str]]:
 
 
 def _read_block(lines: Iterator[tuple[int, str]], end: str) -> str | None:
-    """Return the lines before the end of a value; None if the end is missing."""
+    """Return the lines of a value before its end; None if the end is missing."""
     value: list[str] = []
     for _, line in lines:
         if line == end:
@@ -131,10 +130,10 @@ def _read_block(lines: Iterator[tuple[int, str]], end: str) -> str | None:
 
 
 def split_set_options(options: Sequence[str] | None) -> tuple[list[str], dict[str, str]]:
-    """Return the `--set` options for the context, and the texts for parameters.
+    """Return the `--set` options for the context, and the texts of parameters by name.
 
     Raises:
-        SettingsError: one of them is of neither form.
+        SettingsError: an option has neither form.
     """
     context: list[str] = []
     texts: dict[str, str] = {}
@@ -148,7 +147,7 @@ def split_set_options(options: Sequence[str] | None) -> tuple[list[str], dict[st
         if equals and is_parameter_name(name):
             texts[name] = text
         else:
-            # The text after the sign may be a secret.
+            # The text after the equals sign may be a secret.
             expected = "expected NAME=VALUE for a parameter, or context.KEY=VALUE"
             problems.append(Problem("--set", f"{expected}, got {name!r}"))
     if problems:
@@ -157,13 +156,13 @@ def split_set_options(options: Sequence[str] | None) -> tuple[list[str], dict[st
 
 
 def read_parameters(parameters: Parameters, texts: Mapping[str, str]) -> JsonObject:
-    """Convert texts to values of the declared types; a string is the text itself."""
+    """Convert texts to values of the declared types."""
     values: JsonObject = {}
     for name, text in texts.items():
         value: JsonValue = text
         parameter = parameters.get(name)
         if parameter is not None and parameter.type != "string":
-            # An unreadable value stays text, which is not a value of this type.
+            # An unreadable value stays text, and is rejected later as a value of the wrong type.
             with suppress(PlanError):
                 value = read_document(text, format="yaml")
         values[name] = value
@@ -171,10 +170,10 @@ def read_parameters(parameters: Parameters, texts: Mapping[str, str]) -> JsonObj
 
 
 def parse_context_options(options: Sequence[str] | None) -> JsonObject:
-    """Return the values of `--set` options.
+    """Return the context values in `--set` options.
 
     Raises:
-        SettingsError: one of them is not of the form `context.key=value`.
+        SettingsError: an option does not have the form `context.key=value`.
     """
     changes: JsonObject = {}
     problems: list[Problem] = []
@@ -200,11 +199,11 @@ def _parse_pair(text: str) -> tuple[str, JsonValue] | None:
 
 
 def _parse_value(text: str, *, quoted: bool = False) -> JsonValue:
-    """Return a value: JSON where it can be; `1.10`, which may be a version, stays text.
+    """Return a value as JSON if possible; `1.10`, which may be a version, stays text.
 
     Args:
-        text: the value as it was written.
-        quoted: whether quotes around it are not part of it.
+        text: the value as written.
+        quoted: whether to remove quotes around it.
     """
     try:
         value: JsonValue = _VALUE_DECODER.decode(text)

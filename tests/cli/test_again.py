@@ -128,12 +128,12 @@ def test_one_decision(folder):
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ((), 2, "name what is to be different: --provider NAME, --set KEY=VALUE or --settings"),
+        ((), 2, "name a difference to try: --provider NAME, --set KEY=VALUE or --settings"),
         (("r", "--provider", "repare"), 2, "did you mean 'repair'?"),
         (("q", *STRICT), 1, "there is no run 'q'"),
         (("r", "--set", "cooldown"), 2, "--set: expected KEY=VALUE, got 'cooldown'"),
         (("r", "--set", "cool=1"), 2, "there is no such setting"),
-        (("r", "--set", "provider=openai"), 2, "is named by --provider here"),
+        (("r", "--set", "provider=openai"), 2, "use --provider instead"),
         (("--at", "1", *STRICT), 2, "--at: name the run as well"),
     ],
 )
@@ -182,7 +182,7 @@ def test_replay(folder):
 
 
 @pytest.mark.parametrize(
-    ("rules", "told"), [(1, ": the same, so that this is not on purpose"), (9, "")]
+    ("rules", "told"), [(1, ": the same, so this difference is not on purpose"), (9, "")]
 )
 def test_a_difference(folder, rules, told):
     """A difference ends the check with code 1, and says whether the rules were changed on purpose."""
@@ -212,7 +212,7 @@ def test_recorded_journals(tmp_path):
     shown = cli(tmp_path, "replay", "--check", "--store", "old.db").stdout
     assert shown.startswith("16 runs: 11 of 11 decisions alike, ")
     planning = cli(tmp_path, "replay", "planning-finished", "--store", "old.db").stdout
-    assert "nothing of it can be decided again" in planning
+    assert "no decision of this run can be made again" in planning
     assert "not decided again: 8 decisions: planning mode decides about its steps" in planning
     resumed = cli(tmp_path, "replay", "resumed", "--store", "old.db").stdout
     assert "            answered: person-approve by person:ada\n" in resumed

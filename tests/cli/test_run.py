@@ -232,8 +232,8 @@ def test_forms_of_a_context_file(tmp_path: Path) -> None:
     [
         *((text, "expected lines of the form key=value") for text in ("no pair", "1=2", "key")),
         ("name=caf\\351", "text to $REPLANNING_CONTEXT that is not UTF-8"),
-        ("a=1\\nb=c\\000d", "line 2 holds a NUL byte"),
-        ("a<<EOF\\nc\\000d\\nEOF", "the value of 'a' from line 1 holds a NUL byte"),
+        ("a=1\\nb=c\\000d", "line 2 contains a NUL byte"),
+        ("a<<EOF\\nc\\000d\\nEOF", "the value of 'a' from line 1 contains a NUL byte"),
         ("a=1\\nb<<EOF\\nc", "line 2: no line 'EOF' ends the value of 'b'"),
         ("x\\ny", "line 1 is 'x'; expected lines of the form key=value; line 2 is 'y'"),
     ],
