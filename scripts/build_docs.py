@@ -386,12 +386,12 @@ def command_line() -> str:
             "| 0 | the run succeeded |\n"
             "| 1 | the run failed or was aborted |\n"
             "| 2 | wrong usage, plan, settings or store, or another process executes the run; "
-            "nothing was run |\n"
+            "nothing ran |\n"
             "| 3 | the run is paused and can be resumed |\n"
-            "| 4 | the run waits until a person answers a question |\n"
+            "| 4 | the run waits for a person to answer a question |\n"
             "| 130 | the run was stopped at once by a second Ctrl-C; it can be resumed |"
         ),
-        "The first Ctrl-C pauses a run: running tasks are finished, and the resume command is printed.",
+        "The first Ctrl-C pauses a run: running tasks finish, and the resume command is printed.",
     ]
     for panel, modules in COMMANDS.items():
         text.append(f"## {panel}")

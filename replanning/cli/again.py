@@ -180,8 +180,8 @@ def what_if(
     epilog=epilog(
         "replanning replay latest    the decisions of this version, beside the recorded ones",
         "replanning replay --check --store runs.db    before an upgrade, in CI",
-        codes="0 done; with --check, all decisions are the same · 1 there is no such run; with"
-        " --check, a decision differs or a run cannot be read · 2 wrong usage or store",
+        codes="0 done; with --check, all decisions are the same · 1 with --check, a decision differs"
+        " or a run cannot be read; or the run does not exist · 2 wrong usage or store",
     )
 )
 def replay(

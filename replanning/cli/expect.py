@@ -1,4 +1,4 @@
-"""Expectations and past runs: the commands `expect suggest` and `expect check`."""
+"""Expectations for recorded runs: the commands `expect suggest` and `expect check`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from replanning.plan.types import JsonObject, JsonValue, RunId, TaskId
 commands = Program()
 
 MAX_SHOWN_OUTPUTS: Final = 20
-"""Most rejected outputs of one tool that are listed as text; JSON has all."""
+"""Maximum number of rejected outputs that are listed for one tool; JSON has all."""
 
 _epilog = partial(
     epilog, codes="0 done · 1 there is no such run · 2 wrong usage, plan file or store"
@@ -53,8 +53,8 @@ RunsOption = Annotated[
     typer.Option(
         "--runs",
         metavar="RUN",
-        help="A run, or the beginning of its id; latest is the newest. Several may follow; by"
-        " default all of the store.",
+        help="The id of a run, or its beginning; latest is the newest run. Several may follow; by"
+        " default all runs of the store.",
     ),
 ]
 
@@ -80,16 +80,16 @@ def expect_suggest(
         typer.Option(
             "--write",
             metavar="FILE",
-            help="Write them into this plan file, to the tools there that have no `expect` yet.",
+            help="Add the suggestions to this plan file, to its tools without an `expect`.",
         ),
     ] = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Suggest what to expect of the outputs of tools, learned from those that runs have recorded.
+    """Suggest expectations for the outputs of tools, learned from the outputs of recorded runs.
 
     Each suggestion says how many outputs and runs support it, and how many past outputs it would
-    have rejected. Nothing is expected until it is in a plan file.
+    have rejected. It takes effect once it is in a plan file.
     """
     calls: list[ObservedCall] = []
     tools: dict[str, ToolSpec] = {}
@@ -136,7 +136,7 @@ def expect_suggest(
 
 
 def _with_value(call: ObservedCall) -> ObservedCall:
-    """Return a recorded call with the output that expectations are about."""
+    """Return a recorded call with its output as expectations see it."""
     try:
         return replace(call, output=recorded_value(call.output))
     except ValueError:
@@ -144,25 +144,25 @@ def _with_value(call: ObservedCall) -> ObservedCall:
 
 
 _ANY_TASK: Final = TaskBody()
-"""Task that says nothing about the effect of its tool."""
+"""Task that does not declare the effect of its tool."""
 
 
 def _named_runs(
     store: RunStore, words: Sequence[str] | None, options: Sequence[str] | None
 ) -> list[RunId]:
-    """Return the runs that are named, each once; by default all, the oldest first."""
+    """Return the named runs without duplicates; by default all runs, oldest first."""
     names = [*(words or ()), *(options or ())]
     if not names:
         return [info.run for info in reversed(store.runs())]
     return list(dict.fromkeys(find_run(store, name).run for name in names))
 
 
-# As text
+# Suggestions as YAML
 
 
 def _as_yaml(suggested: Mapping[str, ToolSuggestions], changing: set[str], runs: int) -> str:
     """Return suggestions as the section `tools` of a plan file, with their support as comments."""
-    lines = [f"# Learned from {pluralise(runs, 'run')}. Paste what you want to expect."]
+    lines = [f"# Learned from {pluralise(runs, 'run')}. Paste the expectations that you want."]
     if any(each.expect for each in suggested.values()):
         lines.append("tools:")
     for name, each in suggested.items():
@@ -173,7 +173,7 @@ def _as_yaml(suggested: Mapping[str, ToolSuggestions], changing: set[str], runs:
             lines.append(f"  - name: {_scalar(name)}")
         lines += [f"    {line}" for line in block]
     if not suggested:
-        lines.append("# No tool was called in them.")
+        lines.append("# No tool was called in these runs.")
     return "\n".join(lines) + "\n"
 
 
@@ -182,7 +182,7 @@ def _counts(name: str, each: ToolSuggestions) -> str:
     if each.failed:
         text += f"; {pluralise(each.failed, 'call')} failed"
     if each.unreadable:
-        text += f"; {pluralise(each.unreadable, 'output')} not kept as JSON, and not looked at"
+        text += f"; {pluralise(each.unreadable, 'output')} not kept as JSON, and not examined"
     return text.replace("\n", " ")
 
 
@@ -206,8 +206,8 @@ def _block(each: ToolSuggestions, *, means: bool) -> list[str]:
     """Return the lines of `expect` of a tool; only comments if nothing is proposed.
 
     Args:
-        each: what is suggested.
-        means: whether a person should say if refusals have changed nothing.
+        each: the suggestions for the tool.
+        means: whether a comment explains `means: not-done`, for a tool that changes something.
     """
     lines = []
     if each.expect:
@@ -233,7 +233,7 @@ def _block(each: ToolSuggestions, *, means: bool) -> list[str]:
                 lines += [f"    {line}" for line in write_yaml([one.value]).splitlines()]
         if entries and name == "errors" and means:
             lines.append(
-                "  # means: not-done    # add this if such an answer says that nothing was changed"
+                "  # means: not-done    # add this if such an output means that nothing was changed"
             )
     for one in each.suggestions:
         if not one.proposed:
@@ -242,7 +242,7 @@ def _block(each: ToolSuggestions, *, means: bool) -> list[str]:
     return [line.replace("\r", " ") for line in lines]
 
 
-# Into a plan file
+# Suggestions in a plan file
 
 
 @dataclass
@@ -251,7 +251,7 @@ class _Written:
 
     Attributes:
         file: the file.
-        tools: the tools that expect something now.
+        tools: the tools that have got an `expect`.
         skipped: the other tools with suggestions, each with the reason.
     """
 
@@ -261,13 +261,13 @@ class _Written:
 
 
 def _write(path: Path, suggested: Mapping[str, ToolSuggestions], changing: set[str]) -> _Written:
-    """Write suggestions into a plan file; refuse if its comments and layout would not stay.
+    """Add suggestions to a plan file; refuse if its comments or layout would change.
 
     Raises:
-        PlanError: the file cannot be read, or what is suggested cannot be checked on this machine.
+        PlanError: the file cannot be read, or this machine cannot check a suggestion.
     """
     if format_of(path) == "json":
-        fail(f"--write: {path} is JSON, and only YAML is written; paste what --json prints")
+        fail(f"--write: {path} is JSON, and only YAML is changed; paste the output of --json")
     text = read_text_file(path)
     document = read_document(text, format="yaml", source=str(path))
     listed = document.get("tools") if isinstance(document, dict) else None
@@ -294,7 +294,7 @@ def _write(path: Path, suggested: Mapping[str, ToolSuggestions], changing: set[s
     changed = _with_blocks(
         text, blocks, {numbers[name]: suggested[name].expect for name in written.tools}
     )
-    # Without aliases, through which a value would be set in two places.
+    # A copy without aliases: with one, a new value would appear in two places.
     expected: Any = json.loads(json.dumps(document))
     for name in written.tools:
         expected["tools"][numbers[name]]["expect"] = suggested[name].expect
@@ -304,8 +304,8 @@ def _write(path: Path, suggested: Mapping[str, ToolSuggestions], changing: set[s
         is_right = False
     if not is_right:
         fail(
-            f"--write: the layout of {path} is too unusual to add to it without a risk for what is"
-            " there; nothing was written: paste what the command prints without --write"
+            f"--write: the layout of {path} is too unusual to change it safely; nothing was written:"
+            " paste the output of the command without --write"
         )
     if blocks:
         content = path.read_bytes()
@@ -321,8 +321,8 @@ def _with_blocks(
 
     Args:
         text: the text.
-        blocks: the lines of `expect` by the number of the tool, for one in block style.
-        values: the value of `expect` by the number of the tool, for one in braces.
+        blocks: the lines of `expect` by tool number, used for tools in block style.
+        values: the value of `expect` by tool number, used for tools in braces.
     """
     if not blocks:
         return text
@@ -348,10 +348,10 @@ def _with_blocks(
 
 
 def _end_of_mapping(text: str, mapping: Any) -> int:
-    """Return where a further field of a mapping in block style begins: the start of a line."""
+    """Return the index of the line where a field can be added to a block-style mapping."""
     for key, value in reversed(mapping.value):
         last = value
-        # An alias has the place of what it stands for.
+        # An alias has the position of its anchor.
         while last.start_mark.index >= key.end_mark.index and last.value and not _ends_here(last):
             last = last.value[-1]
             if isinstance(last, tuple):
@@ -365,19 +365,19 @@ def _end_of_mapping(text: str, mapping: Any) -> int:
 
 
 def _ends_here(node: Any) -> bool:
-    """Return whether the end of a node is on the line of its last character."""
+    """Return whether the end mark of a node is on the line of its last character."""
     return isinstance(node, yaml.ScalarNode) or node.flow_style
 
 
 @dataclass
 class _Checked:
-    """Outputs of one tool that were held against expectations.
+    """Result of checking the outputs of one tool against expectations.
 
     Attributes:
         tool: the tool.
         checked: number of outputs that were checked.
-        not_kept: number of outputs that cannot be checked, because no run has kept them.
-        rejected: the outputs that are not as expected.
+        not_kept: number of outputs that cannot be checked, because their runs did not keep them.
+        rejected: the unexpected outputs.
     """
 
     tool: str
@@ -389,7 +389,7 @@ class _Checked:
 @commands.command(
     "expect check",
     epilog=epilog(
-        "replanning expect check    all runs of the store, by the expectations that they have now",
+        "replanning expect check    all runs of the store, against their current expectations",
         "replanning expect check --runs latest --plan plan.yaml",
         codes="0 all past outputs are as expected · 1 some are not, or there is no such run · 2"
         " wrong usage, plan file or store",
@@ -404,17 +404,17 @@ def expect_check(
         typer.Option(
             "--plan",
             metavar="FILE",
-            help="The plan file, or file of tools, whose expectations count; by default those that"
-            " each run has now.",
+            help="A plan file or file of tools with the expectations; by default the current ones of"
+            " each run.",
         ),
     ] = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Say which past outputs the expectations of today would have rejected.
+    """List the past outputs that the current expectations would have rejected.
 
-    So false alarms are found before they cost anything. Outputs that no run has kept cannot be
-    checked, and are counted.
+    This finds false alarms before they cost anything. Outputs that were not kept cannot be checked,
+    and are counted.
     """
     tools: Mapping[str, ToolSpec] = {}
     tasks: Mapping[TaskId, Task] = {}
@@ -453,7 +453,7 @@ def _expecting(path: Path) -> tuple[dict[str, ToolSpec], dict[TaskId, Task]]:
     if "tasks" in load_document(str(path)):
         plan = read_plan(str(path))
     else:
-        from replanning.cli.plans import read_tools  # with the tools, slow to load
+        from replanning.cli.plans import read_tools  # slow to load
 
         plan = read_tools(path, "--plan", planning=False)
     return {tool.name: tool for tool in plan.tools}, {task.id: task for task in plan.tasks}
@@ -478,7 +478,7 @@ def _count(counts: _Checked, checked: CheckedCall) -> None:
 
 def _check_lines(found: Mapping[str, _Checked], runs: int) -> Iterator[str]:
     if not found:
-        yield f"{pluralise(runs, 'run')}: no tool or task that was executed expects anything"
+        yield f"{pluralise(runs, 'run')}: no executed tool or task has expectations"
         return
     for name, each in found.items():
         rejected = "none"
@@ -486,11 +486,11 @@ def _check_lines(found: Mapping[str, _Checked], runs: int) -> Iterator[str]:
             rejected = str(len(each.rejected))
         line = f"{name}: {pluralise(each.checked, 'output')} checked, {rejected} rejected"
         if each.not_kept:
-            line += f"; {each.not_kept} not checked: no run has kept them as JSON"
+            line += f"; {each.not_kept} not kept as JSON, and not checked"
         yield line
         for one in each.rejected[:MAX_SHOWN_OUTPUTS]:
-            then = " (it was rejected then, too)" if one["failed"] else ""
+            then = " (also rejected at the time)" if one["failed"] else ""
             yield f"    run {one['run']}, task {one['task']}: {one['reason']}{then}"
         more = len(each.rejected) - MAX_SHOWN_OUTPUTS
         if more > 0:
-            yield f"    and {more} more; --json has all"
+            yield f"    and {more} more; --json lists all"

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _MAX_DIFF_LINES: Final = 60
-"""Maximum number of lines about the difference that a candidate makes."""
+"""Maximum number of diff lines of a candidate."""
 
 
 def print_question(out: Console, question: Question) -> None:
-    """Print a question with its causes, and its candidates with their scores and changes."""
+    """Print a question with its causes, and candidates with their scores and changes."""
     for line in question.text.splitlines():
         out.print(f"  {escape_control(line)}")
     if question.effects:
@@ -55,14 +55,14 @@ def print_question(out: Console, question: Question) -> None:
                 )
             if len(lines) > _MAX_DIFF_LINES:
                 more = pluralise(len(lines) - _MAX_DIFF_LINES, "more line")
-                out.print(f"       … and {more}; pending --json has them all")
+                out.print(f"       … and {more}; pending --json lists all")
 
 
 def _tells_cause(question: Question, trigger: Trigger) -> bool:
-    """Return whether the text of a question contains the cause of one of its triggers."""
+    """Return whether the text of a question already contains the cause of a trigger."""
     if question.text.partition("\n")[0] in trigger.reason or trigger.reason in question.text:
         return True
-    # Elements of a list that failed alike are told together.
+    # Elements of a list that failed for one reason are reported together.
     if not isinstance(trigger, TaskFailed) or not trigger.message:
         return False
     return trigger.message in question.text
@@ -72,7 +72,7 @@ class ConsoleGate:
     """Gate that asks questions on the terminal, one after another.
 
     Args:
-        display: leaves the terminal to the questions.
+        display: releases the terminal for questions.
         by: the name of the person who answers.
 
     Attributes:
@@ -87,7 +87,7 @@ class ConsoleGate:
         self._console = console(error=True)
 
     async def ask(self, question: Question) -> Answer:
-        """Show a question and return the answer."""
+        """Ask a question until it has a valid answer, and return that."""
         async with self._lock:
             with self._display.suspend():
                 out = self._console
@@ -111,11 +111,11 @@ class ConsoleGate:
         if takes_words:
             ways = "your answer in words, or r to reject"
         elif count == 0:
-            ways = "n rejects, m makes changes of your own; you may add a comment after n"
+            ways = "n rejects, m makes your own changes; you may add a comment after n"
         elif count == 1:
-            ways = "y approves, n rejects, m makes changes of your own; you may add a comment"
+            ways = "y approves, n rejects, m makes your own changes; you may add a comment"
         else:
-            ways = f"1-{count} approves one, n rejects, m makes changes of your own"
+            ways = f"1-{count} approves one, n rejects, m makes your own changes"
             ways += "; you may add a comment"
         self._console.print(f"\n{ways}: ", end="", style="bold")
         line = (await _read_line()).strip()
@@ -140,8 +140,7 @@ class ConsoleGate:
                     with TemporaryDirectory(prefix="replanning-") as folder:
                         file = anyio.Path(folder, "changes.json")
                         await file.write_text(text, encoding="utf-8")
-                        # The editor owns the terminal, and is closed with the question when time is
-                        # up.
+                        # The editor owns the terminal; it is closed when the question times out.
                         await anyio.run_process(
                             [*shlex.split(editor), str(file)],
                             stdin=sys.stdin,
@@ -182,7 +181,7 @@ _MAX_LINE_CHARS: Final = 1_000_000
 
 
 async def _read_line() -> str:
-    # Waiting for the terminal can be cancelled when time is up; reading in a thread cannot.
+    # A wait for the terminal can be cancelled at the deadline; a read in a thread cannot.
     await anyio.wait_readable(sys.stdin)
     line = sys.stdin.readline(_MAX_LINE_CHARS)
     if not line:

@@ -1,4 +1,4 @@
-"""The history of runs: the commands from `history` and `why` to `notify` and `history prune`."""
+"""Commands about the history of runs, from `history` and `why` to `notify` and `history prune`."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ from replanning.telemetry import Exporter, ExporterContext
 commands = Program()
 
 MAX_REPLANS: Final = 1_000_000
-"""Largest number of replans that a command keeps in memory."""
+"""Maximum number of replans that a command keeps in memory."""
 
 _epilog = partial(
     epilog, codes="0 done · 1 there is no such run, revision or replan · 2 wrong usage or store"
 )
 
 _MAX_NAMED: Final = 8
-"""Maximum number of replans or revisions that a message names, the last ones."""
+"""Maximum number of recent replans or revisions that a message names."""
 
 _REPORT_STYLES: Final = {**DIFF_STYLES, "~": "yellow", "*": "yellow"}
 
@@ -106,29 +106,29 @@ def history(
     trigger: Annotated[
         str | None,
         typer.Option(
-            "--trigger", metavar="KIND", help="Only replans with this trigger, as task-failed."
+            "--trigger", metavar="KIND", help="Only replans with this trigger, such as task-failed."
         ),
     ] = None,
     decision: Annotated[
         str | None,
         typer.Option(
-            "--decision", metavar="KIND", help="Only replans with this decision, as execute."
+            "--decision", metavar="KIND", help="Only replans with this decision, such as execute."
         ),
     ] = None,
     calibration: Annotated[
         bool,
         typer.Option(
             "--calibration",
-            help="Show how well confidence predicted success instead: in RUN, or in all runs if"
-            " none is named.",
+            help="Show instead how well confidence predicted success, in RUN or, if none is named,"
+            " in all runs.",
         ),
     ] = False,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the replans, edits by hand and attempts of a run: causes, decisions, changes and outcomes.
+    """Show the replans, manual edits and attempts of a run: causes, decisions, changes and outcomes.
 
-    As JSON and without a filter it is an export, which replanning.history.import_history reads.
+    JSON without a filter is an export that replanning.history.import_history reads.
     """
     _check_kind("decision", decision, get_args(DecisionKind))
     if as_json:
@@ -177,7 +177,7 @@ def _check_kind(option: str, kind: str | None, known: Collection[str]) -> None:
     hint = did_you_mean(kind, known)
     if hint:
         expected = f"{hint} {expected}"
-    fail(f"--{option}: there is no {option} {kind!r}; {expected}")
+    fail(f"--{option}: unknown {option} {kind!r}; {expected}")
 
 
 def _load_history(store: RunStore, run: str | None) -> ReplanHistory:
@@ -197,7 +197,7 @@ def _print_calibration(
         return
     tables = [calibration_lines(parts["total"])]
     for source, found in sources.items():
-        tables.append(calibration_lines(found, f"what {source or 'a nameless source'} claims"))
+        tables.append(calibration_lines(found, f"claims of {source or 'an unnamed source'}"))
     report = where
     for lines in tables:
         report += "\n\n" + "\n".join(lines)
@@ -214,7 +214,7 @@ def _calibration_json(calibration: Calibration) -> JsonObject:
     epilog=_epilog(
         "replanning why    the last replan of the newest run",
         "replanning why 20250131 2    the reasons for revision 2",
-        "replanning why replan 3    also where the plan was kept; short: r3",
+        "replanning why replan 3    even if it kept the plan; short: r3",
     )
 )
 def why(
@@ -231,7 +231,7 @@ def why(
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Explain a revision on one screen: cause, candidates with scores, rejected ones, the rule, and the difference."""
+    """Explain a revision on one screen: cause, candidates with scores, rejected ones, rule and diff."""
     words = what or []
     with existing_store(store) as opened:
         run, rest = split_run(words, opened)
@@ -294,7 +294,7 @@ def _find_entry(history: ReplanHistory, word: str) -> ReplanEvent | PlanEdit:
 
 
 def _explanation_json(history: ReplanHistory, entry: ReplanEvent | PlanEdit) -> JsonObject:
-    """Return a replan or an edit as JSON, with the difference that it made."""
+    """Return a replan or an edit as JSON, with its diff."""
     found: JsonObject = {}
     if isinstance(entry, ReplanEvent):
         found |= event_json(entry)
@@ -310,8 +310,8 @@ def _explanation_json(history: ReplanHistory, entry: ReplanEvent | PlanEdit) -> 
 def _last_explanation(entries: Sequence[ReplanEvent | PlanEdit]) -> ReplanEvent | PlanEdit:
     """Return the last entry that explains something.
 
-    Expanded lists are skipped, because no decision is behind them. So is a replan that only found
-    the goal out of reach because the plan had been kept; that decision explains it.
+    Expansions of lists are skipped, because nobody decided them. So is a replan that only found the
+    goal unreachable after the plan had been kept; the decision to keep it is the explanation.
     """
     for number in range(len(entries) - 1, 0, -1):
         entry = entries[number]
@@ -323,7 +323,7 @@ def _last_explanation(entries: Sequence[ReplanEvent | PlanEdit]) -> ReplanEvent 
 
 
 def _is_echo(entry: ReplanEvent | PlanEdit) -> bool:
-    """Return whether a replan only found that the goal is out of reach."""
+    """Return whether a replan only found that the goal is unreachable."""
     if not isinstance(entry, ReplanEvent) or entry.decision != "keep":
         return False
     return entry.trigger_kinds == ("goal-unreachable",) and not entry.candidates
@@ -348,10 +348,10 @@ def _parse_revision(history: ReplanHistory, word: str) -> int:
 def decisions(
     run: RunArgument = "latest", *, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False
 ) -> None:
-    """Show the decisions of a run: those of its replans, or in planning mode those of the language model.
+    """Show the decisions of a run: of its replans or, in planning mode, of the language model.
 
-    In planning mode it also shows whether they were followed, and what was assumed; the last line
-    counts them, and with --json the statistics also have success rate, mean confidence and time.
+    In planning mode it also shows which decisions were followed, and what was assumed; the last line
+    counts them. With --json, the statistics include success rate, mean confidence and time.
     """
     with existing_store(store) as opened:
         loaded = _load_history(opened, run)
@@ -384,7 +384,7 @@ def decisions(
     for assumptions in assumed:
         out.print(f"assumed: {escape_control('; '.join(assumptions))}", markup=False)
     if not records:
-        _print_report("\n".join(map(decision_text, replans)) or "nothing had to be decided yet")
+        _print_report("\n".join(map(decision_text, replans)) or "no decision was needed yet")
         return
     overridden: list[str] = []
     for reason, count in statistics.overridden.items():
@@ -455,17 +455,17 @@ def _print_report(text: str) -> None:
 
 @commands.command(
     epilog=_epilog(
-        "replanning effects latest    what the newest run has changed, and what can be taken back",
+        "replanning effects latest    the changes of the newest run, and whether they can be taken back",
         "replanning effects fix-12 --json",
     )
 )
 def effects(
     run: RunArgument = "latest", *, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False
 ) -> None:
-    """Show the calls of a run that have changed something, or may have, and whether that can be taken back.
+    """Show the calls of a run that changed something, or may have, and whether that can be taken back.
 
-    A call whose tool or task states `effect: none` is left out, and so is one that failed without
-    an effect.
+    Calls whose tool or task states `effect: none` are left out, as are calls that failed without an
+    effect.
     """
     with existing_store(store) as opened:
         loaded = _load_history(opened, run)
@@ -480,9 +480,9 @@ def effects(
 
 @commands.command(
     epilog=epilog(
-        "replanning notify fix-12    below the issue that the run is about",
+        "replanning notify fix-12    on the issue of the run",
         "replanning notify fix-12 --to notices.md --to github=owner/repo#12",
-        codes="0 everything is there · 1 there is no such run, or a notice could not be posted · 2"
+        codes="0 all notices are posted · 1 there is no such run, or a notice could not be posted · 2"
         " wrong usage or store",
     )
 )
@@ -501,7 +501,7 @@ def notify(
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Post the missing notices of a run, and its checklist; what is already there is not posted again."""
+    """Post the missing notices of a run, and its checklist; posted ones are not repeated."""
     clock = SystemClock()
     with existing_store(store) as opened:
         info = find_run(opened, run)
@@ -512,10 +512,10 @@ def notify(
             advice = "name a file, github=owner/repo#12 or gitlab=group/project!7"
             raise SettingsError.at("--to", f"{problem}; {advice}")
         exporters = open_notifiers(places, "--to")
-        try:  # no other process posts meanwhile
+        try:  # keeps other processes from posting
             lease = opened.acquire(info.run, owner_id(), lease_time(clock), 120.0)
         except RunOwned:
-            refuse(f"run {info.run!r} is running, or another process posts its notices")
+            refuse(f"run {info.run!r} is running, or another process is posting its notices")
 
         async def post(exporter: Exporter) -> None:
             exporter.attach(ExporterContext(opened, clock))
@@ -555,8 +555,8 @@ def _issue_places(first: Record) -> list[str]:
     epilog=epilog(
         "replanning history prune --dry-run",
         "replanning history prune --days 30 --json",
-        "The setting planning.history.archive_directory names the folder to which they are moved.",
-        "A run whose id is prune is shown by: replanning history -- prune",
+        "The setting planning.history.archive_directory names the archive.",
+        "To show a run with the id prune: replanning history -- prune",
     ),
 )
 def history_prune(
@@ -576,10 +576,10 @@ def history_prune(
     settings: SettingsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Move the planning history of runs that finished long ago into the archive, or remove it where there is none.
+    """Move the planning history of runs that finished long ago into the archive; without one, remove it.
 
-    It is kept in the folder planning_history, one file for each run; the store is not changed.
-    Unfinished runs stay, however old they are.
+    Planning history is kept in the folder planning_history, one file for each run; the store is not
+    changed. Unfinished runs are kept, however old they are.
     """
     from replanning.planning import PlanningHistoryStore  # other commands do not need it
 
@@ -610,4 +610,4 @@ def history_prune(
     if dry_run:
         result = f"would be {result}"
     count = pluralise(len(pruned), "run")
-    print_message(f"{place.directory}: {count} finished more than {days:g} days ago {result}")
+    print_message(f"{place.directory}: {count} {result}, finished more than {days:g} days ago")

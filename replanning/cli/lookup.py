@@ -1,4 +1,4 @@
-"""Lookup of the arguments of commands: plan files, settings, exporters, stores, runs, questions."""
+"""Resolves arguments of commands: plan files, settings, exporters, stores, runs, questions."""
 
 from __future__ import annotations
 
@@ -70,17 +70,17 @@ FORGES: Final = ("github", "gitlab")
 """Exporters that write comments on an issue."""
 
 LATEST: Final = "latest"
-"""Names the newest run."""
+"""Argument that names the newest run."""
 
 ON_TEMPORAL: Final = "temporal="
-"""Begins the place of runs that are workflows of Temporal, before its address."""
+"""Prefix of the place of a Temporal server, whose workflows are runs; the address follows."""
 
 NO_RUNS: Final = "the store has no runs yet; run a plan first, or name another store with --store"
 
 _REVISION_PATTERN: Final = re.compile(r"r?[0-9]{1,6}")
 
 _MIN_ID_DIGITS: Final = 4
-"""Number of digits from which a number may be the start of a run id, not a revision."""
+"""Minimum number of digits that can be the beginning of a run id instead of a revision."""
 
 _QUESTION_PATTERN: Final = re.compile(r"(?:(.+)\.q|q?)([0-9]{1,6})")
 """The id of a question, or its number in its run."""
@@ -129,11 +129,11 @@ def is_on_temporal(place: str) -> bool:
 
 
 def open_temporal(place: str) -> TemporalStore:
-    """Return the runs of a server of Temporal.
+    """Return the store of the runs on a Temporal server.
 
     Raises:
         PluginError: the SDK of Temporal is missing.
-        StoreError: there is no such server.
+        StoreError: the server cannot be reached.
     """
     try:
         from replanning.integrations.temporal_store import TemporalStore
@@ -145,7 +145,7 @@ def open_temporal(place: str) -> TemporalStore:
 
 
 def can_show_pages() -> bool:
-    """Return whether the packages are installed that show runs in the browser."""
+    """Return whether the packages that show runs in the browser are installed."""
     return find_spec("uvicorn") is not None and find_spec("jinja2") is not None
 
 
@@ -164,10 +164,10 @@ def existing_store(place: str) -> Iterator[RunStore]:
 
 
 def find_run(store: RunStore, name: str | None) -> RunInfo:
-    """Return the run with an id, or the only one whose id begins so; by default the newest.
+    """Return the run with an id, or with a unique beginning of it; by default the newest.
 
     Raises:
-        UnknownRun: there is no such run, or there are several.
+        UnknownRun: no run matches, or several do.
     """
     runs = store.runs()
     if not runs:
@@ -210,7 +210,7 @@ def split_run(words: Sequence[str], store: RunStore) -> tuple[str | None, list[s
 
 
 def names_run(digits: str, store: RunStore) -> bool:
-    """Return whether digits are a run id, or enough of its beginning to be one."""
+    """Return whether digits are a run id, or enough of its beginning."""
     is_enough = len(digits) >= _MIN_ID_DIGITS
     for info in store.runs():
         if info.run == digits:
@@ -241,8 +241,13 @@ def question_words(question_id: str) -> tuple[str, str]:
     return run, number
 
 
-def answering_command(place: str, question_id: str, *, is_approvable: bool) -> str:
-    """Return the command that answers a question; without a proposal, nothing can be approved."""
+def answering_command(place: str, question: Question) -> str:
+    """Return the command that answers an open question."""
+    return verdict_command(place, question.id, is_approvable=bool(question.candidates))
+
+
+def verdict_command(place: str, question_id: str, *, is_approvable: bool) -> str:
+    """Return the command that approves a question, or rejects one without a candidate."""
     verdict = "approve" if is_approvable else "reject"
     return command_line(place, verdict, *question_words(question_id))
 
@@ -311,9 +316,9 @@ def find_questions(
 
 
 def no_question(store: RunStore, run: RunId) -> str:
-    """Return that a run has no open question and, if it is paused, why.
+    """Return a message that a run has no open question, with the reason for a pause.
 
-    An agent may wait for a question of its framework, which no command can answer.
+    An agent may wait for an answer to its framework, which no command can give.
     """
     end = replay_records(store.read(run)).ledger.run_end
     text = f"run {run!r} has no open question"
@@ -323,9 +328,9 @@ def no_question(store: RunStore, run: RunId) -> str:
 
 
 def open_questions_by_run(store: RunStore, run: str | None) -> Iterator[list[Question]]:
-    """Yield the open questions of each unfinished run, or only of the one named.
+    """Yield the open questions of each unfinished run, or only of a named one.
 
-    If no run is named, those that cannot be read are reported and left out.
+    If no run is named, unreadable runs are reported and skipped.
     """
     unfinished: list[RunInfo] = []
     for info in store.runs():
@@ -345,16 +350,16 @@ def open_questions_by_run(store: RunStore, run: str | None) -> Iterator[list[Que
 
 
 def read_inbox(store: RunStore, run: RunId) -> Sequence[InboxMessage]:
-    """Return the messages that a run has not taken yet; if they cannot be read, say so."""
+    """Return the pending messages to a run; report unreadable ones and return none."""
     try:
         return store.inbox(run)
-    except JournalCorrupt as error:  # the rest of the run can be shown without them
+    except JournalCorrupt as error:  # the rest of the run can still be shown
         print_message(f"the messages to run {run} cannot be read: {error}")
         return ()
 
 
 def posted_answers(messages: Iterable[InboxMessage]) -> Mapping[JsonValue, InboxMessage]:
-    """Return the answers among messages, each by its question; of several, the run takes the first."""
+    """Return the answers among messages by question; the run takes the first of several."""
     answers: dict[JsonValue, InboxMessage] = {}
     for message in messages:
         if message.kind == "answer":
@@ -364,7 +369,7 @@ def posted_answers(messages: Iterable[InboxMessage]) -> Mapping[JsonValue, Inbox
 
 def ask_workers(store: RunStore, runs: Iterable[RunInfo]) -> None:
     """Ask workers on Temporal about several runs at once, so that dead ones share a time limit."""
-    ask = getattr(store, "ask_workers", None)  # of runs on Temporal
+    ask = getattr(store, "ask_workers", None)  # only a store on Temporal has it
     if ask is not None:
         ask([info.run for info in runs])
 
@@ -373,8 +378,8 @@ def check_run_id(run_id: str) -> None:
     """Refuse an id for a new run that later commands could not name."""
     if redactor().is_secret_name(run_id):
         fail(
-            "--run-id: what looks like a secret cannot be the id of a run, because it is kept;"
-            " choose another"
+            "--run-id: an id that looks like a secret is refused, because ids are stored; choose"
+            " another"
         )
     problem = ""
     if not run_id:
@@ -449,7 +454,7 @@ def how_to_resume(store: RunStore, place: str, run: RunId) -> tuple[str | None, 
 
 
 def how_to_retry(store: RunStore, place: str, run: RunId) -> str:
-    """Return advice on a run of which tasks have failed; empty if they cannot be tried again."""
+    """Return advice on retrying the failed tasks of a run; empty if that is impossible."""
     if is_on_temporal(place):
         return ""
     opened = next(iter(store.read(run))).body
@@ -475,15 +480,13 @@ def read_settings(path: str | None, *, quiet: bool = False, replan: bool | None 
 
     Args:
         path: the option `--settings`.
-        quiet: print no warnings about them.
+        quiet: print no warnings about settings.
         replan: the option `--replan`; False turns replanning off.
 
     Raises:
-        SettingsError: they are not valid.
+        SettingsError: the settings are invalid.
     """
-    from replanning.run.opening import (
-        redactor_for,  # slow to load, and many commands have no settings
-    )
+    from replanning.run.opening import redactor_for  # slow to load, and not always needed
 
     arguments: JsonObject = {}
     if replan is False:
@@ -497,7 +500,7 @@ def read_settings(path: str | None, *, quiet: bool = False, replan: bool | None 
 
 
 def provider_names(named: Sequence[str] | None, settings: Settings) -> list[str]:
-    """Return the providers of a run: of the options, or the settings; none if replanning is off."""
+    """Return the providers from the options or the settings; none if replanning is off."""
     if not settings.enabled:
         return []
     return list(dict.fromkeys(named or settings.provider))
@@ -507,7 +510,7 @@ def read_plan(path: str, options: Sequence[str] | None = None) -> Plan:
     """Load a plan file, with the parameters and the context from `--set` options.
 
     Raises:
-        PlanError: it is invalid, or does not have the parameters; for a file of tools, the message
+        PlanError: the plan is invalid or lacks the parameters; for a file of tools, the message
             names the commands that take one.
     """
     try:
@@ -527,7 +530,7 @@ def read_plan(path: str, options: Sequence[str] | None = None) -> Plan:
         raise PlanError([Problem(path, f"{what}; {advice}"), *others]) from None
     if not options:
         return plan
-    from replanning.cli.context import (  # with the tools, slow to load
+    from replanning.cli.context import (  # slow to load
         parse_context_options,
         read_parameters,
         split_set_options,
@@ -546,13 +549,13 @@ def read_plan(path: str, options: Sequence[str] | None = None) -> Plan:
 
 
 def _is_file_of_tools(path: str) -> bool:
-    """Return whether a file has sections of tools, and none of those that make a plan."""
+    """Return whether a file has sections for tools, but neither a goal nor tasks."""
     sections = load_document(path).keys()
     return sections.isdisjoint({"goal", "tasks"}) and not sections.isdisjoint({"tools", "mcp"})
 
 
 def know_secrets(plan: Plan) -> None:
-    """Mask the secret parameters of a plan in the output of the command."""
+    """Add the secret parameters of a plan to the redactor of the command."""
     for value in secret_values(plan.parameters):
         redactor().add(value)
 
@@ -561,7 +564,7 @@ def require_secrets(run: RunId, names: Iterable[str]) -> None:
     """End the command if a run needs secret parameters that were not passed again."""
     again = " ".join(f"--set {name}=…" for name in names)
     if again:
-        fail(f"the journal of run {run} does not have what is secret: give it again with {again}")
+        fail(f"the journal of run {run} keeps no secret parameters: give them again with {again}")
 
 
 def secret_words(plan: Plan) -> list[str]:
@@ -588,7 +591,7 @@ def read_text_argument(path: Path, argument: str) -> str:
     """Read a text file that an argument names.
 
     Raises:
-        SettingsError: it cannot be read.
+        SettingsError: the file cannot be read.
     """
     try:
         return read_text_file(path, noun="file")
@@ -598,7 +601,7 @@ def read_text_argument(path: Path, argument: str) -> str:
 
 
 def create_display(*, picture: bool = True) -> Any:  # both an Exporter and a RunDisplay
-    """Create the exporter that shows running runs, only as lines if necessary."""
+    """Create the exporter that shows running runs; without a picture, as lines only."""
     return load_plugin("exporters", "live")(picture=picture, result=False)
 
 
@@ -615,12 +618,12 @@ def create_gate(
     Args:
         ask: the option `--ask`.
         store: of the run.
-        display: of the run, which leaves the terminal to questions; None if it is not shown.
-        json: whether a program reads the result, which cannot use questions.
-        remote_answers: people can answer elsewhere as well, such as on an issue or a page.
+        display: of the run, which releases the terminal for questions; None without a display.
+        json: whether the output is JSON for a program, which cannot answer questions.
+        remote_answers: whether people can also answer elsewhere, such as on an issue or a page.
 
     Raises:
-        SettingsError: no person can be asked there.
+        SettingsError: nobody can be asked that way.
     """
     from replanning import StoreGate  # most commands ask nobody
 
@@ -633,7 +636,7 @@ def create_gate(
         problem = f"nobody can be asked here, because this is not a terminal; {ways}"
         raise SettingsError.at("--ask", problem)
     if ask == "store" and not can_answer:
-        problem = "nobody could answer: the run is kept in the memory of this process alone"
+        problem = "nobody could answer: the run is kept in the memory of this process only"
         raise SettingsError.at("--ask", f"{problem}; use --ask console or --no-ask")
     if ask is None and at_terminal and not json:
         ask = "console"
@@ -650,11 +653,11 @@ def create_gate(
 
 
 def find_directory(options: RunOptions, resumed: Iterable[Record] = ()) -> Path:
-    """Return the absolute path of the folder in which the tools of a run work.
+    """Return the absolute path of the working directory of a run's tools.
 
     Args:
-        options: of the command line, which may name it. resumed: the records of a resumed run; it
-            works in the same folder as before.
+        options: of the command line, which may name it.
+        resumed: the records of a resumed run, whose tools continue in their recorded folder.
     """
     from replanning.run.opening import directory_on_record  # most commands carry out no run
 
@@ -670,8 +673,7 @@ def find_directory(options: RunOptions, resumed: Iterable[Record] = ()) -> Path:
         place = _absolute(Path())
         if records and not options.quiet:
             print_message(
-                "note: this run has no folder on record; its tools work in this one from now on:"
-                f" {place}"
+                f"note: this run has no recorded folder; its tools work in {place} from now on"
             )
         return place
     place = Path(recorded)
@@ -687,16 +689,16 @@ def _absolute(path: Path) -> Path:
     try:
         return path.absolute()
     except FileNotFoundError:
-        fail("the current directory does not exist any more; go to another one")
+        fail("the current directory no longer exists; change to another one")
 
 
 @contextmanager
 def working_in(directory: Path) -> Iterator[None]:
-    """Make this process work in a folder, for functions of plans, and find modules in it.
+    """Change the working directory, and import modules from it, for functions of plans.
 
-    The folder is searched last, so that none of its files shadows an installed module.
+    The directory is searched last, so that none of its files shadows an installed module.
     """
-    _absolute(Path())  # a folder that was deleted cannot be returned to
+    _absolute(Path())  # a deleted directory could not be restored afterwards
     place = str(_absolute(directory))
     with chdir(directory):
         if place in sys.path:
@@ -788,7 +790,7 @@ def open_notifiers(targets: Sequence[str], option: str = "--notify") -> list[Exp
         if not target:
             raise SettingsError([Problem(option, "name a file, console, or github=owner/repo#12")])
         if place and name not in FORGES and name.isidentifier():
-            # That is more likely a slip than the name of a file.
+            # This is more likely a typo than the name of a file.
             forges = " or ".join(f"{forge}=…" for forge in FORGES)
             expected = f"expected {forges}; for a file write {'./' + target!r}"
             raise SettingsError.at(option, f"{name!r} is not a forge; {expected}")
@@ -805,7 +807,7 @@ def open_notifiers(targets: Sequence[str], option: str = "--notify") -> list[Exp
             raise SettingsError.at(option, problem)
         endpoint = str(getattr(exporter, "endpoint", ""))
         if exporter.name in FORGES:
-            key = endpoint.lower()  # forges, other than file systems, ignore capitals
+            key = endpoint.lower()  # unlike file systems, forges ignore case
         else:
             key = os.path.realpath(endpoint)
         exporters.setdefault((exporter.name, key), exporter)
@@ -819,7 +821,7 @@ def open_exporter(name: str, target: str, option: str) -> Exporter:
         SettingsError: the target is not valid.
         PluginError: the exporter cannot be loaded or created.
     """
-    from replanning.telemetry.exporter import create_exporter  # takes its time
+    from replanning.telemetry.exporter import create_exporter  # slow to load
 
     try:
         return create_exporter(name, target)
@@ -831,7 +833,7 @@ def open_exporter(name: str, target: str, option: str) -> Exporter:
 def open_exporters(
     trace: str | None, notify: Sequence[str] | None, display: Exporter | None
 ) -> list[Exporter]:
-    """Return the exporters of a run: that of its spans first, if it has one, notifiers, display."""
+    """Return the exporters of a run in order: spans, if exported, notifiers and the display."""
     exporters: list[Exporter] = []
     if trace:
         exporters.append(open_trace_exporter(trace))
@@ -846,8 +848,8 @@ def open_trace_exporter(text: str) -> Exporter:
     """Create the exporter that `--trace NAME` or `--trace NAME=TARGET` names.
 
     Raises:
-        SettingsError: there is no such exporter, or it does not take a target.
-        PluginError: it cannot be loaded or created.
+        SettingsError: the exporter is unknown, or does not take the target.
+        PluginError: the exporter cannot be loaded or created.
     """
     name, _, target = text.partition("=")
     if name not in installed_plugins("exporters"):

@@ -1,4 +1,4 @@
-"""Plan files, without running them: the commands `validate`, `tools`, `schema` and `simulate`."""
+"""Commands on plan files that run nothing: `validate`, `tools`, `schema` and `simulate`."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ MAX_DESCRIPTION_CHARS = 100
 """Maximum length of a tool description that is shown in full."""
 
 MAX_SHOWN_NAMES = 5
-"""Maximum number of names of tasks or failures in a line about retries."""
+"""Maximum number of tasks or failures that a line about retries names."""
 
 _MAX_CAUSES = 10
 """Maximum number of causes of failure in the report of a simulation."""
 
 _TOOL_SECTIONS = ("tools", "resources", "objects", "mcp")
-"""The sections that are read from a file of tools; others, as a plan file has them, are ignored."""
+"""Sections that are read from a file of tools; other sections of plan files are ignored."""
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -92,14 +92,14 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
     epilog=epilog(
         "replanning validate plan.yaml",
         "replanning validate plan.yaml --set region=eu --json",
-        codes="0 the plan is valid · 2 it is not, or cannot be read",
+        codes="0 the plan is valid · 2 it is invalid or unreadable",
     )
 )
 def validate(plan: PlanArgument, *, values: SetOption = None, as_json: JsonOption = False) -> None:
-    """Check a plan file, and list every problem with its place; say how often tasks with a retry are tried.
+    """Check a plan file; list every problem with its place, and the limits of retries.
 
-    Programs that this machine lacks are noted, too; they do not make a plan invalid. Nor do
-    parameters without a value, which `run` needs: they are listed with the others.
+    Programs that are missing on this machine are noted, but do not make a plan invalid. Nor do
+    parameters without a value, which `run` needs: all parameters are listed.
     """
     path = str(plan)
     document: Plan | None = None
@@ -153,7 +153,7 @@ def validate(plan: PlanArgument, *, values: SetOption = None, as_json: JsonOptio
 
 
 def _parameters_json(plan: Plan) -> list[JsonObject]:
-    """Return the parameters of a plan; `needed` are those that a run has to be given."""
+    """Return the parameters of a plan as JSON; a run must be given the `needed` ones."""
     shown = shown_values(plan.parameters)
     rows: list[JsonObject] = []
     for name, parameter in plan.parameters.items():
@@ -176,7 +176,7 @@ def _parameters_json(plan: Plan) -> list[JsonObject]:
 
 
 def _parameter_lines(plan: Plan) -> Iterator[str]:
-    """Yield a line for each parameter of a plan, with its value or how to give it one."""
+    """Yield a line for each parameter of a plan, with its value or the option that sets it."""
     shown = shown_values(plan.parameters)
     for name, parameter in plan.parameters.items():
         line = f"{name}, {parameter.type}"
@@ -194,38 +194,39 @@ def _parameter_lines(plan: Plan) -> Iterator[str]:
 
 
 def _list_lines(plan: Plan) -> Iterator[str]:
-    """Yield a line for each task with `for_each`, about its number of tasks."""
+    """Yield a line for each task with `for_each`, with the number of its elements."""
     for task in plan.tasks:
         if task.for_each is None:
             continue
         if isinstance(task.for_each, list | dict):
-            line = f"task {task.id!r} is carried out {pluralise(len(task.for_each), 'time')}"
+            line = f"task {task.id!r} runs {pluralise(len(task.for_each), 'time')}"
         else:
             line = (
-                f"task {task.id!r} is carried out for each element of {task.for_each}, at most "
+                f"task {task.id!r} runs for each element of {task.for_each}, at most "
                 f"{pluralise(task.max_items, 'time')}"
             )
         if task.max_parallel is not None:
             line += f", {task.max_parallel} at the same time"
         if task.on_item_failure == "skip":
-            line += ", and goes on without elements that fail"
+            line += ", and continues without failed elements"
         yield line
 
 
 @dataclass(frozen=True, slots=True)
 class _Tries:
-    """Limits of number and time for the attempts at a task with a declared retry.
+    """Limits of the attempts at a task with a declared retry.
 
     Attributes:
         task: the task.
-        attempts: the attempts, the first included.
-        wait_seconds: the delays between them together, at most.
-        attempt_seconds: the time limit of each attempt; None without one.
-        total_seconds: from the start of the first attempt to the end of the last, at most; None
+        attempts: maximum number of attempts, including the first.
+        wait_seconds: maximum sum of the delays between attempts.
+        attempt_seconds: time limit of each attempt; None without one.
+        total_seconds: maximum time from the start of the first attempt to the end of the last; None
             without a time limit.
         on: the failures to retry; None for every failure, or for transient ones.
-        every_failure: whether permanent failures are retried. in_doubt: whether failures with an
-            unknown effect are retried as well; `idempotent: false` forbids that.
+        every_failure: whether permanent failures are retried.
+        in_doubt: whether failures with an unknown effect are also retried; `idempotent: false`
+            forbids that.
     """
 
     task: str
@@ -239,10 +240,10 @@ class _Tries:
 
 
 def _stated_tries(plan: Plan) -> list[_Tries]:
-    """Return the limits of tasks with a retry of their own or of their tools.
+    """Return the limits of tasks that declare a retry, or whose tools do.
 
-    Without a time limit in the plan, a tool executed by the command line has that of the settings;
-    here it is their default, because a check of the plan reads no settings.
+    A tool without a time limit in the plan has the limit of the settings when the command line
+    executes it. A check of a plan reads no settings, so that it assumes their default.
     """
     found = []
     for task in plan.tasks:
@@ -270,7 +271,7 @@ def _stated_tries(plan: Plan) -> list[_Tries]:
 
 
 def _tool_timeout(tool: ToolSpec | None) -> float | None:
-    """Return the time limit of the attempts with a tool, if it has one."""
+    """Return the time limit of an attempt with a tool; None without one."""
     if tool is None:
         return None
     if tool.timeout is None and tool.kind in TOOL_KINDS:
@@ -279,7 +280,7 @@ def _tool_timeout(tool: ToolSpec | None) -> float | None:
 
 
 def _tries_lines(tries: Sequence[_Tries]) -> list[str]:
-    """Return a line for each different set of limits, with the names of its tasks."""
+    """Return a line for each distinct set of limits, with the names of its tasks."""
     names: dict[_Tries, list[str]] = {}
     for each in tries:
         names.setdefault(replace(each, task=""), []).append(repr(each.task))
@@ -290,7 +291,7 @@ def _tries_lines(tries: Sequence[_Tries]) -> list[str]:
         if len(tasks) == 1:
             who = f"task {shown} is"
         times = pluralise(each.attempts, "time")
-        after = "failures that may pass"
+        after = "transient failures"
         if each.on is not None:
             after = join_names([_failure_name(entry) for entry in each.on], MAX_SHOWN_NAMES)
         elif each.every_failure:
@@ -317,7 +318,7 @@ def _failure_name(entry: int | str) -> str:
 
 
 def _literal_secrets(plan: Plan) -> list[Problem]:
-    """Return a note about the secrets in a plan, which a resumed run lacks."""
+    """Return a note about literal secrets in a plan, which a resumed run would lack."""
     warning = redaction_warning(redactor().document(plan), plan)
     if not warning:
         return []
@@ -331,14 +332,14 @@ def _open_secrets(plan: Plan) -> list[Problem]:
         if parameter.secret or parameter.type != "string":
             continue
         if secret_predicate(name) is not None:
-            text = f"parameter {name!r} is called like a secret"
+            text = f"parameter {name!r} is named like a secret"
             advice = "the journal would keep its value; state `secret: true` if it is one"
             notes.append(Problem("", f"{text}, and {advice}"))
     return notes
 
 
 def _tool_problems(path: str, reported: Sequence[Problem]) -> list[Problem]:
-    """Check the tools of an invalid plan; leave out parts with reported problems."""
+    """Check the tools of an invalid plan; skip parts with reported problems."""
     document = load_document(path)
     listed = document.get("tasks")
     # A plan refused for its size is not examined.
@@ -346,7 +347,7 @@ def _tool_problems(path: str, reported: Sequence[Problem]) -> list[Problem]:
         return []
     tools = _valid_parts(document, "tools", ToolSpec)
     tasks = _valid_parts(document, "tasks", Task)
-    # This plan is not valid as a whole, and its positions are not those of the file.
+    # This plan is invalid as a whole, and its positions differ from those in the file.
     plan = Plan.model_construct(
         goal=Goal(objective=""), tools=tuple(tools.values()), tasks=tuple(tasks.values())
     )
@@ -365,7 +366,7 @@ def _tool_problems(path: str, reported: Sequence[Problem]) -> list[Problem]:
 
 
 def _valid_parts(document: JsonObject, group: str, model: type[ModelT]) -> dict[int, ModelT]:
-    """Return the parts of a plan that are valid without their unknown fields, by their number."""
+    """Return the parts of a plan that are valid once unknown fields are removed, by number."""
     valid: dict[int, ModelT] = {}
     parts = document.get(group)
     if not isinstance(parts, list):
@@ -398,9 +399,9 @@ def tools(
     *,
     as_json: JsonOption = False,
 ) -> None:
-    """List the tools of a plan or of a file of tools, with those of its MCP servers.
+    """List the tools of a plan or of a file of tools, including those of its MCP servers.
 
-    The servers are started to ask for their tools, and stopped again; no tool is used.
+    The servers are started to list their tools, and then stopped; no tool is called.
     """
     described = read_tools(file, "FILE", planning=False)
 
@@ -441,12 +442,13 @@ def _unavailable_reason(
 
     Args:
         tool: the tool.
-        plan: the plan with the tools of the servers. described: the plan as written in its file.
+        plan: the plan with the tools of the servers.
+        described: the plan as written in its file.
         unavailable: the servers that did not answer, with the reasons.
     """
     for stated in described.tools:
         if stated.name == tool.name and not stated.available:
-            return "the plan says so"
+            return "the plan states that it is unavailable"
     problem = unavailable.get(tool.server or "")
     if problem is not None:
         return problem
@@ -496,7 +498,7 @@ def _tool_lines(tool: ToolSpec, row: JsonObject) -> Iterator[str]:
     if tool.dangerous:
         line += ", dangerous"
     yield f"{line}  from {row['from']}"
-    # A description is cut where secrets cannot be cut in two.
+    # Secrets are masked before the cut, so that none is cut in two.
     description = one_line(redactor().text(tool.description), MAX_DESCRIPTION_CHARS)
     if description:
         yield f"    {description}"
@@ -507,7 +509,7 @@ def _tool_lines(tool: ToolSpec, row: JsonObject) -> Iterator[str]:
 
 
 class _InvalidTools(PlanError):
-    """A file of tools is not valid; it need not be a plan."""
+    """A file of tools is invalid; it need not be a plan."""
 
     summary = "the tools are not valid"
 
@@ -518,13 +520,13 @@ def read_tools(path: Path, argument: str = "--tools", *, planning: bool = True) 
     Args:
         path: the file.
         argument: the name that it has on the command line.
-        planning: whether a model plans with the tools, so that those that may do harm are marked
-            dangerous unless the file says otherwise; otherwise this is done only for files without
+        planning: whether a model plans with the tools. Tools that may do harm are then marked
+            dangerous, unless the file says otherwise; without planning, only in a file without
             tasks.
 
     Raises:
-        SettingsError: it cannot be read.
-        PlanError: its tools are not valid.
+        SettingsError: the file cannot be read.
+        PlanError: its tools are invalid.
     """
     text = read_text_argument(path, argument)
     try:
@@ -549,7 +551,7 @@ def read_tools(path: Path, argument: str = "--tools", *, planning: bool = True) 
         return plan
     tools: list[ToolSpec] = []
     for tool in plan.tools:
-        # A tool of a server that is not marked leaves it to the server.
+        # For an unmarked tool of a server, the server decides.
         if "dangerous" not in tool.model_fields_set and detected_risk(tool):
             tools.append(tool.model_copy(update={"dangerous": True}))
         else:
@@ -563,10 +565,10 @@ async def discover_tools(executor: ToolExecutor, plan: Plan, *, quiet: bool = Fa
         return plan
     if quiet:
         return await executor.discover(plan)
-    print_message(f"asking the MCP servers what they can do: {', '.join(plan.mcp)}")
+    print_message(f"asking the MCP servers for their tools: {', '.join(plan.mcp)}")
     with_tools = await executor.discover(plan)
     for name, reason in executor.unavailable_servers.items():
-        print_message(f"note: MCP server {name!r} is not there: {reason}")
+        print_message(f"note: MCP server {name!r} is unavailable: {reason}")
     return with_tools
 
 
@@ -618,9 +620,9 @@ def simulate(
     ] = None,
     options: RunOptions,
 ) -> None:
-    """Run a plan many times on a virtual clock, with tasks that fail, and count how often it succeeds.
+    """Run a plan many times on a virtual clock with simulated failures, and count how often it succeeds.
 
-    No tool is really used; plan, engine and providers are the real ones.
+    No tool is called; the plan, the engine and the providers are real.
     """
     from replanning import testing  # the other commands of this module need none of these
     from replanning.engine.engine import ReplanningEngine
@@ -675,7 +677,7 @@ def _print_simulation(report: SimulationReport, tasks: int) -> None:
     """Print the figures of a simulation, with the number of tasks of its plan."""
     out = console()
     name = escape_control(redactor().text(report.plan))
-    out.print(f"{name}: {len(report.runs)} simulated runs of {tasks} tasks, no tool was used")
+    out.print(f"{name}: {len(report.runs)} simulated runs of {tasks} tasks, no tool was called")
     style = "bold red"
     if report.success_rate == 1:
         style = "bold green"
@@ -685,12 +687,12 @@ def _print_simulation(report: SimulationReport, tasks: int) -> None:
     out.print(f"  took       {_format_distribution(report.makespan, ' s')}")
     out.print(f"  revisions  {_format_distribution(report.revisions)}")
     out.print(f"  questions  {_format_distribution(report.questions)}")
-    _print_most_frequent("failed in so many runs", report.failures)
-    _print_most_frequent("did not succeed because", report.reasons)
+    _print_most_frequent("runs with a failed attempt, by task", report.failures)
+    _print_most_frequent("runs without success, by reason", report.reasons)
 
 
 def _print_most_frequent(title: str, counts: Mapping[str, int]) -> None:
-    """Print the most frequent of some causes below a title; nothing if there are none."""
+    """Print the most frequent causes below a title; nothing without causes."""
     if not counts:
         return
     out = console()

@@ -33,10 +33,10 @@ from replanning.plan.tasks import Expectation, Retry
 commands = Program()
 
 DEFAULT_CALL_TIMEOUT: Final = 60.0
-"""Seconds that an attempt at a call may take; many clients wait as long for an answer."""
+"""Time limit of an attempt at a call, in seconds; many clients wait that long for an answer."""
 
 _PROXY_CODES: Final = (
-    "0 the client, or Ctrl-C, ended it · 2 wrong usage, settings or store, or no server can be"
+    "0 the client or Ctrl-C ended it · 2 wrong usage, settings or store, or no server can be"
     " started"
 )
 
@@ -48,11 +48,11 @@ _PROXY_CODES: Final = (
         " --timeout 20 -- python server.py",
         "replanning mcp-proxy --expect expect.yaml -- python server.py",
         "replanning mcp-proxy --tools servers.yaml --store /home/me/runs.db --ask store",
-        "In the configuration of a client, in the place of the server:",
+        "In the configuration of a client, instead of the server:",
         '{"command": "replanning", "args": ["mcp-proxy", "--store", "/home/me/runs.db", '
         '"--", "npx", "-y", "some-mcp-server"]}',
-        "From another terminal: replanning status latest --store /home/me/runs.db;"
-        " likewise why, history, pending, approve.",
+        "From another terminal: replanning status latest --store /home/me/runs.db, or why,"
+        " history, pending and approve.",
         codes=_PROXY_CODES,
     ),
     without=[
@@ -73,7 +73,7 @@ def mcp_proxy(
         typer.Argument(
             metavar="SERVER",
             show_default=False,
-            help="The command line that starts the MCP server; it stands after --.",
+            help="The command line that starts the MCP server, after --.",
         ),
     ] = None,
     *,
@@ -82,9 +82,9 @@ def mcp_proxy(
         typer.Option(
             "--tools",
             metavar="FILE",
-            help="Servers instead of SERVER: a plan, or a file of tools, with a section `mcp`; its"
-            " section `tools` may give tools of the servers another name, a capability, a cost."
-            " The client sees the others as SERVER_TOOL.",
+            help="A plan or file of tools whose section `mcp` names servers, instead of SERVER. Its"
+            " section `tools` may give their tools another name, a capability or a cost. The client"
+            " sees the others as SERVER_TOOL.",
         ),
     ] = None,
     capability: Annotated[
@@ -92,8 +92,7 @@ def mcp_proxy(
         typer.Option(
             "--capability",
             metavar="NAME=TOOL,TOOL",
-            help="Tools that can stand in for one another, by the names that the client sees;"
-            " repeat for several.",
+            help="Interchangeable tools, by the names that the client sees; repeatable.",
         ),
     ] = None,
     expect: Annotated[
@@ -101,9 +100,9 @@ def mcp_proxy(
         typer.Option(
             "--expect",
             metavar="FILE",
-            help="YAML or JSON: by the name of a tool that the client sees, what its output must"
-            " satisfy, as `expect` of a tool in a plan; in addition to what a file of tools"
-            " states.",
+            help="Expectations for the outputs of tools, in YAML or JSON: by tool name as the client"
+            " sees it, an object like `expect` of a tool in a plan. They add to those in a file of"
+            " tools.",
         ),
     ] = None,
     safe: Annotated[
@@ -111,8 +110,8 @@ def mcp_proxy(
         typer.Option(
             "--safe",
             metavar="TOOL,TOOL",
-            help="Tools of SERVER that may stand in without asking a person. Of others, those"
-            " count as safe that the server calls read-only or not destructive.",
+            help="Tools of SERVER that may replace others without asking a person, in addition to"
+            " those that the server calls read-only or not destructive.",
         ),
     ] = None,
     retries: Annotated[
@@ -121,8 +120,8 @@ def mcp_proxy(
             "--retries",
             metavar="N",
             min=0,
-            help="Try tools that the server calls read-only or idempotent again after any failure,"
-            " at most N times.",
+            help="Retry tools that the server calls read-only or idempotent after any failure, at"
+            " most N times.",
         ),
     ] = 0,
     timeout: Annotated[
@@ -130,8 +129,8 @@ def mcp_proxy(
         typer.Option(
             "--timeout",
             metavar="SECONDS",
-            help="Time limit for each attempt at a call, unless a file of tools states another; 0 for no"
-            " limit.",
+            help="Time limit for each attempt at a call, unless a file of tools states another; 0"
+            " means no limit.",
         ),
     ] = DEFAULT_CALL_TIMEOUT,
     run_id: Annotated[
@@ -142,11 +141,11 @@ def mcp_proxy(
     ] = None,
     options: RunOptions,
 ) -> None:
-    """Serve the tools of MCP servers on standard input and output, and keep calls that fail alive.
+    """Serve the tools of MCP servers on standard input and output, and repair calls that fail.
 
-    The client sees the tools and their results as they are. When a call fails, another tool takes
-    its place, it is tried again, or a person is asked; where no alternative is left, the client
-    gets the failure of its tool. Messages go to standard error.
+    The client sees the tools and their results unchanged. A failed call is retried, another tool
+    replaces its tool, or a person is asked; without an alternative, the client gets the failure.
+    Messages go to standard error.
     """
     _check_arguments(server, tools, safe, timeout, options)
     if run_id is not None:
@@ -187,7 +186,7 @@ def mcp_proxy(
             run = proxy.session.run
             if not options.quiet:
                 for name, reason in proxy.unavailable.items():
-                    print_message(f"note: the MCP server {name!r} is not there: {reason}")
+                    print_message(f"note: MCP server {name!r} is unavailable: {reason}")
                 look = lookup.command_line(options.store, "status", run.id)
                 what = f"run {run.id} keeps the calls of {len(proxy.tools)} tools alive"
                 print_message(f"{what}; see {look}")
@@ -236,7 +235,7 @@ def _check_arguments(
     timeout: float,
     options: RunOptions,
 ) -> None:
-    """End the command if its arguments contradict one another, or cannot be obeyed."""
+    """End the command if its arguments contradict one another or are invalid."""
     if bool(server) == (tools is not None):
         fail(
             "expected either the command line of a server after --, or --tools with a file that"
@@ -246,7 +245,7 @@ def _check_arguments(
         fail("--safe is for SERVER; in a file of tools, write `safe` below the server")
     if options.ask == "console":
         fail("--ask console: standard input belongs to the client; use --ask store")
-    if not 0 <= timeout < math.inf:  # nor is it nan
+    if not 0 <= timeout < math.inf:  # also true for nan
         fail("--timeout: expected a number of seconds, or 0 for no limit")
 
 
@@ -267,7 +266,7 @@ def _plan_of_command(words: list[str], safe: Sequence[str]) -> Plan:
 
 
 async def _cancel_on_signals(scopes: list[anyio.CancelScope]) -> None:
-    """End the serving on the first signal; everything on the second one, or before it serves."""
+    """Stop serving on the first signal; on the second, or before serving starts, stop everything."""
     with anyio.open_signal_receiver(*stop_signals()) as signals:
         async for _ in signals:
             scopes[-1].cancel()
@@ -275,7 +274,7 @@ async def _cancel_on_signals(scopes: list[anyio.CancelScope]) -> None:
 
 
 class _InvalidExpectations(PlanError):
-    """A file of expectations is not valid, or does not fit the tools."""
+    """A file of expectations is invalid, or does not match the tools."""
 
     summary = "the expectations are not valid"
 
@@ -284,14 +283,14 @@ def _read_expectations(path: Path) -> dict[str, Expectation]:
     """Return expectations by the names of tools.
 
     Raises:
-        PlanError: the file is not valid; names every offender with its place.
-        SettingsError: it cannot be read.
+        PlanError: the file is invalid; names every problem with its place.
+        SettingsError: the file cannot be read.
     """
     text = lookup.read_text_argument(path, "--expect")
     try:
         document = read_document(text, format=format_of(path), source=str(path))
         if not isinstance(document, dict):
-            raise PlanError.at(str(path), "expected names of tools, each with what is expected")
+            raise PlanError.at(str(path), "expected names of tools, each with its expectations")
     except PlanError as error:
         raise _InvalidExpectations(error.problems) from None
     expectations: dict[str, Expectation] = {}
@@ -301,7 +300,7 @@ def _read_expectations(path: Path) -> dict[str, Expectation]:
             expectations[name] = Expectation.model_validate(stated)
         except PlanError as error:
             for problem in error.problems:
-                _, *fields = parse_path(problem.place)  # the name of the model comes first
+                _, *fields = parse_path(problem.place)  # the first part is the name of the model
                 place = format_path((name, *fields))
                 problems.append(Problem(place, problem.message))
     if problems:
@@ -310,7 +309,7 @@ def _read_expectations(path: Path) -> dict[str, Expectation]:
 
 
 def _with_places(error: PlanError, path: Path) -> PlanError:
-    """Return an error of the proxy with the places of expectations in their file."""
+    """Return an error of the proxy with problems of expectations located in their file."""
     located: list[Problem] = []
     others: list[Problem] = []
     for problem in error.problems:
@@ -328,7 +327,7 @@ def _parse_capabilities(options: list[str] | tuple[str, ...]) -> dict[str, str]:
     """Return capabilities by the names of the tools that have them.
 
     Raises:
-        SettingsError: an option is not of the form `NAME=TOOL,TOOL`, or a tool has two
+        SettingsError: an option does not have the form `NAME=TOOL,TOOL`, or a tool has two
             capabilities.
     """
     found: dict[str, str] = {}
@@ -340,7 +339,9 @@ def _parse_capabilities(options: list[str] | tuple[str, ...]) -> dict[str, str]:
             raise SettingsError.at("--capability", f"expected NAME=TOOL,TOOL, got {text!r}")
         twice = [tool for tool in tools if found.get(tool, name) != name]
         if twice:
-            problem = f"a tool has one capability; several have {join_names(twice, 5)}"
+            problem = (
+                f"a tool can have one capability, but {join_names(twice, 5)} would have several"
+            )
             raise SettingsError.at("--capability", problem)
         found |= dict.fromkeys(tools, name)
     return found

@@ -676,9 +676,7 @@ def _failures_in_question(store: RunStore, info: RunInfo, options: RunOptions) -
             continue
         verb = "waits" if len(tasks) == 1 else "wait"
         lines.append(f"{names} {verb} for the answer to question {number}")
-        is_approvable = bool(question.candidates)
-        command = lookup.answering_command(options.store, question.id, is_approvable=is_approvable)
-        lines.append(f"  {command}")
+        lines.append(f"  {lookup.answering_command(options.store, question)}")
     return lines
 
 

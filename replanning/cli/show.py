@@ -1,4 +1,4 @@
-"""The pictures of a run: the commands `show` and `graph`."""
+"""The commands `show` and `graph`, which picture a run."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ from replanning.telemetry import Exporter, ExporterContext
 commands = Program()
 
 MIN_ROWS: Final = 16
-"""Lines of tasks that a terminal shows, however low it is."""
+"""Minimum number of task lines on a terminal, whatever its height."""
 
 MIN_STEPS: Final = 20
-"""Lines of repairs that are shown even on a low terminal; older repairs are left out first."""
+"""Minimum number of repair lines on a terminal; older repairs are left out first."""
 
 _REPAIR_STYLES: Final = {
     "failed": "red",
@@ -79,7 +79,7 @@ _REPAIR_STYLES: Final = {
 _epilog = partial(
     epilog,
     codes="0 done · 1 there is no such run · 2 wrong usage or store · 130 Ctrl-C ended --watch;"
-    " the run goes on",
+    " the run continues",
 )
 
 
@@ -96,28 +96,28 @@ def show(
     *,
     everything: Annotated[
         bool,
-        typer.Option("--all", help="List every task and repair; a file or pipe always gets all."),
+        typer.Option("--all", help="List all tasks and repairs; a file or pipe always gets all."),
     ] = False,
     watch: Annotated[
         bool,
         typer.Option(
             "--watch",
-            help="Follow the run until it ends, as its own process shows it; Ctrl-C stops that.",
+            help="Follow the run until it ends, as its own process shows it; Ctrl-C stops following.",
         ),
     ] = False,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the tasks of a run, what replaced what, and how each repair came about.
+    """Show the tasks of a run, their replacements, and how each repair came about.
 
-    A task has a sign and a word for its state, its tool, the number of its attempts if there were
-    several, the time of the last one, and what it waits for. ⟳ load → load~2 is a task that was
-    replaced; its replacement follows it with ↳. Below that, each repair is told in steps: what
-    failed, the trigger that it fired, the decision and who made it, and what was applied, with
-    times since the start of the run. On a terminal, tasks that are alike are folded into one line.
+    The line of a task shows its state as a sign and a word, its tool, its attempts if there were
+    several, the time of the last one, and the reason for waiting. ⟳ load → load~2 is a replaced
+    task; its replacement follows with ↳. Below, each repair is listed in steps: the failure, the
+    trigger, the decision and its author, and the changes applied, with times since the start of the
+    run. On a terminal, similar tasks are folded into one line.
     """
     if watch and as_json:
-        fail("--watch shows a run while it is executed; --json goes with a picture of one moment")
+        fail("--watch follows a run, and --json describes one moment of it; use one of them")
     clock = SystemClock()
     stopped = False
     with existing_store(store) as opened:
@@ -125,7 +125,7 @@ def show(
         if watch:
             try:
                 anyio.run(_follow, opened, info.run, clock)
-            except KeyboardInterrupt:  # of the follower alone
+            except KeyboardInterrupt:  # ends only the follower
                 stopped = True
         overview = read_overview(opened, find_run(opened, info.run), clock.now())
         messages = read_inbox(opened, info.run)
@@ -138,7 +138,7 @@ def show(
 
 
 async def _follow(store: RunStore, run: RunId, clock: SystemClock) -> None:
-    """Show a run as its own process does, until it ends or its process is gone."""
+    """Show a run like its own process, until it ends or its process is gone."""
     display: Exporter = create_display()
     display.attach(ExporterContext(store, clock))
     last = 0
@@ -148,7 +148,7 @@ async def _follow(store: RunStore, run: RunId, clock: SystemClock) -> None:
             info = find_run(store, run)  # first: a run may end before its records are read
             is_over = info.status != "running" or not is_owner_alive(info)
             records = list(store.read(run, last))
-            for record in records if last else records[-1:]:  # what was before is in the picture
+            for record in records if last else records[-1:]:  # earlier records are in the picture
                 await display.export(run, record)
             last = records[-1].seq if records else last
             await clock.sleep(POLL_INTERVAL)
@@ -174,11 +174,11 @@ def graph(
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Draw the plan of a run as an SVG: its tasks with their states and dependencies, what replaced what, and the revisions.
+    """Draw the plan of a run as an SVG: tasks with their states, dependencies and replacements, and the revisions.
 
-    Each state has a colour and a sign, and replaced tasks stand beside their replacements. Plans of
+    Each state has a colour and a sign, and replaced tasks are beside their replacements. Plans of
     more than 200 tasks are drawn in groups by stage and state. The file has no scripts, and shows
-    the full text of a task under the pointer.
+    the full text of the task under the pointer.
     """
     if output is None and not as_json and sys.stdout.isatty():
         fail("an SVG cannot be shown on a terminal; name a file with --output")
@@ -198,7 +198,7 @@ def graph(
 
 
 def _print_overview(overview: RunOverview, place: str, *, everything: bool) -> None:
-    """Print an overview: cut to fit a terminal, or in full with a line for each task and step."""
+    """Print an overview: cut to fit a terminal, or in full, with a line for each task and step."""
     out = console()
     report = overview.status
     everything = everything or not out.is_terminal
@@ -220,11 +220,10 @@ def _print_overview(overview: RunOverview, place: str, *, everything: bool) -> N
         repairs = repairs[-max(1, sum(size <= left for size in sizes)) :]
     if len(repairs) < len(overview.repairs):
         earlier = pluralise(len(overview.repairs) - len(repairs), "earlier repair")
-        out.print(f"\n… {earlier}; --all tells them", style="dim")
+        out.print(f"\n… {earlier}; --all shows them", style="dim")
     print_repairs(out, repairs, report.started)
     for question in report.questions:
-        is_approvable = bool(question.candidates)
-        answer_it = answering_command(place, question.id, is_approvable=is_approvable)
+        answer_it = answering_command(place, question)
         out.print(f"\n{spoken_id(question.id)} waits for an answer:\n  {answer_it}", style="yellow")
 
 
@@ -238,7 +237,7 @@ def print_repairs(out: Console, repairs: Sequence[Repair], started: float) -> No
 
 
 def _steps_table(repair: Repair, started: float) -> Table:
-    """Return the steps of a repair with their times since the start of the run, each time once."""
+    """Return the steps of a repair with times since the start of the run; equal times appear once."""
     table = Table.grid(padding=(0, 2))
     last = ""
     table.add_column(justify="right", no_wrap=True, min_width=11)

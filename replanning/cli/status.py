@@ -414,9 +414,7 @@ def _question_lines(
         yield f"  question  {number}: {text}"
         if answer is not None:
             continue  # the run takes the first answer
-        is_approvable = bool(question.candidates)
-        answer_it = lookup.answering_command(place, question.id, is_approvable=is_approvable)
-        yield f"            {answer_it}"
+        yield f"            {lookup.answering_command(place, question)}"
 
 
 def _running_lines(report: RunStatusReport, now: float) -> Iterator[str]:
@@ -561,11 +559,9 @@ def pending(
         if answer is not None:
             out.print(f"  {_posted_answer_text(answer)}")
             continue
-        is_approvable = bool(question.candidates)
-        answer_it = lookup.answering_command(store, question.id, is_approvable=is_approvable)
-        out.print(f"  {answer_it}")
+        out.print(f"  {lookup.answering_command(store, question)}")
         others = "or reject, or modify --changes FILE; --comment adds words"
-        if not is_approvable:
+        if not question.candidates:
             others = "or modify --changes FILE, or resume --plan FILE, with a corrected plan"
         out.print(f"      {others}")
         out.print(

@@ -20,12 +20,12 @@ from replanning.cli.app import (
     print_message,
 )
 from replanning.cli.lookup import (
-    answering_command,
     can_show_pages,
     command_line,
     is_on_temporal,
     secret_words,
     shown_place,
+    verdict_command,
 )
 from replanning.cli.show import print_repairs
 from replanning.cli.status import problems_json
@@ -387,7 +387,7 @@ class RunSummary:
             what = "accepts the best candidate; or reject, or modify"
             if not is_approvable:
                 what = "keeps the plan; or modify, or resume --plan FILE, with a corrected plan"
-            yield answering_command(self._store, question, is_approvable=is_approvable), what
+            yield verdict_command(self._store, question, is_approvable=is_approvable), what
         if result.questions:
             yield self._resume, "continues with the answer"
         elif self.exit_code in (ExitCode.PAUSED, ExitCode.INTERRUPTED):

@@ -206,9 +206,9 @@ tasks:
     )
     told = cli(tmp_path, "validate", "plan.yaml").stdout
     assert " ".join(told.split()) == (
-        "plan.yaml is valid: 3 tasks, 0 tools list: task 'each' is carried out for each element of "
-        "${list.output}, at most 50 times, 4 at the same time, and goes on without elements that fail "
-        "list: task 'twice' is carried out 2 times"
+        "plan.yaml is valid: 3 tasks, 0 tools list: task 'each' runs for each element of "
+        "${list.output}, at most 50 times, 4 at the same time, and continues without failed elements "
+        "list: task 'twice' runs 2 times"
     )
 
 

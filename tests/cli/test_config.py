@@ -266,7 +266,7 @@ def test_own_patterns(tmp_path, words, source):
     assert "acme-123456" not in done.stdout + done.stderr
     assert (
         "[redacted]" in done.stdout + done.stderr
-        or "--run-id: what looks like a secret" in done.stderr
+        or "--run-id: an id that looks like a secret" in done.stderr
     )
 
 

@@ -41,7 +41,7 @@ def test_demo_does_a_real_job(tmp_path):
     )
     report = (here / "report.md").read_text(encoding="utf-8")
     assert "Longest files" in report
-    assert "Characters beyond ASCII" in report
+    assert "Non-ASCII characters" in report
     if not shutil.which("zpaq"):
         assert (
             "input/replanning/__init__.py"

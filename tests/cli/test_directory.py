@@ -173,9 +173,7 @@ def test_a_run_without_a_folder_on_record(here: Path) -> None:
 
     done = cli(elsewhere, "rerun", "r", "gate", "-y", *STORE)
 
-    assert (
-        f"no folder on record; its tools work in this one from now on: {elsewhere}" in done.stderr
-    )
+    assert f"no recorded folder; its tools work in {elsewhere} from now on" in done.stderr
     result = answer(here, "rerun", "latest", "place", "-y", *STORE)
     assert result["outputs"]["place"]["stdout"] == str(elsewhere)
 
@@ -198,4 +196,4 @@ def test_a_current_directory_that_was_deleted(here: Path) -> None:
         ["sh", "-c", command], cwd=here, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert "the current directory does not exist any more; go to another one" in done.stderr
+    assert "the current directory no longer exists; change to another one" in done.stderr

@@ -83,7 +83,7 @@ def test_suggestions():
     assert "# lookup: 11 outputs of 1 run\n" in text
     assert "# 10 outputs of 1 run; it would have rejected none\n" in text
     assert "# 1 output of 1 run; it would have rejected 1\n" in text
-    assert "picture: 0 outputs of 0 runs; 1 output not kept as JSON, and not looked at" in text
+    assert "picture: 0 outputs of 0 runs; 1 output not kept as JSON, and not examined" in text
     assert text.count("# means: not-done ") == 1
     found = data("expect", "suggest", "--runs", "one")
     assert found["runs"] == ["one"]
@@ -239,18 +239,18 @@ def test_layouts(layout):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("plan.json", "{}", "plan.json is JSON, and only YAML is written"),
+        ("plan.json", "{}", "plan.json is JSON, and only YAML is changed"),
         ("plan.yaml", "goal: {objective: x}", "plan.yaml has no section `tools`"),
         ("plan.yaml", "tools: [", "this is not YAML"),
         (
             "plan.yaml",
             "x: &t {name: lookup}\ntools: [*t]",
-            "the layout of plan.yaml is too unusual to add to it",
+            "the layout of plan.yaml is too unusual to change it",
         ),
         (
             "plan.yaml",
             "tools:\n- name: |-\n    lookup\n- name: other\n",
-            "the layout of plan.yaml is too unusual to add to it",
+            "the layout of plan.yaml is too unusual to change it",
         ),
     ],
 )
@@ -294,7 +294,7 @@ def test_check_by_a_plan():
     Path("plan.yaml").write_text(CHECKED, encoding="utf-8")
     out = call("expect", "check", "--plan", "plan.yaml", code=1)
     assert "lookup: 12 outputs checked, 2 rejected\n" in out
-    assert "picture: 0 outputs checked, none rejected; 2 not checked: no run has kept them" in out
+    assert "picture: 0 outputs checked, none rejected; 2 not kept as JSON, and not checked" in out
     assert "    run one, task lookup-21: its output says that it failed (errors: Error)" in out
     assert "    run two, task lookup-1: expected len(output.name) < 4" in out
     found = data("expect", "check", "--plan", "plan.yaml", "--runs", "two", code=1)
@@ -317,7 +317,7 @@ def test_check_by_a_file_of_tools():
     Path("tools.yaml").write_text(
         "tools: [{name: lookup, expect: {commands: ['true']}}, {name: rename}]", "utf-8"
     )
-    assert "1 run: no tool or task that was executed expects anything" in call(
+    assert "1 run: no executed tool or task has expectations" in call(
         "expect", "check", "--plan", "tools.yaml"
     )
 
@@ -338,7 +338,7 @@ def test_check_by_the_runs_themselves():
     call("run", "plan.yaml", "--no-replan", "--run-id", "mine")
     out = call("expect", "check", code=1)
     assert "say: 2 outputs checked, 1 rejected\n    run mine, task second: its output says" in out
-    assert "(it was rejected then, too)" in out
+    assert "(also rejected at the time)" in out
     assert "twice: 1 output checked, none rejected" in out
 
 
@@ -347,7 +347,7 @@ def test_many_rejected_outputs():
     make_run("one", {f"u_{i}": "long name" for i in range(30)})
     Path("plan.yaml").write_text(CHECKED, encoding="utf-8")
     out = call("expect", "check", "--plan", "plan.yaml", code=1)
-    assert "    and 10 more; --json has all" in out
+    assert "    and 10 more; --json lists all" in out
 
 
 def test_outputs_recorded_as_something_else():
@@ -382,5 +382,5 @@ def test_outputs_recorded_as_something_else():
         encoding="utf-8",
     )
     out = call("expect", "check", "--plan", "tools.yaml")
-    assert "node: 0 outputs checked, none rejected; 12 not checked: no run has kept them" in out
+    assert "node: 0 outputs checked, none rejected; 12 not kept as JSON, and not checked" in out
     assert "message: 12 outputs checked, none rejected" in out

@@ -260,7 +260,7 @@ def test_history_calibration():
     for part in (
         "2 runs",
         "calibration over 3 replans: Brier score 0.0",
-        "what scripted claims over 3 replans: Brier score 0.010",
+        "claims of scripted over 3 replans: Brier score 0.010",
         "predicted 90%, came true 100%",
     ):
         assert part in text

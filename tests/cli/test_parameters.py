@@ -57,7 +57,7 @@ def test_name_of_a_secret(tmp_path: Path) -> None:
     """A parameter that is called like a secret, and is none, is noted."""
     write_plan(tmp_path, {"say": "true"}, "id: a, tool: say", more="parameters: {api_key: string}")
     told = cli(tmp_path, "validate", "plan.yaml").stdout
-    assert "parameter 'api_key' is called like a secret" in told
+    assert "parameter 'api_key' is named like a secret" in told
 
 
 def test_all_that_is_wrong_at_once(folder: Path) -> None:
@@ -104,14 +104,15 @@ def test_secret_on_resume(folder: Path) -> None:
     """A run that still needs a secret is not resumed without it, and the hint names the option; other values stay."""
     done = cli(folder, *RUN, *ALL, code=1)
     assert "replanning resume r --set 'token=…' --plan FILE" in done.stdout
-    assert "give it again with --set token=…" in cli(folder, "resume", "r", code=2).stderr
+    assert "give them again with --set token=…" in cli(folder, "resume", "r", code=2).stderr
     wrong = cli(folder, "resume", "r", "--set", f"token={SECRET}", "--set", "copies=3", code=2)
     assert "parameter 'copies' is 2 in this run" in wrong.stderr
     write_plan(folder, {**TOOLS, "pay": "echo {key} >> paid"}, TASKS, more=PARAMETERS)
     cli(folder, "resume", "r", "--plan", "plan.yaml", "--set", f"token={SECRET}", "-y", "-q")
     assert (lines(folder / "shipped"), lines(folder / "paid")) == (["eu 2 1"], [SECRET])
     assert (
-        "give it again with --set token=…" in cli(folder, "rerun", "r", "pay", "-y", code=2).stderr
+        "give them again with --set token=…"
+        in cli(folder, "rerun", "r", "pay", "-y", code=2).stderr
     )
     assert len(answer(folder, "status", "--json")) == 1
     cli(folder, "rerun", "r", "pay", "--set", f"token={SECRET}", "-y")

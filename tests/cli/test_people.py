@@ -191,7 +191,7 @@ def test_modify_on_the_terminal(asking):
     """Changes of one's own are written in the editor, and applied instead of the candidate."""
     (asking / "own.json").write_text('[{"kind": "skip", "task_id": "work", "reason": "not today"}]')
     with Terminal(asking, *RUN, EDITOR=f"cp {asking / 'own.json'}") as terminal:
-        terminal.until("m makes changes")
+        terminal.until("m makes your own changes")
         terminal.type("m")
         terminal.end()
     assert not (asking / "done.txt").exists()
@@ -206,7 +206,7 @@ def test_modify_without_an_editor(asking):
             "[" * 2_000,
             '[{"kind": "skip", "task_id": "work"}]',
         ):
-            terminal.until("m makes changes")
+            terminal.until("m makes your own changes")
             terminal.type("m")
             terminal.until("as JSON on one line")
             terminal.type(typed)

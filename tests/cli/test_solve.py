@@ -537,7 +537,7 @@ def test_prune(folder):
     would = cli(folder, "history", "prune", "--dry-run")
     assert not (folder / "archive").exists()
     assert would.stdout == f"old of {ISSUE}, finished 2001-09-09: archive/old.jsonl\n"
-    assert "1 run finished more than 30 days ago would be moved" in would.stderr
+    assert "1 run would be moved, finished more than 30 days ago" in would.stderr
     assert answer(folder, "history", "prune", "--days", "99999")["pruned"] == []
     old = {"task_uuid": "old", "issue_id": ISSUE, "finished": "2001-09-09T01:46:40.000000Z"}
     assert answer(folder, "history", "prune") == {

@@ -620,7 +620,7 @@ def test_wrong_file_of_expectations(tmp_path: Path) -> None:
     """A file that is wrong, or does not fit the tools, is refused with line and column of every offender."""
     file = tmp_path / "e.yaml"
     for text, capability, problems in (
-        ("", "web=news", ["e.yaml: expected names of tools, each with what is expected"]),
+        ("", "web=news", ["e.yaml: expected names of tools, each with its expectations"]),
         ("news: {", "web=news", ["e.yaml:2:1: this is not YAML"]),
         (
             "news: 3\narchive:\n  where: ['output.found ==']\n  erors: [a]\n",
@@ -690,7 +690,10 @@ def test_end(tmp_path: Path, end: str) -> None:
         ("--ask console -- x", "standard input belongs to the client"),
         ("--expect none.yaml -- x", "--expect: none.yaml: the file cannot be read"),
         ("--capability web -- x", "--capability: expected NAME=TOOL,TOOL, got 'web'"),
-        ("--capability a=x --capability b=x -- x", "a tool has one capability; several have x"),
+        (
+            "--capability a=x --capability b=x -- x",
+            "a tool can have one capability, but x would have several",
+        ),
         (
             "-- no-such-program",
             "no MCP server could be started: 'server': the program 'no-such-program' is not found",

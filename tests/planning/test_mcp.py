@@ -81,9 +81,10 @@ def test_tools_are_listed(tmp_path):
     assert not found["servers"]["gone"]["available"]
     shown = cli(tmp_path, "tools", "tools.yaml")
     assert "web.search(query: string, limit?: integer)  mcp" in shown.stdout
-    assert shown.stderr.startswith("asking the MCP servers what they can do: web, gone\n")
+    assert shown.stderr.startswith("asking the MCP servers for their tools: web, gone\n")
     assert (
-        "MCP server 'gone' is not there: the program 'no-such-server' is not found" in shown.stderr
+        "MCP server 'gone' is unavailable: the program 'no-such-server' is not found"
+        in shown.stderr
     )
 
 

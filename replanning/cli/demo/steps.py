@@ -1,4 +1,4 @@
-"""The steps of the demo plan: small programs that need nothing but Python."""
+"""The steps of the demo plan: small programs that need only Python."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 WINDOW = 8
-"""Lines that must be the same for two files to share something."""
+"""Number of equal consecutive lines that count as shared."""
 
 
 def sources(folder: str) -> list[Path]:
@@ -24,12 +24,12 @@ def sources(folder: str) -> list[Path]:
 
 
 def text_of(path: Path) -> str:
-    """The text of a source file, whatever is in it."""
+    """The text of a source file, with bytes that are not UTF-8 replaced."""
     return path.read_text(encoding="utf-8", errors="replace")
 
 
 def verify(archive: str, folder: str) -> None:
-    """Unpack an archive and compare what is in it with a folder."""
+    """Unpack an archive, and compare its files with those of a folder."""
     with tempfile.TemporaryDirectory() as place:
         if archive.endswith(".zpaq"):
             subprocess.run(["zpaq", "extract", str(Path(archive).resolve())], cwd=place, check=True)
@@ -37,24 +37,24 @@ def verify(archive: str, folder: str) -> None:
             shutil.unpack_archive(archive, place)
         wrong = [path for path in sources(folder) if digest(path) != digest(Path(place, path))]
     if wrong:
-        sys.exit(f"{len(wrong)} files differ from what is in {archive}, among them {wrong[0]}")
+        sys.exit(f"{len(wrong)} files differ from those in {archive}, such as {wrong[0]}")
     print(f"{len(sources(folder))} files compared")
 
 
 def digest(path: Path) -> str:
-    """The SHA-256 of a file; nothing where there is none."""
+    """The SHA-256 of a file; empty if the file is missing."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
 def non_ascii(folder: str) -> None:
-    """Name the files that hold characters beyond ASCII."""
+    """Print the names of files with non-ASCII characters."""
     for path in sources(folder):
         if not path.read_bytes().isascii():
             print(path)
 
 
 def characters(folder: str) -> None:
-    """Count the characters beyond ASCII, as a table."""
+    """Print the most frequent non-ASCII characters as a table."""
     counts = Counter(
         itertools.chain.from_iterable(
             filter(str.isprintable, text_of(path)) for path in sources(folder)
@@ -65,13 +65,11 @@ def characters(folder: str) -> None:
     ]
     print("| character | name | count |\n|---|---|---|")
     for character, count in beyond[:10]:
-        print(
-            f"| {character} | {unicodedata.name(character, 'without a name').lower()} | {count} |"
-        )
+        print(f"| {character} | {unicodedata.name(character, 'unnamed').lower()} | {count} |")
 
 
 def pairs(folder: str) -> None:
-    """Compare every file with every other one, line by line."""
+    """Compare every pair of files character by character, and print the similar ones."""
     for one, other in itertools.combinations(sources(folder), 2):
         ratio = difflib.SequenceMatcher(None, text_of(one), text_of(other), autojunk=False).ratio()
         if ratio > 0.8:
@@ -79,7 +77,7 @@ def pairs(folder: str) -> None:
 
 
 def fingerprints(folder: str) -> None:
-    """Find runs of lines that several files share, by their hashes."""
+    """Find consecutive lines that several files share, by their hashes."""
     found: dict[int, set[Path]] = defaultdict(set)
     for path in sources(folder):
         for window in windows(path):
@@ -88,24 +86,24 @@ def fingerprints(folder: str) -> None:
         pair for paths in found.values() for pair in itertools.combinations(sorted(paths), 2)
     )
     for (one, other), count in shared.most_common(5):
-        print(f"{count} runs of {WINDOW} lines: {one} {other}")
+        print(f"{count} blocks of {WINDOW} lines: {one} {other}")
 
 
 def windows(path: Path) -> Iterator[tuple[str, ...]]:
-    """Every run of lines in a file; empty ones do not count."""
+    """Every block of consecutive lines in a file; empty lines do not count."""
     lines = [line.strip() for line in text_of(path).splitlines() if line.strip()]
     return zip(*(lines[start:] for start in range(WINDOW)), strict=False)
 
 
 def report(build: str, archive: str) -> None:
-    """Put together what the other steps have written."""
+    """Print a report on the results of the other steps."""
     lines = Path(build, "lines.txt").read_text(encoding="utf-8").splitlines()
     print(
         f"# Report\n\n`{archive}`: {Path(archive).stat().st_size:,} bytes, compared with the sources."
     )
     for title, name in (
         ("Longest files", "lines"),
-        ("Imported most", "imports"),
+        ("Most imported", "imports"),
         ("Shared by two files", "duplicates"),
     ):
         found = (
@@ -114,10 +112,10 @@ def report(build: str, archive: str) -> None:
             else Path(build, f"{name}.txt").read_text(encoding="utf-8").splitlines()
         )
         print(f"\n## {title}\n")
-        print("\n".join(f"    {line.strip()}" for line in found[:6]) or "    nothing")
+        print("\n".join(f"    {line.strip()}" for line in found[:6]) or "    none")
     beyond = Path(build, "characters.md")
     if beyond.exists():
-        print(f"\n## Characters beyond ASCII\n\n{beyond.read_text(encoding='utf-8')}", end="")
+        print(f"\n## Non-ASCII characters\n\n{beyond.read_text(encoding='utf-8')}", end="")
 
 
 if __name__ == "__main__":
