@@ -130,12 +130,12 @@ HEADINGS: Final = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Named value of a notice: a paragraph of the comment, and a value for the line.
+    """Named value of a notice: a paragraph of the comment, which the line can show, too.
 
     Attributes:
         name: its name.
-        text: its value, a foreign text, shown literally and cut to fit.
-        items: the items of a list, instead of a text.
+        text: its value, shown literally and cut to fit.
+        items: the items of a list, shown in the same way, instead of a text.
         detail: our own Markdown after the text, only in the comment.
         after: our own Markdown between the name and the colon, only in the comment.
         numbered: number the items.
@@ -182,7 +182,7 @@ class Notice:
         kind: its kind.
         subject: id of the replan, question or final record that it is about.
         at: time of the event, in seconds since the epoch.
-        summary: form of the line; each name of a field in braces stands for its value.
+        summary: template of the line, in which `{Name}` stands for the value of that field.
         fields: its fields, in the order of the comment.
     """
 
