@@ -87,8 +87,7 @@ def decide_end(
         if _is_over(live, now):
             return _quiescent_end(live, ledger, now)
         return RunEnded("paused", ledger.pause.reason)
-    # Cheapest first: this is asked at every turn of a replan.
-    if now.open_ended or now.busy() or not live.quiescent:
+    if now.open_ended or not live.quiescent or now.busy():
         return None
     return _quiescent_end(live, ledger, now)
 

@@ -84,14 +84,15 @@ class Situation:
     @classmethod
     def of_run(cls, life: Lifecycle) -> Self:
         """Return the situation of a run; it changes as the run goes on."""
+        undo = life.undo
         return cls(
             life.live,
             life.ledger,
             life.settings,
             life.redactor,
             life.evaluation,
-            undo_problem=life.undo.problem,
-            question_about_replaced=life.undo.question_about_replaced,
+            undo_problem=undo.problem,
+            question_about_replaced=undo.question_about_replaced,
         )
 
     @classmethod

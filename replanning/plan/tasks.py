@@ -790,8 +790,12 @@ class ToolSpec(StrictModel):
     @property
     def filled_texts(self) -> tuple[str, ...]:
         """The texts of its call that may contain placeholders."""
-        texts = [*self.headers.values(), *iter_strings(self.body, keys=False)]
-        texts += filter(None, (self.command, self.url))
+        texts = list(self.headers.values())
+        if self.body is not None:
+            texts += iter_strings(self.body, keys=False)
+        for text in (self.command, self.url):
+            if text:
+                texts.append(text)
         return tuple(texts)
 
     @property
