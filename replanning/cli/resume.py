@@ -1,4 +1,4 @@
-"""Going on with runs: the commands `resume`, for each kind of run, `rerun` and `undo`."""
+"""Commands that continue runs: `resume`, for each kind of run, `rerun` and `undo`."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ from replanning.tools import check_tools
 commands = Program()
 
 _MAX_DIFF_LINES: Final = 60
-"""Lines about what a correction changes."""
+"""Maximum number of diff lines of a correction."""
 
 _MAX_ALIKE: Final = 8
-"""Tasks that are run again for one reason of which each has a line."""
+"""Maximum number of tasks with one reason that have a line each."""
 
 YesOption = Annotated[
     bool, typer.Option("--yes", "-y", help="Do not ask: answer yes to every question.")
@@ -72,10 +72,10 @@ YesOption = Annotated[
         "replanning resume 20250131-120000-1a2b3c4d5e6f --set context.region=us",
         "replanning resume latest --set token=…    a secret parameter, which no journal keeps",
         "replanning resume latest --retry    try the failed tasks again, once the service is back",
-        "replanning resume latest --retry --not-done pay --done mail    what you know of calls in doubt",
+        "replanning resume latest --retry --not-done pay --done mail    what you know about calls in doubt",
         "replanning resume latest --plan plan.yaml    continue with the corrected plan in this file",
-        "replanning resume latest --plan plan.yaml --rerun none -y    keep what is finished, and ask nothing",
-        "replanning resume 20250131-120000-1a2b3c4d5e6f --from 2    a new run of the tasks that revision 2 had left",
+        "replanning resume latest --plan plan.yaml --rerun none -y    keep finished tasks, and ask nothing",
+        "replanning resume 20250131-120000-1a2b3c4d5e6f --from 2    a new run of the unfinished tasks of revision 2",
         codes=RUN_EXIT_CODES_HELP,
     )
 )
@@ -96,19 +96,18 @@ def resume(
         typer.Option(
             "--plan",
             metavar="FILE",
-            help="The plan of the run, corrected or not. Its difference from the plan that the run"
-            " was given is shown and, once you agree, applied. Literal secrets, which no journal"
-            " keeps, are taken from it as well. --set then repeats what was set of the context"
-            " when the run was opened, and may give parameters other values.",
+            help="The plan of the run, corrected or not. Its changes are shown and, once you agree,"
+            " applied. It also supplies literal secrets, which no journal keeps. Repeat each --set"
+            " for the context that the run was opened with; --set may also change parameters.",
         ),
     ] = None,
     rerun: Annotated[
         Rerun | None,
         typer.Option(
             "--rerun",
-            help="Run finished and running tasks again that the plan file changes, or whose values"
-            " of the context it changes, and what follows from them; or none. Asked about by"
-            " default.",
+            help="Whether to run finished and running tasks again if the plan file changes them or"
+            " their context values, with their dependents: changed, or none. By default you are"
+            " asked.",
         ),
     ] = None,
     yes: YesOption = False,
@@ -116,8 +115,8 @@ def resume(
         bool,
         typer.Option(
             "--retry",
-            help="Try all failed tasks again, once their cause was removed outside of the plan."
-            " You are asked about those of which nobody knows whether they took effect.",
+            help="Try all failed tasks again, once a cause outside of the plan was removed. You are"
+            " asked about tasks that may have taken effect.",
         ),
     ] = False,
     not_done: Annotated[
@@ -125,8 +124,8 @@ def resume(
         typer.Option(
             "--not-done",
             metavar="TASK",
-            help="You have looked: this task did not take effect, so --retry tries it again. May be"
-            " repeated.",
+            help="You have checked that this task did not take effect, so --retry tries it again."
+            " Repeatable.",
         ),
     ] = None,
     done: Annotated[
@@ -134,19 +133,18 @@ def resume(
         typer.Option(
             "--done",
             metavar="TASK",
-            help="This task took effect, or you have done it by hand: --retry goes on without it."
-            " May be repeated.",
+            help="This task took effect, or you have done it by hand: --retry continues without it."
+            " Repeatable.",
         ),
     ] = None,
     options: RunOptions,
 ) -> None:
     """Resume a run that was paused or stopped, that waits for a person, or whose process died.
 
-    Tasks that have finished are not run again. Of a run that has succeeded, the result is shown
-    again. A run that has failed goes on under its own id: with --retry if the cause was outside of
-    the plan, such as a service that was down, and with --plan if it was in the plan. What is
-    finished and unchanged is kept, and what has failed is tried again. A run that another process
-    carries out takes this there.
+    Finished tasks are not run again. The result of a run that has succeeded is shown again. A failed
+    run continues under its own id: with --retry if the cause was outside of the plan, such as a
+    service that was down, and with --plan if it was in the plan. Finished, unchanged tasks are kept,
+    and failed ones are tried again. If another process executes the run, these happen there.
     """
     missed = list(not_done or ())
     effected = list(done or ())
@@ -154,7 +152,7 @@ def resume(
     _check_options(plan_file, revision, rerun, yes=yes, retry=retry, named=named)
     with closing(lookup.open_store(options.store, must_exist=True)) as opened_store:
         info = lookup.find_run(opened_store, run)
-        remote = lookup.is_on_temporal(options.store)  # its workers know how to go on
+        remote = lookup.is_on_temporal(options.store)  # its workers resume it
         records: list[Record] = []
         if not remote:
             records = list(opened_store.read(info.run))
@@ -163,10 +161,10 @@ def resume(
     shows_result = revision is None and info.status == "succeeded"
     if shows_result:
         retry = False
-        # A supervisor that resumes whatever it finds takes another code for a failure.
+        # A supervisor that resumes every run would take another code for a failure.
         print_message(
             f"run {info.run!r} has succeeded; there is nothing to resume, but `replanning rerun`"
-            " runs tasks of it again"
+            " runs its tasks again"
         )
         if not _can_show_result(records):
             raise typer.Exit(ExitCode.OK)
@@ -183,13 +181,13 @@ def resume(
             raise typer.Exit(try_again())
     opened = _check_opening(records, info.run, plan_file)
     if _is_of_planning_mode(opened):
-        why = "it is one of planning mode, which has no plan file"
+        why = "it is in planning mode, which has no plan file"
         _refuse_options(plan_file, why, retry=retry)
         from replanning.cli.solve import resume_planning  # other runs need no planning mode
 
         raise typer.Exit(resume_planning(info.run, opened.plan, options, revision))
     if shows_result:
-        records = []  # no tool works any more, so the folder may be gone
+        records = []  # no tool will run, so the folder may be missing
     directory = lookup.find_directory(options, records)
     if plan_file is None:
         if try_again is not None:
@@ -209,9 +207,9 @@ def resume(
 
 @commands.command(
     epilog=epilog(
-        "replanning rerun latest report    the task report, and what depends on it",
+        "replanning rerun latest report    the task report and its dependents",
         "replanning rerun 20250131-120000-1a2b3c4d5e6f fetch check --only",
-        "replanning rerun latest deploy -y    although that deploys once more",
+        "replanning rerun latest deploy -y    although this deploys again",
         codes=RUN_EXIT_CODES_HELP,
     )
 )
@@ -219,22 +217,22 @@ def rerun(
     run: RunArgument,
     task: Annotated[
         list[str],
-        typer.Argument(metavar="TASK", help="A task to run again; name several if you like."),
+        typer.Argument(metavar="TASK", help="A task to run again; several may follow."),
     ],
     *,
     only: Annotated[
-        bool, typer.Option("--only", help="Leave what depends on the tasks as it is.")
+        bool, typer.Option("--only", help="Do not run the dependents of the tasks again.")
     ] = False,
     yes: YesOption = False,
     options: RunOptions,
 ) -> None:
-    """Run tasks of a run again, and what depends on them, in a new run.
+    """Run tasks of a run and their dependents again, in a new run.
 
-    Everything else is as the old run left it. Effects that this would repeat are listed first, and
-    you are asked.
+    Everything else stays as the old run left it. Effects that this would repeat are listed first,
+    and you are asked.
     """
     if lookup.is_on_temporal(options.store):
-        fail("a run on Temporal is begun anew there; rerun needs a store of its own")
+        fail("rerun needs a store of its own; on Temporal, start a new run instead")
     settings = lookup.read_settings(options.settings, quiet=True)
     with closing(lookup.open_store(options.store, must_exist=True)) as store:
         info = lookup.find_run(store, run)
@@ -242,7 +240,7 @@ def rerun(
         opened = _check_opening(records, info.run)
         directory = lookup.find_directory(options, records)
         if _is_of_planning_mode(opened):
-            fail(f"run {info.run!r} is one of planning mode: its phases follow from one another")
+            fail(f"run {info.run!r} is in planning mode: its phases depend on one another")
         engine = ReplanningEngine([], settings=settings, store=store)
         correction = engine.compare_rerun(info.run, *task, only=only)
         _print_correction(correction)
@@ -257,8 +255,8 @@ def rerun(
     epilog=epilog(
         "replanning undo latest --dry-run    show what would be taken back, and what cannot be",
         "replanning undo latest --leave tell    the effect of the task tell stays",
-        "replanning undo latest --by-hand pay -y    somebody has paid back what the task pay had paid",
-        "replanning undo 20250131-120000-1a2b3c4d5e6f --to reserve    only what was changed after the task reserve",
+        "replanning undo latest --by-hand pay -y    somebody has refunded what the task pay had paid",
+        "replanning undo 20250131-120000-1a2b3c4d5e6f --to reserve    only changes after the task reserve",
         codes="0 it is taken back, or there is nothing to take back · " + RUN_EXIT_CODES_HELP,
     )
 )
@@ -268,7 +266,7 @@ def undo(
     to: Annotated[
         str | None,
         typer.Option(
-            "--to", metavar="TASK", help="Take back only what was changed after this task was done."
+            "--to", metavar="TASK", help="Take back only changes made after this task was done."
         ),
     ] = None,
     only: Annotated[
@@ -276,22 +274,20 @@ def undo(
         typer.Option(
             "--only",
             metavar="TASK",
-            help="Take back only what this task has changed; the rest of the run goes on. May be"
-            " repeated.",
+            help="Take back only the changes of this task; the rest of the run continues."
+            " Repeatable.",
         ),
     ] = None,
     leave: Annotated[
         list[str] | None,
-        typer.Option(
-            "--leave", metavar="TASK", help="Leave the effect of this task. May be repeated."
-        ),
+        typer.Option("--leave", metavar="TASK", help="Leave the effect of this task. Repeatable."),
     ] = None,
     by_hand: Annotated[
         list[str] | None,
         typer.Option(
             "--by-hand",
             metavar="TASK",
-            help="A person has taken the effect of this task back. May be repeated.",
+            help="A person has taken back the effect of this task. Repeatable.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -300,15 +296,15 @@ def undo(
     yes: YesOption = False,
     options: RunOptions,
 ) -> None:
-    """Take back what a run has changed, by the calls that its tasks and tools state under `undo`, the last first.
+    """Take back the changes of a run by the calls that its tasks and tools state under `undo`, latest first.
 
-    What runs or waits is stopped before, and the run ends as aborted. Effects that no call can take
-    back are listed first, and you decide: leave them, or take them back by hand. Without an answer
-    nothing is done.
+    Running and waiting tasks are stopped before, and the run ends as aborted. Effects that no call
+    can take back are listed first, and you decide: leave them, or take them back by hand. Without an
+    answer, nothing is done.
     """
     if lookup.is_on_temporal(options.store):
         fail(
-            "undo takes no run on Temporal: answer a question of it with `replanning reject"
+            "undo does not work on Temporal: answer a question of the run with `replanning reject"
             " --undo`, or call `TemporalRun.undo` in a program"
         )
     settings = lookup.read_settings(options.settings, quiet=True)
@@ -320,7 +316,7 @@ def undo(
         is_of_program = lookup.belongs_to_program(opened)
         directory = Path()
         if not is_of_program:
-            # The functions of a program work wherever that does.
+            # The functions of a program work in the directory of that program.
             directory = lookup.find_directory(options, records)
         engine = ReplanningEngine([], settings=settings, store=store)
         left = list(leave or ())
@@ -351,14 +347,14 @@ def undo(
     if is_of_program:
         print_message(
             f"run {info.run!r} executes functions of a program; it is taken back once that program"
-            f" goes on with it, with run_id={info.run!r}"
+            f" resumes it, with run_id={info.run!r}"
         )
         raise typer.Exit(ExitCode.PAUSED)
     code = resume_plan(info.run, opened, options, None, directory)
     with closing(lookup.open_store(options.store)) as store:
         status = lookup.find_run(store, info.run).status
         if status == "aborted" and not _is_under_way(ReplanningEngine([], store=store), info.run):
-            code = ExitCode.OK  # which is how a run ends that was taken back
+            code = ExitCode.OK  # a run that was taken back ends as aborted
     raise typer.Exit(code)
 
 
@@ -371,27 +367,29 @@ def _check_options(
     retry: bool,
     named: Sequence[str],
 ) -> None:
-    """End the command if an option is stated without the one that it belongs to.
+    """End the command if an option is stated without the option that it belongs to.
 
     Args:
         plan_file: the corrected plan.
-        revision: from which a new run starts.
-        rerun: what becomes of finished tasks that the corrected plan changes.
-        yes: whether to agree to what would be asked about it.
+        revision: the revision that a new run starts from.
+        rerun: whether finished tasks that the corrected plan changes run again.
+        yes: whether to agree to the questions about it.
         retry: whether failed tasks are tried again.
-        named: the tasks of which the person knows whether they took effect.
+        named: the tasks in doubt that the person has decided about.
     """
     if plan_file is None and (rerun is not None or yes):
-        fail("--rerun and --yes are about a corrected plan; name its file with --plan")
+        fail("--rerun and --yes belong to a corrected plan; name its file with --plan")
     if retry:
         if revision is not None:
-            fail("--retry is about the run itself; resume the new one that --from makes with it")
+            fail(
+                "--retry belongs to the run itself; use it to resume the new run that --from starts"
+            )
     elif named:
-        fail("--not-done and --done are about tasks that are tried again: state --retry")
+        fail("--not-done and --done belong to tasks that are tried again: state --retry")
 
 
 def _refuse_options(plan_file: Path | None, why: str, *, retry: bool) -> None:
-    """End the command if it is to go on with a run in a way that this kind of run does not know."""
+    """End the command if an option does not apply to this kind of run."""
     if plan_file is not None:
         fail(f"--plan does not apply to this run: {why}")
     if retry:
@@ -399,14 +397,14 @@ def _refuse_options(plan_file: Path | None, why: str, *, retry: bool) -> None:
 
 
 def _check_not_aborted(info: RunInfo) -> None:
-    """Raise if a run was aborted, which only a corrected plan can continue."""
+    """Raise if a run was aborted; only a corrected plan can continue it."""
     if info.status == "aborted":
         advice = "start a new run, or one from a revision of this one with --from"
         raise NotRunning(f"run {info.run!r} was aborted: {advice} (0 is the original plan)")
 
 
 def _read_opening(records: Sequence[Record], run: RunId) -> RunOpened:
-    """Return the opening of a run."""
+    """Return the record that opened a run."""
     if records:
         body = records[0].body
         if isinstance(body, RunOpened):
@@ -420,7 +418,7 @@ def _is_of_planning_mode(opened: RunOpened) -> bool:
 
 
 def _require_all_secrets(opened: RunOpened, options: RunOptions) -> None:
-    """End the command if a secret parameter is not given again: no run is left that needs it."""
+    """End the command if a secret parameter is missing, before the run is changed or a new one made."""
     texts = split_set_options(options.context)[1]
     lost: list[str] = []
     for name, parameter in opened.plan.parameters.items():
@@ -432,7 +430,7 @@ def _require_all_secrets(opened: RunOpened, options: RunOptions) -> None:
 def _check_opening(
     records: Sequence[Record], run: RunId, plan_file: Path | None = None
 ) -> RunOpened:
-    """Return the opening of a run; raise if only the program that started it can resume it."""
+    """Return the record that opened a run; raise if only its own program can resume the run."""
     opened = _read_opening(records, run)
     if lookup.belongs_to_program(opened):
         what = "executes functions of a program"
@@ -448,7 +446,7 @@ def _check_opening(
 def _can_show_result(records: Sequence[Record]) -> bool:
     """Return whether resuming a run that has succeeded shows its result again.
 
-    Neither a run of a program can be resumed here, nor one on Temporal, whose records were not read.
+    It does not for a run of a program, nor for one on Temporal, whose records were not read.
     """
     if not records:
         return False
@@ -460,7 +458,7 @@ def _can_show_result(records: Sequence[Record]) -> bool:
 
 
 def _read_correction(path: Path, options: RunOptions) -> Plan:
-    """Return the corrected plan in a file, once its tools are checked."""
+    """Return the corrected plan in a file, with its tools checked."""
     given = lookup.read_plan(str(path), options.context)
     problems = check_tools(given)
     if problems:
@@ -480,7 +478,7 @@ def _agree_on_correction(
     """Show what a corrected plan changes in a run, and ask whether to apply it.
 
     Returns:
-        What becomes of finished tasks that it changes; None if it makes no difference.
+        Whether the finished tasks that it changes run again; None if it makes no difference.
     """
     settings = lookup.read_settings(options.settings, quiet=True)
     with closing(lookup.open_store(options.store)) as store:
@@ -495,7 +493,7 @@ def _agree_on_correction(
     _print_correction(correction)
     if not yes:
         _ask("Apply this to the run?", options)
-    # What the end of a process leaves in doubt was not asked about, so it is not run again.
+    # The question covered no tasks that the end of a process left in doubt: they do not run again.
     if correction.again:
         return "changed"
     return "none"
@@ -504,10 +502,9 @@ def _agree_on_correction(
 def _how_to_adopt(
     info: RunInfo, given: Plan, rerun: Rerun | None, options: RunOptions, revision: int | None
 ) -> Callable[[PlanRun], object] | None:
-    """Return how a run adopts a corrected plan once it goes on; None if it has nothing to adopt.
+    """Return a function that makes a resumed run adopt a corrected plan; None if it need not.
 
-    An aborted run adopts it before: its budget is used up, so it would end again before anything
-    else is done.
+    An aborted run adopts the plan here: its budget is used up, so that it would end again at once.
     """
     if rerun is None:
         return None
@@ -527,23 +524,23 @@ def _send_correction(
     *,
     retry: bool,
 ) -> None:
-    """Leave a corrected plan for the process that carries out a run, and say what became of it.
+    """Send a corrected plan to the process that executes a run, and report the outcome.
 
     Args:
         info: the run.
         given: the plan.
-        rerun: what becomes of finished tasks that it changes; None if it makes no difference.
+        rerun: whether the finished tasks that it changes run again; None if it changes nothing.
         options: of the command line.
-        retry: whether failed tasks are tried again as well, for which another message is needed.
+        retry: whether failed tasks are tried again as well, which needs another message.
     """
     if retry:
-        fail("--retry: another process carries out this run; state it without --plan")
+        fail("--retry: another process executes this run; state it without --plan")
     if rerun is None:
         what = f"the corrected plan makes no difference to run {info.run}"
-        print_message(f"{what}, which another process carries out")
+        print_message(f"{what}, which another process executes")
         return
     if options.directory is not None:
-        fail("--directory: another process carries out this run; pause it, and resume it then")
+        fail("--directory: another process executes this run; pause it, and then resume it")
     by = lookup.user_name(None)
     with closing(lookup.open_store(options.store)) as store:
         ReplanningEngine([], store=store).adopt(info.run, given, rerun=rerun, by=by)
@@ -551,7 +548,7 @@ def _send_correction(
 
 
 def _print_correction(correction: Correction) -> None:
-    """Print what changes as alternatives are shown, and what would be run again."""
+    """Print the diff of a correction, and the tasks that would run again."""
     out = console(error=True)
     lines = correction.diff.splitlines()
     for line in lines[:_MAX_DIFF_LINES]:
@@ -572,7 +569,7 @@ def _print_again(correction: Correction) -> None:
         alike.setdefault(told, []).append(task_id)
     for told, task_ids in alike.items():
         lines = [f"  {task_id} is run again: {told}" for task_id in task_ids]
-        # The elements of a list have one reason.
+        # The elements of a list share one reason.
         if len(lines) > _MAX_ALIKE:
             names = join_names(task_ids, _MAX_ALIKE)
             lines = [f"  each of {len(task_ids)} tasks ({names}) is run again: {told}"]
@@ -581,18 +578,18 @@ def _print_again(correction: Correction) -> None:
 
 
 def _ask_about_finished(correction: Correction, options: RunOptions, *, yes: bool) -> bool:
-    """Return whether finished and running tasks that are changed are run again."""
+    """Return whether finished and running tasks that are changed run again."""
     if yes:
         return True
     _print_again(correction)
     _require_terminal(options, "--rerun changed or --rerun none decides about these tasks")
     count = pluralise(len(correction.again), "task")
-    question = f"Run {count} again? Otherwise what is finished is kept, and what is running goes on"
+    question = f"Run {count} again? Otherwise finished ones are kept, and running ones continue"
     return typer.confirm(question, err=True)
 
 
 def _ask(question: str, options: RunOptions) -> None:
-    """Ask whether to go on; end the command if not."""
+    """Ask whether to continue; end the command if not."""
     _require_terminal(options, "--yes agrees to it")
     if not typer.confirm(question, err=True):
         print_message("nothing was changed")
@@ -605,7 +602,7 @@ def _require_terminal(options: RunOptions, instead: str) -> None:
         fail(f"nothing was changed, because nobody can be asked here; {instead}")
 
 
-# Failed tasks that are tried again
+# Retries of failed tasks
 
 
 def _try_again(
@@ -615,20 +612,19 @@ def _try_again(
     not_done: list[str],
     done: list[str],
 ) -> ExitCode:
-    """Have failed tasks tried again, by this process once it goes on with the run, or by another.
+    """Have failed tasks tried again, by this process once it resumes the run, or by another.
 
-    End the command if another process carries out the run, or if somebody has to look first.
+    End the command if another process executes the run, or if a person must check an effect first.
 
     Args:
         info: the run.
-        opened: how it was opened.
+        opened: the record that opened it.
         options: of the command line.
-        not_done: tasks in doubt of which the person knows that they did not take effect; gets
-            those about which the person decides now.
-        done: tasks that took effect, or that the person has done; likewise.
+        not_done: tasks in doubt that did not take effect; a person's decisions are added.
+        done: tasks that took effect or that a person has done; a person's decisions are added.
 
     Returns:
-        The exit code if only a program can go on with the run.
+        The exit code if only a program can resume the run.
     """
     by = lookup.user_name(None)
     with closing(lookup.open_store(options.store)) as store:
@@ -650,13 +646,13 @@ def _try_again(
     if lookup.belongs_to_program(opened):
         print_message(
             f"run {info.run!r} executes functions of a program; they are tried again once that"
-            f" program goes on with it{lookup.how_a_program_resumes(opened)}"
+            f" program resumes it{lookup.how_a_program_resumes(opened)}"
         )
     return ExitCode.PAUSED
 
 
 def _failures_in_question(store: RunStore, info: RunInfo, options: RunOptions) -> list[str]:
-    """Return lines about failed tasks that a question decides about, each with its command."""
+    """Return lines about failed tasks that questions decide about, with the answering commands."""
     report = run_status(store, info, SystemClock().now())
     failed = {*report.tasks.failures, *(held.id for held in report.tasks.held)}
     answered = lookup.posted_answers(lookup.read_inbox(store, info.run))
@@ -672,7 +668,7 @@ def _failures_in_question(store: RunStore, info: RunInfo, options: RunOptions) -
         names = join_names(list(tasks), _MAX_ALIKE)
         number = lookup.question_words(question.id)[1]
         if question.id in answered:
-            lines.append(f"{names}: the answer to question {number}, which was saved, decides")
+            lines.append(f"{names}: the saved answer to question {number} decides")
             continue
         verb = "waits" if len(tasks) == 1 else "wait"
         lines.append(f"{names} {verb} for the answer to question {number}")
@@ -683,20 +679,22 @@ def _failures_in_question(store: RunStore, info: RunInfo, options: RunOptions) -
 def _decide_doubts(
     correction: Correction, not_done: list[str], done: list[str], options: RunOptions
 ) -> None:
-    """Ask about failed tasks that may have taken effect; end the command if it is to stop.
+    """Ask about failed tasks that may have taken effect; end the command if the answer is stop.
 
     Args:
-        correction: how failed tasks are tried again.
-        not_done: gets the tasks that are tried again.
-        done: gets those that are skipped.
+        correction: the retry of failed tasks.
+        not_done: gets the tasks to try again.
+        done: gets the tasks to skip.
         options: of the command line.
     """
     if not correction.again:
         return
     _print_again(correction)
-    _require_terminal(options, "look first; then --not-done TASK or --done TASK says what you saw")
+    _require_terminal(
+        options, "check first, and state the result as --not-done TASK or --done TASK"
+    )
     for task_id in correction.again:
-        question = f"{task_id}: [n]ot done, try it again; [d]one, go on without it; or [s]top"
+        question = f"{task_id}: [n]ot done, try it again; [d]one, continue without it; or [s]top"
         answer = ""
         while answer not in ("n", "d", "s"):
             answer = typer.prompt(question, err=True).strip().lower()[:1]
@@ -709,16 +707,16 @@ def _decide_doubts(
             done.append(task_id)
 
 
-# Effects that are taken back
+# Taking effects back
 
 
 def _is_under_way(engine: ReplanningEngine, run: RunId) -> bool:
-    """Return whether an effect of a run is still to be taken back by a task of it."""
+    """Return whether a task of a run has yet to take back an effect."""
     return any(effect.is_being_undone for effect in engine.history(run).effects())
 
 
 def _print_undo(plan: UndoPlan) -> None:
-    """Print the effects that no task can take back, and then what changes."""
+    """Print the effects that no task can take back, and then the diff of the plan."""
     out = console(error=True)
     for effect, why in plan.undecided:
         told = f"  {why}: {effect_line(effect)}"
@@ -744,12 +742,12 @@ def _undo_json(plan: UndoPlan) -> JsonObject:
 
 
 def _decide_effects(plan: UndoPlan, left: list[str], done: list[str], options: RunOptions) -> None:
-    """Ask what becomes of the effects that no task can take back; end the command if it is to stop.
+    """Ask about effects that no task can take back; end the command if the answer is stop.
 
     Args:
-        plan: has these effects.
+        plan: the plan of the undo, with these effects.
         left: gets the attempts whose effects stay.
-        done: gets those whose effects a person has taken back.
+        done: gets the attempts whose effects a person has taken back.
         options: of the command line.
     """
     _require_terminal(options, "--leave or --by-hand decides about these effects")
@@ -768,7 +766,7 @@ def _decide_effects(plan: UndoPlan, left: list[str], done: list[str], options: R
 
 
 def _report_edit(store: RunStore, info: RunInfo, options: RunOptions, kind: str, by: str) -> None:
-    """Report what became of an edit that another process carries out.
+    """Report the outcome of an edit that another process makes.
 
     Args:
         store: holds the run.

@@ -1,4 +1,4 @@
-"""The commands `run` and `demo`, and the resuming of plans: a plan is carried out and repaired."""
+"""The commands `run` and `demo`, which execute plans, and the resuming of such runs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ from replanning.tools.check import check_env_arguments, check_unused_arguments
 commands = Program()
 
 _CLOSING_SECONDS: Final = 4.0
-"""Seconds after work was cut off in which processes end, and what happened is sent and written."""
+"""Time for processes to end and exporters to finish after work was cut off, in seconds."""
 
 _SHOW_CURSOR: Final = "\x1b[?25h"
 
@@ -110,7 +110,7 @@ def run(
     """
     path = str(plan)
     settings: Settings | None = None
-    if not lookup.is_on_temporal(options.store):  # where the workers have settings of their own
+    if not lookup.is_on_temporal(options.store):  # its workers have their own settings
         settings = lookup.read_settings(
             options.settings, quiet=options.quiet, replan=options.replan
         )
@@ -133,7 +133,7 @@ def run(
         from replanning.cli import temporal  # other runs do not need it
 
         raise typer.Exit(temporal.start(document, run_id, options))
-    code = _carry_out(
+    code = _execute(
         options,
         settings,
         document,
@@ -157,18 +157,18 @@ def resume_plan(
 
     Args:
         run_id: the id of the run.
-        opened: the record with which it was opened.
+        opened: the record that opened it.
         options: of the command line.
         revision: the revision to copy; None to resume the run itself.
-        directory: where its tools work.
-        given: the plan of the run, for its secrets; None to do with what its journal has.
-        adopt: has the run adopt that plan, if it is a corrected one.
+        directory: the working directory of its tools.
+        given: the plan of the run, for its secrets; None to use only its journal.
+        adopt: makes the run adopt that plan, if it is a corrected one.
 
     Returns:
         The exit code.
 
     Raises:
-        ReplanningError: it cannot be resumed.
+        ReplanningError: the run cannot be resumed.
     """
     if options.replan is None:
         options.replan = _replans(opened)
@@ -190,7 +190,7 @@ def resume_plan(
         return engine.resume(resumed, given, parameters=parameters)
 
     settings = lookup.read_settings(options.settings, quiet=options.quiet, replan=options.replan)
-    return _carry_out(options, settings, plan, open_run, directory, begin=begin)
+    return _execute(options, settings, plan, open_run, directory, begin=begin)
 
 
 def _replans(opened: RunOpened) -> bool:
@@ -207,16 +207,16 @@ def _parameters_again(
     revision: int | None,
     given: Plan | None,
 ) -> JsonObject:
-    """Return the values that a run gets again, which its journal does not keep.
+    """Return the parameters that a run needs again, because its journal does not keep them.
 
-    The command ends before anything is done if a task that is left needs another one.
+    The command ends before anything is done if an unfinished task needs a missing one.
 
     Args:
         run_id: the run.
-        opened: the record with which it was opened.
+        opened: the record that opened it.
         options: of the command line.
-        revision: the revision from which a new run starts, if one does.
-        given: a plan that has the values of `--set` already.
+        revision: the revision that a new run starts from, if one does.
+        given: a plan that already has the values of `--set`.
     """
     _, texts = split_set_options(options.context)
     if not texts and not opened.plan.parameters:
@@ -234,7 +234,7 @@ def _parameters_again(
         if entry.state in FINISHED or entry.removed:
             continue
         used = parameters_of_work(entry.task, live.tool_of(entry.task))
-        # An included plan has its values from those of this one.
+        # An included plan gets its values from those of this one.
         if is_redacted([entry.task.scope]):
             used = dict.fromkeys(live.plan.parameters)
         for name in used:
@@ -296,7 +296,7 @@ def demo(
     for file in Path(__file__).with_name("demo").iterdir():
         if file.is_file():
             shutil.copyfile(file, place / file.name)
-    # What the demo works on: modules of Python's standard library, and this package.
+    # The files for the demo: modules of Python's standard library, and this package.
     library = Path(sysconfig.get_path("stdlib"))
     package = Path(__file__).parents[1]
     for name, sources, files in (
@@ -309,26 +309,25 @@ def demo(
             shutil.copyfile(file, copy)
     if not options.quiet:
         program = program_name()
-        # Its commands use relative paths, so it has to be run in the folder.
+        # The plan uses relative paths, so it must be run in its folder.
         if os.sep in program:
             program = str(Path(program).absolute())
         again = f"cd {shlex.quote(str(place))} && {shlex.quote(program)} run plan.yaml"
         first = "the step 'pack' needs the program zpaq, which is not on this machine"
         if shutil.which("zpaq"):
             first = (
-                "(the step 'pack' needs the program zpaq; it is installed here, so that this time it"
+                "(the step 'pack' needs the program zpaq; it is installed here, so this time it"
                 " works)"
             )
         print_message(_INTRODUCTION.format(first=first, again=again))
-    # Its python3 is the one that runs this program, so that the demo needs nothing else on the
-    # PATH.
+    # Its python3 is the Python of this program, so that the demo needs nothing else on the PATH.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     options.store = str(place / ".replanning" / "history.db")
     options.providers = ["repair"]
     notes = [f"report   {place / 'report.md'}", f"files    {place}{os.sep}"]
     if not lookup.can_show_pages():
         notes.append(f'browser  {program_name()} demo --open, after pip install "replanning[view]"')
-    code = _carry_out(
+    code = _execute(
         options,
         Settings(),
         Plan.load(place / "plan.yaml"),
@@ -341,13 +340,13 @@ def demo(
 
 
 def _can_hold_demo(place: Path) -> bool:
-    """Return whether a place is an empty folder, or that of an earlier demo."""
+    """Return whether a place is an empty folder, or the folder of an earlier demo."""
     if not place.is_dir():
         return False
     return (place / "steps.py").is_file() or not any(place.iterdir())
 
 
-def _carry_out(
+def _execute(
     options: RunOptions,
     settings: Settings,
     plan: Plan,
@@ -358,14 +357,14 @@ def _carry_out(
     begin: Callable[[PlanRun], object] | None = None,
     notes: Sequence[str] = (),
 ) -> int:
-    """Carry out a run until it ends or is paused, and print its summary.
+    """Execute a run until it ends or is paused, and print its summary.
 
     Args:
         options: of the command line.
         settings: of the run.
-        plan: with the tools and the servers that may be used.
-        open_run: opens the run of the plan, which then has the tools of its servers as well.
-        directory: where its tools work.
+        plan: the plan, with its tools and servers.
+        open_run: opens the run of a plan, whose tools include those of its servers.
+        directory: the working directory of its tools.
         environ: the environment of the tools; by default that of the program.
         begin: called as soon as the run is open, before any task is handed out.
         notes: further lines of the summary.
@@ -448,7 +447,7 @@ def create_judge_model(settings: Settings, names: Sequence[str]) -> LLMProvider 
     """Return the language model that judges results; None if judging is off.
 
     Raises:
-        NoLLMProvider: it cannot be used.
+        NoLLMProvider: the model cannot be used.
     """
     if not (settings.enabled and settings.judge.enabled):
         return None
@@ -462,13 +461,12 @@ async def run_until_stopped(
     options: RunOptions,
     background: Callable[[], Awaitable[object]] | None = None,
 ) -> bool:
-    """Do the work. The first signal pauses the run, the second one stops it at once.
+    """Do the work; the first signal pauses the run, and the second stops it at once.
 
-    After SIGTERM and SIGHUP, which come from supervisors that do not wait for ever, tasks have a
-    time limit to end.
+    After SIGTERM and SIGHUP, tasks have a time limit, because supervisors do not wait forever.
 
     Args:
-        work: opens the run and carries it out.
+        work: opens the run and executes it.
         engine: is closed at the end.
         current_run: returns the run, or None until it is open.
         options: of the command line.
@@ -478,7 +476,7 @@ async def run_until_stopped(
         Whether the work was stopped at once.
 
     Raises:
-        KeyboardInterrupt: it was stopped before the run was open.
+        KeyboardInterrupt: the work was stopped before the run was open.
         ReplanningError: the work raised it.
     """
     failure: ReplanningError | None = None
@@ -529,7 +527,7 @@ async def run_until_stopped(
 class _StopLimit:
     """Ends the process when a stop takes too long, even if work blocks the event loop.
 
-    Its state are the timers that were started by signals, until the limit is lifted.
+    Its state is the number of signals, and the timers that they started.
 
     Args:
         options: of the command line.
@@ -543,13 +541,13 @@ class _StopLimit:
         self._timers: list[threading.Timer] = []
 
     def watch(self, numbers: Iterable[signal.Signals]) -> None:
-        """Begin the limit with these signals, which a receiver still hands to the event loop."""
+        """Start the limit on these signals, which a receiver still passes to the event loop."""
         for number in numbers:
-            # The receiver hears of signals by the wake-up descriptor, not by a handler of its own.
+            # The receiver learns of signals from the wake-up descriptor, not from its own handler.
             signal.signal(number, self._on_signal)
 
     def lift(self) -> None:
-        """Let the process end by itself."""
+        """Cancel the timers, so that the process ends by itself."""
         for timer in self._timers:
             timer.cancel()
 
@@ -577,7 +575,7 @@ class _StopLimit:
                 if entry.state is TaskState.RUNNING:
                     running.append(repr(entry.id))
             if running:
-                text += f" although {join_names(running, 5)} still ran"
+                text += f" while {join_names(running, 5)} still ran"
             words = self._options.resume_options()
             if run is not None:
                 words += lookup.secret_words(run.live.plan)

@@ -49,7 +49,7 @@ from replanning.telemetry.exporter import needs_target
 LANGUAGE_MODEL: Final = "language model"
 
 _NEEDS_MODEL: Final = (LLM_PROVIDER_PLUGIN, DECOMPOSER_PLUGIN)
-"""Providers that are created with a language model, and not by themselves."""
+"""Providers that need a language model, and cannot be created alone."""
 
 _PROBE_PROMPT: Final = "Answer with the single word yes."
 
@@ -86,7 +86,7 @@ def show(
     *,
     settings: SettingsOption = None,
     changed: Annotated[
-        bool, typer.Option("--changed", help="Leave out settings that were not set anywhere.")
+        bool, typer.Option("--changed", help="Leave out settings that have their default.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -166,8 +166,7 @@ def check(
 ) -> None:
     """Check the settings in the file and in variables; list every problem with its place and the expected value.
 
-    Variables that look like misspelt settings are problems, too. A server that provides a user's
-    settings is asked.
+    Variables that look like misspelt settings are problems, too. A server of overrides is asked.
     """
     if file is not None and settings is not None:
         fail("FILE and --settings both name the settings file; give one of them")
@@ -190,7 +189,7 @@ def check(
         print_message(f"error: {SettingsError(problems)}")
     else:
         where = name or "no settings file"
-        console().print(f"{where}: nothing is wrong; {pluralise(given, 'setting')} given")
+        console().print(f"{where}: no problems; {pluralise(given, 'setting')} given")
         for warning in warnings:
             print_message(f"warning: {warning}")
     if problems:
@@ -200,21 +199,21 @@ def check(
 @config_commands.command(
     epilog=epilog(
         "replanning config trust",
-        codes="0 the file is trusted · 2 it cannot be read, or there is none",
+        codes="0 the file is trusted · 2 it is missing or unreadable",
     )
 )
 def trust(*, as_json: JsonOption = False) -> None:
     """Trust the settings file in the working directory, after you have read it.
 
     Settings that name servers, plugins, folders or patterns count only in a trusted file: a file
-    from somebody else's checkout could send your keys and plans to their server. When one of them
-    changes, trust the file again. A file that --settings names needs no trust.
+    from somebody else's checkout could send your keys and plans to their server. Trust the file
+    again when one of them changes. A file that --settings names needs no trust.
     """
     file = find_file()
     if file is None:
         fail(f"there is no settings file here: neither {' nor '.join(FILES)}")
     trusted = trust_file(file)
-    load_settings(file)  # what is wrong with it is told now
+    load_settings(file)  # reports its problems now
     if as_json:
         print_json({"file": str(file.resolve()), "trusted": trusted})
         return
@@ -253,7 +252,7 @@ def providers(
     used = _used_plugins(loaded)
     selected = _selected_models(loaded)
     plugins: list[PluginStatus] = []
-    models: list[tuple[PluginStatus, LLMProvider]] = []  # those that can be asked
+    models: list[tuple[PluginStatus, LLMProvider]] = []  # the available ones
     for group in PLUGIN_GROUPS:
         for point in installed_plugins(group).values():
             package = ""
@@ -310,7 +309,7 @@ def _examine(
     loaded: Settings,
     selected: Mapping[str, tuple[LLMProvider, str]],
 ) -> LLMProvider | None:
-    """Load a plugin and create what it provides, and set its state and its problem.
+    """Load a plugin, create its object, and set its state and problem.
 
     Returns:
         The client, if the plugin is a language model.
@@ -323,7 +322,7 @@ def _examine(
         factory = load_plugin(plugin.group, plugin.name)
         loadable = True
         if plugin.group == "exporters" and needs_target(factory):
-            # `--trace NAME=TARGET` creates it; only the target tells what it is for.
+            # It can only be created with a target, by `--trace NAME=TARGET`.
             plugin.problem = f"it needs a target: --trace {plugin.name}=TARGET"
         elif plugin.group == "exporters":
             anyio.run(factory().aclose)
@@ -334,14 +333,14 @@ def _examine(
     except PluginError as error:
         plugin.state = "unavailable" if loadable else "broken"
         plugin.problem = str(error)
-        # Python states the name of what it did not find; a module that says which extra it needs
-        # does not.
+        # Python's own ImportError names the missing module; one that states a missing extra does
+        # not.
         missing_package = error.__cause__
         if isinstance(missing_package, ImportError) and missing_package.name is None:
             plugin.state = "unavailable"
             plugin.problem = str(missing_package)
     except SettingsError as error:
-        # It works, and needs an option, such as the issue to write to.
+        # It works, but needs an option, such as the issue to write to.
         plugin.problem = "; ".join(problem.message for problem in error.problems)
     except Exception as error:  # noqa: BLE001 # a plugin's constructor may raise anything
         plugin.state = "broken"
@@ -356,7 +355,7 @@ def _examine_model(
     if plugin.name in selected:
         client, state = selected[plugin.name]
     else:
-        # A model that no run would ask goes without the model and address that are set for another.
+        # The model and address in the settings belong to the provider that runs ask.
         own = loaded.llm.model_copy(update={"model": AUTO, "base_url": None, "fallback": ()})
         client = create_clients(plugin.name, settings=loaded.model_copy(update={"llm": own}))[0]
         state = "available"
@@ -372,7 +371,7 @@ def _examine_model(
 
 
 def _missing_providers(used: Sequence[str], loaded: Settings) -> list[PluginStatus]:
-    """Return the providers that the settings name and that are not installed, each once."""
+    """Return the providers in the settings that are not installed, without duplicates."""
     names = list(used)
     for fallback in loaded.llm.fallback:
         names.append(fallback.partition(":")[0])
@@ -417,7 +416,7 @@ def _plugin_details(plugin: PluginStatus) -> str:
     details = [plugin.model or "no model"]
     if plugin.address:
         details.append(f"at {plugin.address}")
-    # A problem may be that the variable has no valid key, and names it then.
+    # A problem with the key itself already names the variable.
     if plugin.key in os.environ and plugin.key not in plugin.problem:
         details.append(f"key in {plugin.key}")
     if plugin.problem:
@@ -428,14 +427,14 @@ def _plugin_details(plugin: PluginStatus) -> str:
 
 
 def _models_answer(plugins: Sequence[PluginStatus]) -> bool:
-    """Return whether a language model answers, and none that runs would use does not."""
-    one_answers = False
+    """Return whether a language model answers, and every model in use does."""
+    has_answer = False
     for plugin in plugins:
         if plugin.state == "used" and plugin.answers is False:
             return False
         if plugin.answers:
-            one_answers = True
-    return one_answers
+            has_answer = True
+    return has_answer
 
 
 @dataclass(slots=True)
@@ -451,11 +450,11 @@ class PluginStatus:
             `available`, `unavailable` because it lacks a key or a package, `broken`, or `missing`.
         problem: the reason why it is broken or unavailable, or the option that it needs.
         kind: `language model` for one; otherwise empty.
-        model: the model that it would be asked for.
+        model: the model that runs would ask.
         key: the variable that holds its key, if it needs one.
         address: the address of its server.
-        answers: whether it answered; None where it was not asked.
-        seconds: the time that the answer took.
+        answers: whether it answered; None if it was not asked.
+        seconds: its response time, in seconds.
     """
 
     group: str
@@ -473,7 +472,7 @@ class PluginStatus:
 
 
 async def _probe_models(models: Sequence[tuple[PluginStatus, LLMProvider]]) -> None:
-    """Ask these language models at the same time, and note their answers."""
+    """Ask language models concurrently, and record whether they answer."""
     clock = Environment().clock
 
     async def ask(plugin: PluginStatus, client: LLMProvider) -> None:
@@ -491,7 +490,7 @@ async def _probe_models(models: Sequence[tuple[PluginStatus, LLMProvider]]) -> N
 
     if models:
         names = ", ".join(client.name for _, client in models)
-        print_message(f"asking whether they answer: {names}")
+        print_message(f"asking whether these models answer: {names}")
     async with anyio.create_task_group() as group:
         for plugin, client in models:
             group.start_soon(ask, plugin, client)

@@ -1,4 +1,4 @@
-"""Goals in words: the commands `solve` and `plan`, whose plans a language model makes."""
+"""The commands `solve` and `plan`: a language model makes a plan for a goal in words."""
 
 from __future__ import annotations
 
@@ -68,23 +68,23 @@ from replanning.tools import check_machine
 commands = Program()
 
 MAX_GOAL_CHARS: Final = 100_000
-"""Longest goal, in characters."""
+"""Maximum length of a goal, in characters."""
 
 REPLY_HINT: Final = (
-    "*Reply below to answer questions in words. What needs your agreement takes `{0}approve` or"
-    " `{0}reject` at the beginning of a comment, or `{0}approve 2` for question 2; `{0}replan` and"
-    " a reason asks for another plan.*"
+    "*Reply below to answer questions in words. To approve or reject a change, begin a comment with"
+    " `{0}approve` or `{0}reject`, or `{0}approve 2` for question 2; `{0}replan` and a reason asks"
+    " for another plan.*"
 )
-"""Instruction for people on an issue whose comments are read while the run goes on."""
+"""Instructions for people on an issue whose comments steer the run."""
 
 _MAX_OBJECTIVE_CHARS: Final = 100
 
 _MODEL_NOTE: Final = "model"
-"""Type of the note about the language model that the command line names for a run."""
+"""Type of the note that records the language model named on the command line."""
 
 GoalFileArgument = Annotated[
     Path | None,
-    typer.Argument(metavar="FILE", help="A text file that holds the goal, instead of --goal."),
+    typer.Argument(metavar="FILE", help="A text file with the goal, instead of --goal."),
 ]
 
 GoalOption = Annotated[
@@ -113,15 +113,15 @@ LlmOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A goal to be planned, and how.
+    """A goal to plan, with the tools and the model.
 
     Attributes:
-        request: the goal, and the issue that states it, if there is one.
+        request: the goal, and the issue that states it, if any.
         tools: a plan with the tools that may be used, and the tasks of a run that is resumed.
         llm: the name of the language model; None for that of the settings, or the first available
             one.
-        seen_comments: ids of the comments of the issue that the request contains; None where it
-            contains none.
+        seen_comments: ids of the issue's comments that the request contains; None if it contains
+            none.
     """
 
     request: TaskRequest
@@ -142,7 +142,7 @@ PlanningStarter = Callable[[PlanningCoordinator], Awaitable[object]]
         "replanning solve --goal 'Tidy up' --tools tools.yaml --dry-run",
         "replanning solve --goal 'Tidy up' --tools tools.yaml --approve plan"
         "    asks before anything is executed",
-        "replanning resume fix-12    resumes it, with its plan and the rest of its limits",
+        "replanning resume fix-12    resumes it, with its plan and its remaining limits",
         codes=RUN_EXIT_CODES_HELP,
     ),
     without=["replan", "providers", "sequential", "observe"],
@@ -197,13 +197,13 @@ def solve(
     ] = None,
     options: RunOptions,
 ) -> None:
-    """Achieve a goal in words: a language model plans it, tools carry it out, and the model judges each phase.
+    """Achieve a goal in words: a language model plans it, tools execute it, and the model judges each phase.
 
-    The model sees the goal, the tools and their output, without secrets. It uses no other tools
-    than these.
+    The model sees the goal, the tools and their output, without secrets. It can use only these
+    tools.
     """
     if dry_run and run_id is not None:
-        fail("--dry-run keeps no run that --run-id could name: leave one of them out")
+        fail("--dry-run keeps no run, so that --run-id names nothing: leave one of them out")
     if issue is not None and (goal, file, issue_id) != (None, None, ""):
         fail("--issue states the goal: leave out --goal, FILE and --issue-id")
     comment = not (no_comment or dry_run)
@@ -233,10 +233,9 @@ def solve(
 @commands.command(
     epilog=epilog(
         "replanning plan --goal 'Publish a release' --tools tools.yaml --save plan.yaml",
-        "replanning run plan.yaml"
-        "    carries it out, without asking again about tools that may do harm",
-        codes="0 there is a plan · 1 there is none · 2 wrong usage, tools or settings · 4 a person"
-        " must decide something",
+        "replanning run plan.yaml    runs it, without asking again about tools that may do harm",
+        codes="0 a plan was made · 1 no plan was made · 2 wrong usage, tools or settings · 4 a"
+        " person must decide something",
     ),
     without=all_except("settings", "ask", "no_ask", "json", "quiet"),
 )
@@ -271,7 +270,7 @@ def resume_planning(run: RunId, opened: Plan, options: RunOptions, revision: int
 
     Args:
         run: the id of the run.
-        opened: the plan with which it was opened.
+        opened: the plan that opened it.
         options: of the command line.
         revision: the revision to copy; None to resume the run itself.
 
@@ -279,7 +278,7 @@ def resume_planning(run: RunId, opened: Plan, options: RunOptions, revision: int
         The exit code.
 
     Raises:
-        ReplanningError: it cannot be resumed.
+        ReplanningError: the run cannot be resumed.
     """
     with closing(lookup.open_store(options.store, must_exist=True)) as store:
         records = list(store.read(run))
@@ -359,7 +358,7 @@ def _check_goal_source(goal: str | None, file: Path | None) -> None:
 
 
 def _print_tool_notes(library: Plan) -> None:
-    """Print which tools this machine lacks programs for, and which a person is asked about."""
+    """Print which tools lack programs on this machine, and which ones a person must approve."""
     for note in check_machine(library):
         print_message(f"note: {note.message}")
     for tool in library.tools:
@@ -372,7 +371,7 @@ def _print_tool_notes(library: Plan) -> None:
 
 
 def _read_goal_text(goal: str | None, file: Path | None) -> str:
-    """Return the goal that the command line states, or its file."""
+    """Return the goal from the command line or its file."""
     if file is None:
         place = "--goal"
         what = "it"
@@ -393,7 +392,7 @@ def _open_issue(family: str, name: str) -> Issue:
     exporter = lookup.open_exporter(family, name, "--issue")
     if isinstance(exporter, lookup.IssueNotifier) and isinstance(exporter.forge, Issue):
         return exporter.forge
-    raise SettingsError.at("--issue", f"the exporter {family!r} that is installed reads no issues")
+    raise SettingsError.at("--issue", f"the installed exporter {family!r} cannot read issues")
 
 
 # Earlier runs
@@ -402,13 +401,13 @@ def _open_issue(family: str, name: str) -> Issue:
 def _existing_run(
     request: TaskRequest, run_id: str | None, settings: Settings, place: str
 ) -> tuple[str | None, Sequence[Record]]:
-    """Return the id of the run to continue or to start, and the records of one that is continued.
+    """Return the id of the run to continue or to start, and the records of one to continue.
 
-    Without an id it is the last run for the same issue, if it is not finished; None otherwise.
+    Without an id, it is the last run for the same issue if that is unfinished, or None.
     """
     try:
         opened = lookup.open_store(place, must_exist=True)
-    except StoreError:  # told when the run opens it
+    except StoreError:  # reported when the run opens it
         return run_id, ()
     with closing(opened) as store:
         statuses = {str(info.run): info.status for info in store.runs()}
@@ -419,7 +418,7 @@ def _existing_run(
                 if uuid in statuses:
                     last = uuid
             if last is not None and statuses[last] not in FINISHED_STATUSES:
-                ways = "and is continued; --run-id begins another"
+                ways = "and is continued; --run-id starts another"
                 print_message(f"run {last} of {request.issue_id} is not finished, {ways}")
                 return last, list(store.read(RunId(last)))
         if run_id not in statuses:
@@ -432,8 +431,8 @@ def _existing_run(
         about = repr(body.plan.goal.objective[:_MAX_OBJECTIVE_CHARS])
         if earlier is None:
             about += ", and it is not a run of planning mode"
-        ways = f"`replanning resume {run_id}` goes on with it, another --run-id begins another run"
-        problem = f"there is a run {run_id!r} already, about {about}: {ways}"
+        ways = f"`replanning resume {run_id}` continues it, another --run-id starts another run"
+        problem = f"run {run_id!r} already exists, about {about}: {ways}"
         raise SettingsError.at("--run-id", problem)
     if statuses[run_id] == "aborted":
         ways = f"another --run-id solves the goal anew; `replanning why {run_id}` gives the reason"
@@ -459,7 +458,7 @@ def _with_past_executions(request: TaskRequest, settings: Settings) -> TaskReque
             directory=settings.planning.history.directory
         ).get_past_executions_for_issue(request.issue_id)
     except StoreError as error:
-        print_message(f"note: nothing is known of earlier runs of {request.issue_id}: {error}")
+        print_message(f"note: earlier runs of {request.issue_id} cannot be read: {error}")
         return request
     return request.model_copy(update={"earlier": tuple(past)})
 
@@ -467,9 +466,9 @@ def _with_past_executions(request: TaskRequest, settings: Settings) -> TaskReque
 def _with_approval(
     settings: Settings, records: Sequence[Record], approve: bool = False
 ) -> Settings:
-    """Return settings that have a person approve plans if the command line says so.
+    """Return settings that require approval of plans, if the command line does.
 
-    A run that began with such settings keeps to them.
+    A run that began with such settings keeps them.
     """
     update: dict[str, bool] = {}
     if approve or _began_with_approval(records):
@@ -479,7 +478,7 @@ def _with_approval(
 
 
 def _began_with_approval(records: Sequence[Record]) -> bool:
-    """Return whether a run was opened with settings that have a person approve its plans."""
+    """Return whether a run was opened with settings that require approval of its plans."""
     if not records or not isinstance(records[0].body, RunOpened):
         return False
     planning = as_object(as_object(records[0].body.settings).get("planning"))
@@ -487,7 +486,7 @@ def _began_with_approval(records: Sequence[Record]) -> bool:
 
 
 def _recorded_model(records: Iterable[Record]) -> str | None:
-    """Return the language model that the command line named last for a run, which keeps it."""
+    """Return the language model that a run keeps: the one last named on the command line."""
     name = None
     for record in records:
         body = record.body
@@ -529,7 +528,7 @@ def _make_plan(job: _Job, options: RunOptions, *, save: Path | None = None) -> i
             reason = f"a person must decide: {'; '.join(questions)} ({ways})"
         if options.json:
             print_json({"plan": None, "status": result.status, "reason": reason})
-        print_message(f"error: there is no plan: {reason}")
+        print_message(f"error: no plan was made: {reason}")
         if result.status == "needs_human":
             return ExitCode.NEEDS_HUMAN
         return ExitCode.FAILED
@@ -539,7 +538,7 @@ def _make_plan(job: _Job, options: RunOptions, *, save: Path | None = None) -> i
         print_message(f"note: {harm}; run does not ask about them again")
     if save is not None:
         _save_plan(made, save)
-        print_message(f"the plan is in {save}; replanning run {save} carries it out")
+        print_message(f"the plan is in {save}; replanning run {save} executes it")
     if options.json:
         document = made.model_dump(mode="json", exclude_defaults=True)
         print_json({"plan": document, "status": "planned", "dangerous": uses})
@@ -549,7 +548,7 @@ def _make_plan(job: _Job, options: RunOptions, *, save: Path | None = None) -> i
 
 
 def _dangerous_uses(plan: Plan) -> list[str]:
-    """Return the uses of tools in a plan that may do harm, in words, each once."""
+    """Describe the uses of tools in a plan that may do harm, without duplicates."""
     tools = {tool.name: tool for tool in plan.tools}
     uses: list[str] = []
     for task in plan.tasks:
@@ -577,7 +576,7 @@ def _save_plan(plan: Plan, path: Path) -> None:
 def _solve_and_report(
     job: _Job, options: RunOptions, settings: Settings, start: PlanningStarter, directory: Path
 ) -> int:
-    """Carry out a run of planning mode, print its summary, and return the exit code."""
+    """Execute a run of planning mode, print its summary, and return the exit code."""
     with (
         closing(lookup.open_store(options.store)) as store,
         page_beside_run(options, store, settings) as page,
@@ -597,7 +596,7 @@ def _solve_and_report(
 
 
 def _summary_json(summary: RunSummary) -> JsonObject:
-    """Return a summary with the phases of planning mode apart from the tasks that use tools."""
+    """Return a summary as JSON, with phases of planning mode apart from the tasks that use tools."""
     document = summary.to_json()
     live = summary.live
     phases: list[JsonValue] = []
@@ -624,7 +623,7 @@ def _summary_json(summary: RunSummary) -> JsonObject:
 
 
 def _print_conclusion(completion: JsonObject, shown: str) -> None:
-    """Print what the model concluded about a run, without the reason that its summary shows."""
+    """Print the model's conclusion about a run, without a reason that its summary shows."""
     concluded = as_object(completion.get("summary"))
     text = str(concluded.get("reason") or completion.get("comment") or "")
     said = text.partition(": ")[2] or text
@@ -638,7 +637,7 @@ def _print_conclusion(completion: JsonObject, shown: str) -> None:
 
 
 def _is_whole_action(live: LivePlan, task_id: TaskId) -> bool:
-    """Return whether a task is an action; elements of its list are not, and are only counted."""
+    """Return whether a task is an action; the elements of its list are not."""
     entry = live.entry(task_id)
     return phase_of(entry.task) is None and action_of(entry) is entry
 
@@ -656,7 +655,7 @@ def _run_planning(
     store: RunStore,
     page: RunPage | None = None,
 ) -> tuple[RunSummary, JsonObject | None]:
-    """Carry out a run of planning mode; return its summary and the model's conclusion."""
+    """Execute a run of planning mode; return its summary and the model's conclusion."""
     context = parse_context_options(options.context)
     environment = Environment(directory=str(directory))
     history = Path(settings.planning.history.directory).absolute()
@@ -745,7 +744,7 @@ def _run_planning(
     exporters = planning.engine.exporters
     summary = RunSummary.of_run(run, store, elapsed, options, exporters, interrupted=interrupted)
     if not store.durable and run.result.status not in FINISHED_STATUSES:
-        # The run is over, as its store does not keep it.
+        # Its store does not keep the run, so it cannot be resumed.
         _save_completion(run, history, environment)
     return summary, planning.state.completion
 
@@ -753,14 +752,14 @@ def _run_planning(
 def _mode_words(job: _Job, settings: Settings) -> str:
     loops = not settings.planning.enabled
     if job.tools.tasks:
-        loops = is_tool_loop(job.tools)  # a run that is resumed keeps its mode
+        loops = is_tool_loop(job.tools)  # a resumed run keeps its mode
     if loops:
         return "nothing is planned; tools are chosen one by one"
     return "planned and judged"
 
 
 async def _listen_to_issues(planning: PlanningCoordinator, job: _Job, display: Any) -> None:
-    """Listen to the comments on each issue to which a run writes."""
+    """Listen to comments on each issue that a run writes to."""
     async with anyio.create_task_group() as group:
         for exporter in planning.engine.exporters:
             if not isinstance(exporter, lookup.IssueNotifier):
@@ -779,7 +778,7 @@ async def _listen_to_issues(planning: PlanningCoordinator, job: _Job, display: A
 
 
 def _save_completion(run: PlanRun, history: Path, environment: Environment) -> None:
-    """End the planning history of a run that nobody can resume."""
+    """End the planning history of a run that cannot be resumed."""
     request = request_of(run.live.plan)
     if request is None:
         return

@@ -1,4 +1,4 @@
-"""The state of runs, and messages to them: the commands from `status` to `pause`."""
+"""Commands about the state of runs and messages to them, from `status` to `pause`."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ from replanning.plan.types import JsonObject, JsonValue, RunId, TaskId
 commands = Program()
 
 POLL_INTERVAL: Final = 0.1
-"""Seconds between two reads of the journal while a command waits for the run to react."""
+"""Seconds between reads of the journal while a command waits for the run to react."""
 
 _MAX_FAILURES: Final = 8
-"""Failures, lists and outputs that were not stored of which the status of a run has a line each."""
+"""Maximum number of failures, lists and unstored outputs in the status of a run, for each kind."""
 
 _MAX_RUNNING: Final = 16
-"""Running tasks of which it has a line each."""
+"""Maximum number of running tasks in the status of a run."""
 
 _MESSAGES: Final = {
     "request": "request",
@@ -93,17 +93,17 @@ _MESSAGES: Final = {
     "retry": "resume --retry",
     "undo": "undo",
 }
-"""The commands that send messages to a run, by the kind of the message; answers are with questions."""
+"""Commands that send messages to a run, by kind of message; questions show their answers."""
 
 _EDITS: Final = ("adopt", "retry", "undo")
 """Kinds of messages that a failed run takes when it is resumed."""
 
 PendingQuestion = tuple[Question, journal.InboxMessage | None]
-"""An open question, with the answer that was posted for it, if the run has not read that yet."""
+"""An open question, with a posted answer that the run has not read yet, or None."""
 
 _epilog = partial(
     epilog,
-    codes="0 done · 1 there is no such run or question, or it refuses · 2 wrong usage, file or"
+    codes="0 done · 1 there is no such run or question, or the run refuses · 2 wrong usage, file or"
     " store",
 )
 
@@ -112,7 +112,7 @@ AnyRunArgument = Annotated[
     typer.Argument(
         metavar="RUN",
         show_default=False,
-        help="The id of a run, or the beginning of it; by default all runs.",
+        help="The id of a run, or its beginning; by default all runs.",
     ),
 ]
 
@@ -121,7 +121,7 @@ QuestionArgument = Annotated[
     typer.Argument(
         metavar="RUN NUMBER",
         show_default=False,
-        help="The run, and the number of its question; by default the only one that is open.",
+        help="The run, and the number of its question; by default the only open one.",
     ),
 ]
 
@@ -129,8 +129,7 @@ AllOption = Annotated[
     bool,
     typer.Option(
         "--all",
-        help="Answer all open questions of a run alike; with a NUMBER, those that have the same"
-        " cause.",
+        help="Answer all open questions of a run alike; with a NUMBER, those with the same cause.",
     ),
 ]
 
@@ -189,7 +188,7 @@ def status(
             report = run_status(opened, lookup.find_run(opened, run), now)
             messages = lookup.read_inbox(opened, report.run)
             edits = [message for message in messages if message.kind in _EDITS]
-            # A failed run takes an edit that waits as soon as it is resumed.
+            # A failed run makes a pending edit as soon as it is resumed.
             if report.status == "failed" and not edits:
                 advice = lookup.how_to_retry(opened, store, report.run)
             else:
@@ -230,7 +229,7 @@ def status(
 
 
 def _unreadable_json(info: journal.RunInfo, reason: str) -> JsonObject:
-    """Return what is known of a run whose journal cannot be read as JSON."""
+    """Return, as JSON, what the store knows about a run with an unreadable journal."""
     return {
         "run": info.run,
         "name": info.name,
@@ -243,7 +242,7 @@ def _unreadable_json(info: journal.RunInfo, reason: str) -> JsonObject:
 def _runs_table(
     reports: Sequence[tuple[journal.RunInfo, RunStatusReport | str]], now: float
 ) -> Table:
-    """Return a table with a row for each run, in which the progress takes the room that is left."""
+    """Return a table with a row for each run, whose progress takes the remaining width."""
     table = plain_table()
     for heading in ("RUN", "STATUS", "PROGRESS", "REV", "UPDATED"):
         table.add_column(heading, no_wrap=heading != "PROGRESS")
@@ -255,7 +254,7 @@ def _runs_table(
         state = "process gone" if report.is_abandoned else report.status
         progress = _progress(report)
         asking = len(report.questions)
-        # Where a task waits for the answer, the progress counts it already.
+        # If a task waits for the answer, the progress already counts it.
         if asking and not report.tasks.held:
             progress += f", {pluralise(asking, 'question')} open"
         run = Text(printable_line(report.run))
@@ -270,7 +269,7 @@ def _age(now: float, then: float) -> str:
 def status_json(
     report: RunStatusReport, now: float, messages: Sequence[journal.InboxMessage]
 ) -> JsonObject:
-    """Return the status of a run as JSON, with the messages that it has not taken yet."""
+    """Return the status of a run as JSON, with its pending messages."""
     tasks = report.tasks
     usage = report.usage
     left_out: JsonObject = {}
@@ -335,7 +334,7 @@ def _running_json(report: RunStatusReport, now: float) -> list[JsonValue]:
 
 
 def problems_json(problems: Sequence[journal.RunProblem]) -> list[JsonValue]:
-    """Return errors that a run contained as JSON."""
+    """Return, as JSON, the errors that a run contained."""
     rows: list[JsonValue] = []
     for problem in problems:
         rows.append(
@@ -402,7 +401,7 @@ def _status_lines(
 def _question_lines(
     report: RunStatusReport, waiting: Sequence[PendingQuestion], place: str
 ) -> Iterator[str]:
-    """Yield a line about each open question, and the command that answers it if none was posted."""
+    """Yield a line for each open question, and the command to answer it if nobody has."""
     held = {task.question: task.id for task in report.tasks.held}
     for question, answer in waiting:
         text = printable_line(question.text)
@@ -418,7 +417,7 @@ def _question_lines(
 
 
 def _running_lines(report: RunStatusReport, now: float) -> Iterator[str]:
-    """Yield a line about each running task, of many the first."""
+    """Yield a line for each running task, up to a limit."""
     for task in report.tasks.running[:_MAX_RUNNING]:
         label = f"{printable_line(task.id)}, attempt {task.attempt}"
         age = _age(now, task.since)
@@ -426,9 +425,9 @@ def _running_lines(report: RunStatusReport, now: float) -> Iterator[str]:
         if task.deadline is not None:
             left = f", {_age(task.deadline, now)} left"
         if task.in_doubt:
-            yield f"  in doubt  {label}, started {age} ago; it is asked whether it was done{left}"
+            yield f"  in doubt  {label}, started {age} ago; checking whether it was done{left}"
         elif report.is_abandoned:
-            until = "a command that it started may run until the run is resumed"
+            until = "commands that it started may keep running until the run is resumed"
             yield f"  cut off   {label}, started {age} ago; {until}"
         else:
             yield f"  running   {label}, for {age}{left}"
@@ -438,7 +437,7 @@ def _running_lines(report: RunStatusReport, now: float) -> Iterator[str]:
 
 
 def _failure_lines(report: RunStatusReport) -> Iterator[str]:
-    """Yield lines about failed tasks; elements of one list that failed alike are told together."""
+    """Yield lines about failed tasks; elements of a list that failed alike share a line."""
     lists: dict[TaskId, ElementsReport] = {}
     for found in report.tasks.lists:
         lists |= dict.fromkeys(found.failed, found)
@@ -488,7 +487,7 @@ def status_title(report: RunStatusReport) -> str:
 
 
 def _progress(report: RunStatusReport) -> str:
-    """Return the progress of a run: its tasks by state, and the time that the rest will take."""
+    """Return the progress of a run: its tasks by state, and the estimated remaining time."""
     found = report.evaluation
     held = len(report.tasks.held)
     counts = {
@@ -515,7 +514,7 @@ def _task_counts(report: RunStatusReport) -> str:
     for state, count in report.tasks.counts.items():
         number = count
         if state is TaskState.FAILED:
-            number -= held  # these wait for a person, who may help them
+            number -= held  # counted as waiting for a person
         if number:
             words.append(f"{number} {state.lower().replace('_', ' ')}")
     if held:
@@ -530,7 +529,7 @@ def _task_counts(report: RunStatusReport) -> str:
 def pending(
     run: AnyRunArgument = None, *, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False
 ) -> None:
-    """Show the questions that wait for a person, with the choices and the changes that each one makes."""
+    """Show the open questions, with their choices and the changes that each choice makes."""
     now = SystemClock().now()
     with lookup.existing_store(store) as opened:
         only = None
@@ -565,14 +564,14 @@ def pending(
             others = "or modify --changes FILE, or resume --plan FILE, with a corrected plan"
         out.print(f"      {others}")
         out.print(
-            "      or modify --done TASK, if the task took effect: the run goes on without it"
+            "      or modify --done TASK, if the task took effect: the run continues without it"
         )
 
 
 def _question_json(
     question: Question, answer: journal.InboxMessage | None, now: float
 ) -> JsonObject:
-    """Return an open question as JSON, with the answer that was posted for it."""
+    """Return an open question as JSON, with its posted answer."""
     triggers: list[JsonValue] = []
     for trigger in question.triggers:
         triggers.append({"kind": trigger.kind, "reason": trigger.reason})
@@ -634,7 +633,7 @@ def approve(
     every: AllOption = False,
     options: MessageOptions,
 ) -> None:
-    """Agree to a change that a run asks about."""
+    """Approve a change that a run asks about."""
     send = _answer_all if every else _answer
     send(question, "approve", options, choice=choice)
 
@@ -655,7 +654,7 @@ def reject(
     ] = False,
     options: MessageOptions,
 ) -> None:
-    """Refuse every change that a run asks about; the plan stays as it is, unless it is taken back."""
+    """Reject every change that a question proposes; the plan stays as it is, unless --undo ends the run."""
     if undo and every:
         fail("--undo takes the whole run back: leave out --all, and name one question")
     if undo:
@@ -669,7 +668,7 @@ def reject(
 @commands.command(
     epilog=_epilog(
         "replanning modify --changes changes.yaml    with lines such as: - {kind: skip, task_id: pay, reason: paid by hand}",
-        "replanning modify latest 1 --done pay    it took effect: go on without it",
+        "replanning modify latest 1 --done pay    it took effect: continue without it",
     )
 )
 def modify(
@@ -688,15 +687,15 @@ def modify(
         typer.Option(
             "--done",
             metavar="TASK",
-            help="This task took effect, or you have done it by hand: the run goes on without it."
-            " May be repeated.",
+            help="This task took effect, or you have done it by hand: the run continues without"
+            " it. Repeatable.",
         ),
     ] = None,
     options: MessageOptions,
 ) -> None:
     """Answer a question with changes of your own."""
     if changes is None and not done:
-        fail("state --changes FILE with the changes, or --done TASK to go on without a task")
+        fail("state --changes FILE with the changes, or --done TASK to continue without a task")
     reason = options.comment or DONE_REASON
     answer: list[JsonObject] = []
     for task_id in done or ():
@@ -829,7 +828,7 @@ def _await_answer(
 
     Returns:
         The reaction, "" for none; the reason if the answer was refused, or ""; and whether the
-        answer waits for a process that goes on with the run.
+        answer waits for a process that resumes the run.
     """
     try:
         outcome, status, alive = _await_outcome(
@@ -900,14 +899,14 @@ def request(
         typer.Option(
             "--goal-fact",
             metavar="FACT",
-            help="A fact that must hold at the end; repeat it, these replace all others.",
+            help="A fact that must hold at the end, instead of all current ones; repeatable.",
         ),
     ] = None,
     options: MessageOptions,
 ) -> None:
     """Ask a run to replan, or give it another goal.
 
-    With another goal, the plan is changed if its remaining tasks do not achieve that goal.
+    A new goal changes the plan if the remaining tasks do not achieve it.
     """
     new_goal: JsonObject = {} if goal is None else {"objective": decode_argument(goal, "--goal")}
     if goal_fact:
@@ -965,7 +964,7 @@ def pause(
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask the process that carries out a run to pause it: running tasks are finished, no new ones are started."""
+    """Ask the process that executes a run to pause it: running tasks finish, and no new ones start."""
     with lookup.existing_store(store) as opened:
         info = lookup.find_run(opened, run)
         if info.status != "running":
@@ -992,7 +991,7 @@ def report_outcome(
 ) -> None:
     """Wait until a run has reacted to a message, and print the reaction or what to do next.
 
-    The wait ends as well when the owner of the run has ended, or time is up.
+    The wait also ends when the owner of the run has ended or time is up.
 
     Args:
         store: holds the run.
@@ -1032,7 +1031,7 @@ def _await_outcome(
     """Wait until the run has reacted, its owner has ended, or time is up.
 
     Returns:
-        The reaction, the status of the run, and whether a process carries it out.
+        The reaction, the status of the run, and whether a process executes it.
     """
     while True:
         now = next(now for now in store.runs() if now.run == info.run)

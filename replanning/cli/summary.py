@@ -54,10 +54,10 @@ from replanning.plugins import plugin_name
 from replanning.telemetry import Exporter
 
 MAX_TASKS_SHOWN: Final = 40
-"""Lines of tasks that the summary shows; in a larger plan, tasks that are alike are folded."""
+"""Maximum number of task lines in a summary; in larger plans, similar tasks are folded."""
 
 MAX_REVISIONS_SHOWN: Final = 10
-"""Revisions that the summary shows."""
+"""Maximum number of revisions in a summary."""
 
 _EXIT_CODES: Final = {
     "succeeded": ExitCode.OK,
@@ -76,16 +76,16 @@ _STATUS_LOOKS: Final = {
 
 @dataclass(frozen=True)
 class _JournalContents:
-    """Contents of the journal of a run that its summary shows; empty where it cannot be read.
+    """Journal of a run as its summary shows it; empty if it cannot be read.
 
     Attributes:
-        live: the last state of the run, which is known in any case.
+        live: the last state of the run, which is always known.
         history: the changes of the plan, with their reasons.
-        started: its beginning, in seconds since the epoch.
-        trace_id: id of the trace of its spans; empty without one.
-        tasks: the tasks that people see.
+        started: start of the run, in seconds since the epoch.
+        trace_id: id of its trace; empty without one.
+        tasks: the tasks without phases of planning mode.
         lists: the progress of lists.
-        repairs: the changes of the plan that somebody decided.
+        repairs: the changes of the plan without expansions of lists.
         is_planned: whether planning mode made the plan.
     """
 
@@ -100,7 +100,7 @@ class _JournalContents:
 
 
 def _read_journal(store: RunStore, result: RunResult, live: LivePlan) -> _JournalContents:
-    """Return the contents of a journal; of one that is incomplete, with the state of the run."""
+    """Read the journal of a run; if it is incomplete, keep the live state of the run."""
     try:
         records = list(store.read(result.run))
         replayed = replay_records(records)
@@ -113,7 +113,7 @@ def _read_journal(store: RunStore, result: RunResult, live: LivePlan) -> _Journa
     rows = task_rows(live, replayed.ledger, replayed.updated)
     repairs: list[Repair] = []
     for repair in find_repairs(history, live):
-        # That a list was expanded is no change of the plan that somebody decided.
+        # Nobody decided the expansion of a list.
         if repair.revision is not None and repair.by not in FORESEEN:
             repairs.append(repair)
     return _JournalContents(
@@ -136,13 +136,13 @@ class RunSummary:
         result: the result of the run.
         live: its last state.
         store: of the run.
-        elapsed: seconds that it took in this process.
+        elapsed: time that it took in this process, in seconds.
         place: the place of the store.
         resume_options: options that a later `resume` needs as well.
         tracer: the exporter of its spans.
-        exporters: all that it was shown to.
-        redact: masks the secrets that the run knows, in what is printed.
-        interrupted: it was stopped at once.
+        exporters: all its exporters.
+        redact: masks the secrets of the run in the output.
+        interrupted: whether it was stopped at once.
 
     Attributes:
         result: the result of the run.
@@ -206,9 +206,9 @@ class RunSummary:
         Args:
             run: the run, which is closed.
             store: its store.
-            elapsed: the seconds that it took in this process.
+            elapsed: the time that it took in this process, in seconds.
             options: of the command line.
-            exporters: its exporters; with `--trace`, the first one is that of its spans.
+            exporters: its exporters; with `--trace`, the first one exports its spans.
             interrupted: whether it was stopped at once.
         """
         tracer = None
@@ -228,13 +228,13 @@ class RunSummary:
         )
 
     def report(self, *, json: bool) -> int:
-        """Print the summary on standard output, as far as somebody reads it; return the exit code."""
+        """Print the summary on standard output, ignoring a closed pipe; return the exit code."""
         try:
             if json:
                 print_json(self.to_json())
             else:
                 self._print()
-        except BrokenPipeError:  # the code still tells how the run ended
+        except BrokenPipeError:  # the exit code still tells how the run ended
             discard_stdout()
         return self.exit_code
 
@@ -247,7 +247,7 @@ class RunSummary:
         reason = str(self._redact(result.reason))
         out.print(f"{mark} {result.status}: {escape_control(reason)}", style=style)
         facts = [f"run {result.run}"]
-        # What cannot be read cannot be counted.
+        # The revisions of an unreadable journal cannot be counted.
         if self._journal.history is not None:
             facts.append(pluralise(count, "revision"))
         facts.append(format_duration(self._elapsed))
@@ -344,7 +344,7 @@ class RunSummary:
         states: JsonObject = {}
         for entry in self.live:
             states[entry.id] = str(entry.state)
-        # An expanded task is in the state of its elements, for nothing has replaced it.
+        # An expanded task has the state of its elements, because nothing has replaced it.
         for found in self._journal.lists:
             states[found.task] = str(found.state)
         return states
@@ -407,7 +407,7 @@ class RunSummary:
             self._command("history", run),
             "tasks, attempts and replans in the order of time",
         )
-        # A hint proposes what works here: the pages are an extra.
+        # The pages are an extra, which may not be installed.
         if self._journal.repairs and can_show_pages():
             yield self._command("view", run, "--open"), "the run in the browser"
         if self._has_missing_notices:
@@ -431,7 +431,7 @@ class RunSummary:
                 again = self._command("resume", run, "--retry", *self._resume_options)
                 yield (
                     again,
-                    "once the cause is removed: tries what failed again; what is finished is kept",
+                    "once the cause is removed: tries failed tasks again; finished ones are kept",
                 )
         if failed:
             again = self._command("resume", run, *self._resume_options, "--from", "REVISION")
@@ -447,7 +447,7 @@ class RunSummary:
         return not is_on_temporal(self._store)
 
     def _questions_without_proposal(self) -> set[QuestionId]:
-        """Return the questions to which no candidate can be approved."""
+        """Return the questions without a candidate to approve."""
         found: set[QuestionId] = set()
         if self._journal.history is None:
             return found

@@ -47,13 +47,13 @@ if TYPE_CHECKING:
 commands = Program()
 
 POLL_INTERVAL: Final = 0.2
-"""Seconds between two looks at the journal of a run that is followed."""
+"""Seconds between reads of the journal of a run that is followed."""
 
-_OF_WORKERS: Final = ("replan", "providers", "directory", "max_concurrency", "settings")
-"""Options of a run that only the process which carries it out can have."""
+_WORKER_OPTIONS: Final = ("replan", "providers", "directory", "max_concurrency", "settings")
+"""Run options that belong to the worker, which executes the run."""
 
-_NOT_THERE: Final = ("sequential", "observe", "trace", "notify", "view")
-"""Options of a run that Temporal has no counterpart of."""
+_UNSUPPORTED_OPTIONS: Final = ("sequential", "observe", "trace", "notify", "view")
+"""Run options without a counterpart on Temporal."""
 
 
 @commands.command(
@@ -62,10 +62,10 @@ _NOT_THERE: Final = ("sequential", "observe", "trace", "notify", "view")
         "replanning worker plan.yaml tools.yaml --on temporal=localhost:7233/builds"
         " --max-concurrency 2",
         "TEMPORAL_NAMESPACE, TEMPORAL_API_KEY, TEMPORAL_TLS… and Temporal's profiles"
-        " are used as its own program uses them.",
-        "Ctrl-C takes no more work: running tasks are finished first."
+        " work as in its own program.",
+        "Ctrl-C takes no more work and lets running tasks finish."
         " A second Ctrl-C stops them at once.",
-        "After SIGTERM and SIGHUP, they are cut off after --stop-timeout.",
+        "SIGTERM and SIGHUP cut them off after --stop-timeout.",
         codes="0 stopped · 2 wrong usage, file or settings, or no such server · 130 stopped at"
         " once by a second Ctrl-C",
     ),
@@ -84,15 +84,15 @@ def worker(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE…", help="The plan files, or files of tools, whose tools it executes."
+            metavar="FILE…", help="Plan files, or files of tools, with the tools to execute."
         ),
     ],
     *,
     options: RunOptions,
 ) -> None:
-    """Carry out runs on Temporal: execute the tools of these files for the plans of a task queue.
+    """Execute runs on Temporal: call the tools of these files for the plans of a task queue.
 
-    A worker executes the tools of its own files, whatever a plan says about a tool of that name.
+    A worker calls the tools of its own files, whatever a plan says about a tool of the same name.
     All workers of a task queue need the same files and settings.
     """
     if not lookup.is_on_temporal(options.store):
@@ -123,7 +123,7 @@ def worker(
         for task in tasks:
             for _, body in nested_bodies(task):
                 commands.update(body.commands)
-    with closing(lookup.open_temporal(options.store)):  # says what is missing or wrong
+    with closing(lookup.open_temporal(options.store)):  # reports a missing SDK or server
         pass
     served = Plan.model_validate(
         {"goal": {"objective": ""}, "tools": tuple(tools.values()), "mcp": servers}
@@ -135,7 +135,7 @@ def worker(
 async def _serve(
     plan: Plan, commands: Collection[str], options: RunOptions, directory: Path
 ) -> bool:
-    """Serve a task queue until a signal comes; return whether the running tasks were finished."""
+    """Serve a task queue until a signal arrives; return whether running tasks were finished."""
     from temporalio.worker import Worker
 
     from replanning.integrations.temporal import ReplanningPlugin
@@ -155,7 +155,7 @@ async def _serve(
         lookup.tell_models(lookup.create_display(), engine)
         plugin = ReplanningPlugin(
             cast("Work", executor),
-            tools=cast("Any", found.tools),  # descriptions will do
+            tools=cast("Any", found.tools),  # descriptions are enough
             providers=[
                 each
                 for each in engine.generator.path_generator.providers
@@ -169,9 +169,8 @@ async def _serve(
             plugins=[plugin],
             max_concurrent_activities=options.concurrency,
             graceful_shutdown_timeout=timedelta(days=7),
-            sticky_queue_schedule_to_start_timeout=timedelta(
-                seconds=3
-            ),  # in which runs leave a worker that is gone
+            # Runs leave a worker that is gone after this time.
+            sticky_queue_schedule_to_start_timeout=timedelta(seconds=3),
         )
         finished = False
 
@@ -190,8 +189,8 @@ async def _serve(
                 )
                 number = await anext(signals)
                 print_message(
-                    "running tasks are finished first, and no others taken; Ctrl-C stops them at"
-                    " once"
+                    "running tasks are finished first, and no others are taken; Ctrl-C stops them"
+                    " at once"
                 )
                 group.start_soon(serving.shutdown)
                 limit = None if number is signal.SIGINT else options.stop_timeout
@@ -215,7 +214,7 @@ def start(document: Plan, run_id: str | None, options: RunOptions) -> int:
 
 
 def resume(info: RunInfo, options: RunOptions, revision: int | None) -> int:
-    """Follow a run, after going on with it if it has stopped; return the exit code.
+    """Follow a run, resumed first if it has stopped; return the exit code.
 
     Raises:
         StoreError: the server refuses it.
@@ -243,7 +242,7 @@ def resume(info: RunInfo, options: RunOptions, revision: int | None) -> int:
 
 def _refuse_options(options: RunOptions) -> None:
     problems = []
-    for name in (*_OF_WORKERS, *_NOT_THERE):
+    for name in (*_WORKER_OPTIONS, *_UNSUPPORTED_OPTIONS):
         option = name.replace("_", "-")
         given = bool(getattr(options, name))
         if name == "providers":
@@ -253,8 +252,8 @@ def _refuse_options(options: RunOptions) -> None:
             given = True
         if not given:
             continue
-        expected = "runs on Temporal cannot have it"
-        if name in _OF_WORKERS:
+        expected = "it is not supported"
+        if name in _WORKER_OPTIONS:
             expected = "give it to replanning worker"
         problems.append(Problem(f"--{option}", f"with --on, {expected}"))
     if problems:
@@ -264,13 +263,13 @@ def _refuse_options(options: RunOptions) -> None:
 def _follow(store: TemporalStore, run: str, options: RunOptions, seen: int) -> int:
     """Show a run until its workflow has ended; print its summary, and return the exit code.
 
-    Ctrl-C ends only the showing.
+    Ctrl-C ends only the display.
 
     Args:
         store: has the run.
         run: its id.
         options: of the command line.
-        seen: the last record that is not shown.
+        seen: number of the last record that is not shown.
     """
     display = lookup.create_display()
     clock = SystemClock()
@@ -296,7 +295,7 @@ def _follow(store: TemporalStore, run: str, options: RunOptions, seen: int) -> i
             f"the workflow of run {run!r} was ended from outside; resume it with:\n  {resumes}"
         )
     if end is None:
-        end = RunEnded("needs_human", "a person must answer before it goes on")
+        end = RunEnded("needs_human", "a person must answer before it continues")
     result = RunResult(
         RunId(run),
         end.status,
@@ -325,14 +324,14 @@ def _follow(store: TemporalStore, run: str, options: RunOptions, seen: int) -> i
 
 
 class _Follower:
-    """Follows a run: shows its records, and asks its questions where somebody sits at the terminal.
+    """Follows a run: shows its records and, on a terminal, asks its questions.
 
     Args:
         store: has the run.
         run: its id.
         display: shows the records; None shows nothing.
-        gate: asks the questions, if it is one at the terminal.
-        leaves_questions: a question ends it.
+        gate: asks the questions, if it is the gate of the terminal.
+        leaves_questions: whether an open question ends the following.
     """
 
     def __init__(
@@ -350,13 +349,13 @@ class _Follower:
         self._leaves_questions = leaves_questions
         self._open: set[str] = set()
         self._scopes: dict[str, anyio.CancelScope] = {}  # of the questions that are asked here
-        self._says_who_waits = True
+        self._reports_wait = True
 
     async def follow(self, seen: int) -> bool:
         """Follow the run from a record on; return whether it is over.
 
         Raises:
-            StoreError: the server is gone, or the run is over and no worker tells how.
+            StoreError: the server is gone, or the run is over and no worker can report its end.
         """
         failure: StoreError | None = None
         over = False
@@ -383,21 +382,18 @@ class _Follower:
 
     async def _show(self, seen: int) -> tuple[bool, int]:
         """Show the records after one; return whether the run is over, and the last record."""
-        from replanning.integrations.temporal_store import (
-            NoWorker,
-        )  # the store is there, so it can be imported
+        from replanning.integrations.temporal_store import NoWorker  # the store has imported it
 
-        over = (
-            self._store.info(self._run).owner is None
-        )  # first: the run may record something and end before the read
+        # First: the run may record something and end before the read.
+        over = self._store.info(self._run).owner is None
         try:
             records = list(self._store.read(self._run, seen))
         except NoWorker as error:
             if over:
                 raise
-            if self._says_who_waits:
+            if self._reports_wait:
                 print_message(f"run {self._run} waits: {error}")
-            self._says_who_waits = False
+            self._reports_wait = False
             return False, seen
         for record in records:
             if isinstance(record.body, QuestionAsked):
@@ -420,7 +416,7 @@ class _Follower:
                     for each in open_questions(self._store.read(self._run))
                     if each.id == question_id
                 ]
-                if not asked:  # somebody has answered it meanwhile
+                if not asked:  # it was answered elsewhere
                     return
                 (question,) = asked
                 said = await self._gate.ask(question)

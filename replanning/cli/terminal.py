@@ -1,4 +1,4 @@
-"""Text that fits the width of a terminal; files and pipes get each line as it is."""
+"""Text wrapped to the width of a terminal; files and pipes get unwrapped lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from replanning.history.wording import wrap_line
 _PROGRAM: Final = "replanning"
 
 NON_TTY_WIDTH: Final = 120
-"""Characters on one line of a table in a file or pipe."""
+"""Width of output to a file or pipe, in characters."""
 
 
 _UNLIMITED_WIDTH: Final = 10_000
@@ -26,13 +26,13 @@ _UNLIMITED_WIDTH: Final = 10_000
 
 
 class TerminalConsole(Console):
-    """Console that prints text literally, and on a terminal breaks its lines between words.
+    """Console that prints text literally, and on a terminal wraps lines between words.
 
     Args:
         error: print on standard error.
 
     Attributes:
-        wraps: whether lines are broken.
+        wraps: whether lines are wrapped.
     """
 
     def __init__(self, *, error: bool = False) -> None:
@@ -48,7 +48,7 @@ class TerminalConsole(Console):
         )
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print objects; the lines of texts are broken between words."""
+        """Print objects; on a terminal, texts are wrapped between words."""
         fitting: list[Any] = []
         for value in objects:
             if self.wraps and isinstance(value, str):
@@ -62,14 +62,14 @@ class TerminalConsole(Console):
 
 
 def plain_table() -> Table:
-    """Return an empty table whose columns are apart by two spaces, without lines."""
+    """Return an empty table without borders, with two spaces between columns."""
     return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
 
 
 def print_table(out: Console, table: Table) -> None:
     """Print a table: as wide as the terminal, or uncut to a file or pipe.
 
-    The spaces that fill its last column are left out.
+    Trailing spaces are removed.
     """
     if not out.is_terminal:
         out.width = _UNLIMITED_WIDTH
@@ -79,9 +79,9 @@ def print_table(out: Console, table: Table) -> None:
 
 
 def discard_stdout() -> None:
-    """Send what is printed from now on to the null device: nobody reads standard output any more.
+    """Redirect standard output to the null device, because its reader is gone.
 
-    What is still in its buffer goes there as well, when the process ends.
+    Buffered text goes there as well when the process ends.
     """
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
@@ -89,7 +89,7 @@ def discard_stdout() -> None:
 
 
 def wrap_text(text: str, width: int) -> str:
-    """Return a text with its lines broken between words; a command stays one for the shell."""
+    """Wrap the lines of a text between words; commands remain valid for the shell."""
     lines: list[str] = []
     for line in text.split("\n"):
         if line.lstrip().startswith(f"{program_name()} ") and line.startswith(" "):
@@ -100,7 +100,7 @@ def wrap_text(text: str, width: int) -> str:
 
 
 def _command_lines(line: str, width: int) -> list[str]:
-    """Return the lines of a command; all but the last end with a backslash, for the shell."""
+    """Wrap a command; for the shell, all lines but the last end with a backslash."""
     command = line.lstrip()
     indentation = line.removesuffix(command)
     parts: list[str] = []

@@ -1,4 +1,4 @@
-"""The command `view`, and the page beside a run that a command carries out."""
+"""The command `view`, and the page of a run that another command executes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ DEFAULT_PORT: Final = 8321
         "replanning view --open",
         "replanning view latest --store runs.db",
         "replanning view --store postgresql://user@host/database --read-only",
-        "Behind a proxy that authenticates people and says who they are:",
+        "Behind a proxy that authenticates people and passes their names:",
         "replanning view --host 0.0.0.0 --auth-header X-Forwarded-User",
         codes="0 ended by Ctrl-C · 1 no such run · 2 wrong usage or store, or the port is taken",
     )
@@ -63,13 +63,11 @@ def view(
     ] = None,
     *,
     host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="The address to listen at.")
+        str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")
     ] = DEFAULT_HOST,
     port: Annotated[
         int,
-        typer.Option(
-            "--port", metavar="N", min=0, max=65535, help="The port; 0 takes one that is free."
-        ),
+        typer.Option("--port", metavar="N", min=0, max=65535, help="The port; 0 takes a free one."),
     ] = DEFAULT_PORT,
     token: Annotated[
         str | None,
@@ -79,7 +77,7 @@ def view(
             envvar="REPLANNING_VIEW_TOKEN",
             show_envvar=False,
             show_default=False,
-            help="The token that lets people in (or $REPLANNING_VIEW_TOKEN); made up by default.",
+            help="The access token (or $REPLANNING_VIEW_TOKEN); random by default.",
         ),
     ] = None,
     auth_header: Annotated[
@@ -88,24 +86,24 @@ def view(
             "--auth-header",
             metavar="NAME",
             show_default=False,
-            help="The header in which a proxy names the person; no token is needed then.",
+            help="The header that a proxy sets to the name of the person; it replaces the token.",
         ),
     ] = None,
     read_only: Annotated[
-        bool, typer.Option("--read-only", help="Let nobody answer or pause from the pages.")
+        bool, typer.Option("--read-only", help="Let nobody answer or pause on the pages.")
     ] = False,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     store: StoreOption = DEFAULT_STORE,
     settings: SettingsOption = None,
 ) -> None:
-    """Show runs in the browser: their plans, why these changed, and the questions that wait.
+    """Show runs in the browser: their plans, the reasons for changes, and open questions.
 
-    It reads the store of processes that run elsewhere, and needs nothing of them.
+    It needs only the store, not the processes that execute the runs.
     """
     if not is_loopback(host) and token is None and auth_header is None:
         fail(
-            f"--host: {host} can be reached by others; give a --token that you tell to those who "
-            "may come in, or the --auth-header of a proxy that knows them"
+            f"--host: {host} can be reached by others; give a --token to share with them, or the "
+            "--auth-header of a proxy that authenticates them"
         )
     create_server = _load_server()
     from replanning.view import create_app
@@ -128,25 +126,25 @@ def view(
         settings=loaded,
         place=place,
     )
-    # Ctrl-C is how it ends.
+    # Ctrl-C is the normal end.
     with suppress(KeyboardInterrupt), closing(listen(host, port)) as listener:
         address = page_address(host, listener.getsockname()[1], path, token)
         console().print(f"The runs are at {address}", soft_wrap=True)
-        console().print("Ctrl-C ends the pages; the runs go on.")
+        console().print("Ctrl-C ends the pages, but not the runs.")
         if open_page:
             webbrowser.open(address)
         create_server(app).run(sockets=[listener])
 
 
 class RunPage:
-    """The page of a run that this process carries out, served by a thread of its own.
+    """The page of a run that this process executes, served by its own thread.
 
     Its state is the address of the page, once the run is open and its server has started.
 
     Args:
-        listener: the socket that the server takes.
-        server: of uvicorn, with the pages of the store.
-        token: lets people in.
+        listener: the socket of the server.
+        server: the uvicorn server with the pages of the store.
+        token: the access token.
         open_page: whether the page is opened in a browser.
     """
 
@@ -159,15 +157,15 @@ class RunPage:
         self._token = token
         self._open_page = open_page
         self._thread = threading.Thread(target=self._serve, name="replanning-view", daemon=True)
-        # After a `join` that was interrupted, Python 3.11 takes the thread for one that has ended.
+        # After an interrupted `join`, Python 3.11 considers the thread ended.
         self._ended = threading.Event()
 
     def show(self, run: str, display: RunDisplay | None) -> None:
-        """Start the server and say where the page of the run is, unless that was done.
+        """Start the server and show the address of the page, on the first call only.
 
         Args:
             run: the id of the run.
-            display: of the run, which says it; None says it on standard error.
+            display: of the run, which shows the address; None prints it on standard error.
         """
         if self.address:
             return
@@ -180,13 +178,13 @@ class RunPage:
         else:
             display.show_note("▸", text)
         if self._open_page:
-            # It may take seconds, in which the run goes on.
+            # It may take seconds, and must not delay the run.
             threading.Thread(target=webbrowser.open, args=[self.address], daemon=True).start()
 
     def stay(self, status: str) -> None:
         """Keep the page after the end of the run, until somebody at the terminal closes it.
 
-        Without a terminal nobody could, and whoever has paused the run is done with it.
+        Without a terminal nobody could close it, and a person who paused the run needs it no more.
 
         Args:
             status: of the run.
@@ -200,10 +198,10 @@ class RunPage:
             self._ended.wait()
 
     def close(self) -> None:
-        """End the server, once open pages have shown what was recorded last."""
+        """End the server, once open pages have shown the last records."""
         if self.address:
             self._server.should_exit = True
-            # Somebody who presses Ctrl-C twice does not mean the run, which has ended.
+            # A second Ctrl-C is not meant for the run, which has ended.
             with suppress(KeyboardInterrupt):
                 self._ended.wait()
         self._listener.close()
@@ -219,11 +217,11 @@ class RunPage:
 def page_beside_run(
     options: RunOptions, store: RunStore, settings: Settings
 ) -> Iterator[RunPage | None]:
-    """Have a page for a run of the store, if the options ask for it, until the body ends.
+    """Provide a page for a run of the store until the body ends, if the options ask for it.
 
     Raises:
         PluginError: the web server is not installed.
-        StoreError: the store cannot be opened once more.
+        StoreError: the store cannot be opened a second time.
     """
     if not options.view:
         yield None
@@ -231,13 +229,13 @@ def page_beside_run(
     create_server = _load_server()
     from replanning.view import create_app
 
-    # With a connection of its own, the page never holds up what the run records.
+    # With a connection of its own, the page never delays the records of the run.
     own = store
     if store.durable:
         own = lookup.open_store(options.store)
     token = secrets.token_urlsafe(24)
     server = create_server(create_app(own, token=token, settings=settings, place=options.store))
-    # Another run may have the usual port.
+    # Another run may have the default port.
     try:
         listener = _bind(DEFAULT_HOST, DEFAULT_PORT)
     except OSError:
@@ -256,13 +254,13 @@ def _interrupt(*_: object) -> NoReturn:
 
 
 def _say(text: str) -> None:
-    # The token of the address is for whoever reads it here, so nothing is masked.
+    # The reader needs the token in the address, so nothing is masked.
     with suppress(OSError):
         console(error=True).print(text, soft_wrap=True)
 
 
 def _load_server() -> Callable[[Any], Any]:
-    """Return a function that makes a server of an application.
+    """Return the function that creates a server for an application.
 
     Raises:
         PluginError: the web server is not installed.
@@ -287,12 +285,12 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at an address; end the command if it cannot."""
+    """Return a socket that listens on an address; end the command if that fails."""
     try:
         return _bind(host, port)
     except OSError as error:
         fail(
-            f"--port: {host}:{port} cannot be listened at: {error.strerror}; --port 0 takes another"
+            f"--port: cannot listen on {host}:{port}: {error.strerror}; --port 0 takes a free port"
         )
 
 
@@ -304,7 +302,7 @@ def _bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        # A browser that comes before the server is up waits for it.
+        # A browser that connects before the server is up waits for it.
         listener.listen()
     except OSError:
         listener.close()
@@ -313,7 +311,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def page_address(host: str, port: int, path: str, token: str | None) -> str:
-    """Return the address of a page, with the token that lets people in."""
+    """Return the address of a page, with the access token."""
     shown = host
     if ":" in host:
         shown = f"[{host}]"

@@ -121,15 +121,15 @@ def test_check_finds_nothing(tmp_path, file):
     """`config check` says that a file is right, and how much it says; without a file variables alone are looked at."""
     assert (
         cli(tmp_path, "config", "check").stdout
-        == "replanning.yaml: nothing is wrong; 3 settings given\n"
+        == "replanning.yaml: no problems; 3 settings given\n"
     )
     file.rename(tmp_path / "other.yaml")
     assert cli(tmp_path, "config", "check", "other.yaml").stdout.startswith(
-        "other.yaml: nothing is wrong"
+        "other.yaml: no problems"
     )
     assert (
         cli(tmp_path, "config", "check").stdout
-        == "no settings file: nothing is wrong; 0 settings given\n"
+        == "no settings file: no problems; 0 settings given\n"
     )
     assert answer(tmp_path, "config", "check") == {
         "file": None,

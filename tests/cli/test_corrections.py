@@ -136,7 +136,7 @@ def test_while_it_runs_elsewhere(tmp_path: Path) -> None:
     with Started(tmp_path, *RUN) as started:
         started.until("a started")
         same = cli(tmp_path, "resume", "r", *PLAN, "-y")
-        assert "makes no difference to run r, which another process carries out" in same.stderr
+        assert "makes no difference to run r, which another process executes" in same.stderr
         write_plan(tmp_path, tools, tasks.replace("one", "two"))
         taken = answer(tmp_path, "resume", "r", *PLAN, "-y")
         assert (taken["asked"], taken["taken"]) == ("adopt", True)
@@ -168,7 +168,7 @@ def test_running_task(tmp_path: Path) -> None:
         assert repeated in " ".join(done.stderr.split())
         assert "decides about these tasks" in done.stderr
         with Terminal(tmp_path, "resume", "r", *PLAN) as terminal:
-            terminal.until("what is running goes on")
+            terminal.until("running ones continue")
             terminal.type("y")
             terminal.until("Apply this to the run?")
             terminal.type("n")
@@ -406,7 +406,7 @@ def test_retry_of_a_program(tmp_path: Path) -> None:
 
     assert execute() == "failed"
     told = cli(tmp_path, "resume", "r", "--retry", "--store", "runs.db", code=3).stderr
-    assert "tried again once that program goes on with it, with run_id='r'" in told
+    assert "tried again once that program resumes it, with run_id='r'" in told
     shown = cli(tmp_path, "status", "r", "--store", "runs.db").stdout
     assert re.search(r"\n  waiting   resume --retry by \S+, sent .+ ago\n", shown)
     assert "Only the program that started it can resume it, with run_id='r'" in shown

@@ -185,7 +185,7 @@ def test_a_corrected_plan_for_another_process(here: Path) -> None:
         words = ("resume", "r", "--plan", "../corrected.yaml", "--rerun", "none", "-y", *STORE)
         done = cli(here, *words, "--directory", ".", code=2)
 
-    assert "--directory: another process carries out this run" in done.stderr
+    assert "--directory: another process executes this run" in done.stderr
 
 
 def test_a_current_directory_that_was_deleted(here: Path) -> None:

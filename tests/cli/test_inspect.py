@@ -194,7 +194,9 @@ def test_status_of_a_dead_process(tmp_path):
     assert "run dead was running when its process ended" in text
     assert "which is gone" in text
     assert "1 of 2 tasks done (50%), its process is gone\n" in text
-    assert re.search(r"cut off   a, attempt 1, started .* ago; a command .* may run until", text)
+    assert re.search(
+        r"cut off   a, attempt 1, started .* ago; commands .* may keep running until", text
+    )
     assert "Resume it with:\n  replanning resume dead --store runs/history.db" in text
     found = data("status", "dead")
     assert ([task["task"] for task in found["running"]], found["owner_alive"]) == (["a"], False)

@@ -133,7 +133,7 @@ def test_retry_beside_a_question(asking):
     assert "approve by" in status
     assert "replanning approve" not in status
     told = cli(asking, "resume", "r", "--retry").stderr
-    assert "'work': the answer to question 1, which was saved, decides" in told
+    assert "'work': the saved answer to question 1 decides" in told
     assert lines(asking / "done.txt") == ["done"]
 
 

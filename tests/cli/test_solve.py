@@ -215,8 +215,7 @@ def test_another_goal_is_not_what_a_run_was_about(folder):
         other = cli(folder, *SOLVE, "--goal", "Bake bread", code=2, **server.environ())
 
     assert (
-        "--run-id: there is a run 'r' already, about 'Tidy up': `replanning resume r`"
-        in other.stderr
+        "--run-id: run 'r' already exists, about 'Tidy up': `replanning resume r`" in other.stderr
     )
     assert "succeeded" not in other.stdout
 
@@ -253,7 +252,7 @@ def test_another_goal_is_not_what_a_run_was_about(folder):
         ),
         (
             "solve --goal x --tools tools.yaml --dry-run --run-id y",
-            "--dry-run keeps no run that --run-id could name",
+            "--dry-run keeps no run, so that --run-id names nothing",
         ),
         (
             "plan --goal x --tools tools.yaml --save none/plan.yaml",
@@ -372,7 +371,7 @@ def test_a_plan_that_waits_for_a_person_says_for_what(folder):
     with planning_server({**WIPES, "decision:task_decomposition": unsure}) as server:
         ended = cli(folder, "plan", *OPENAI, "-q", code=4, **server.environ())
     assert (
-        "there is no plan: a person must decide: a task_redecomposition is needed" in ended.stderr
+        "no plan was made: a person must decide: a task_redecomposition is needed" in ended.stderr
     )
     assert "plan at a terminal, where you are asked" in ended.stderr
 

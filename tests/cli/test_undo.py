@@ -214,7 +214,7 @@ def test_a_run_that_executes_functions(tmp_path: Path) -> None:
     shown = cli(tmp_path, "undo", "r", "--dry-run", *store).stderr
     assert "+ undo-car: tool: cancel" in shown
     told = cli(tmp_path, "undo", "r", "-y", *store, code=3).stderr
-    assert "it is taken back once that program goes on with it, with run_id='r'" in told
+    assert "it is taken back once that program resumes it, with run_id='r'" in told
     assert calls == ["book car"]
     assert execute().status == "aborted"
     assert calls == ["book car", "cancel car"]

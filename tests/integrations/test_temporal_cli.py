@@ -354,6 +354,6 @@ def test_what_is_wrong_is_told(tmp_path, on, address):
     refused = told(2, "run", "plan.yaml", on, "--no-replan", "--sequential", "--directory", ".")
     assert "--directory: with --on, give it to replanning worker" in refused
     assert "--no-replan: with --on, give it to replanning worker" in refused
-    assert "--sequential: with --on, runs on Temporal cannot have it" in refused
+    assert "--sequential: with --on, it is not supported" in refused
     assert "`replanning reject --undo`" in told(2, "undo", "nope", on)
     assert "temporal=HOST:PORT" in told(2, "worker", "plan.yaml")
