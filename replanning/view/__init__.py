@@ -1,4 +1,4 @@
-"""Live page in the browser: runs, their plans and why these changed, and answers to questions."""
+"""Live pages in the browser about runs, their plans and changes, with answers to questions."""
 
 from __future__ import annotations
 

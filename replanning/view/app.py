@@ -1,8 +1,8 @@
-"""The web application: pages about runs, live updates of them, and answers to questions.
+"""The web application: pages about runs with live updates, and answers to questions.
 
-Pages are made by the server. A page that is open follows an event stream, which sends the parts
-that have changed; a script of a few lines puts them in their places. Without the script, pages and
-forms work, and show what is new when they are loaded again.
+The server renders the pages. An open page follows an event stream of changed parts, which a short
+script puts into the page. Without the script, pages and forms work, and show changes when they are
+reloaded.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ from replanning.view.reader import RunReader
 from replanning.view.security import NameGate, SecurityHeaders, TokenGate
 
 POLL_SECONDS: Final = 0.2
-"""Seconds between two looks at the store while a page is open."""
+"""Seconds between reads of the store while a page is open."""
 
 CLOCK_SECONDS: Final = 2.0
-"""Seconds after which the times of running tasks are shown anew, although nothing was recorded."""
+"""Seconds between updates of the times of running tasks without a new record."""
 
 _PATIENCE: Final = 0.6
-"""Seconds that a page waits for a journal to be read, before it is shown without its content."""
+"""Seconds that a page waits for its journal to be read before it is shown without content."""
 
 _MAX_READERS: Final = 8
-"""Runs that are kept in memory: those whose pages were looked at last."""
+"""Maximum number of runs in memory: the most recently viewed ones."""
 
 _MAX_FORM_BYTES: Final = 1_000_000
 
@@ -87,7 +87,7 @@ _HERE: Final = Path(__file__).parent
 
 @dataclass(slots=True)
 class _Rendered:
-    """The parts of the page of a run, as they were made last, and when the store was looked at."""
+    """The parts of the page of a run as last rendered, and the time when the store was read."""
 
     seq: int = -1
     looked: float = 0.0
@@ -97,17 +97,17 @@ class _Rendered:
 
 
 class _Views:
-    """What the pages are made from: the runs of a store, each read once.
+    """Renders pages about the runs of a store, and sends people's answers to the runs.
 
-    Its state are the readers of the runs that were looked at last.
+    Its state is the readers and rendered parts of the most recently viewed runs.
 
     Args:
         store: the store.
-        identify: returns who a request comes from, where the host application knows.
-        read_only: whether nobody may answer from the pages.
-        secret: what forms carry.
-        settings: say what is masked, and where traces are.
-        place: of the store, for commands to copy; empty where no command could open it.
+        identify: returns the author of a request, if the host application knows.
+        read_only: whether nobody may answer on the pages.
+        secret: the secret that forms must carry.
+        settings: rules for masking, and the address of traces.
+        place: of the store, for commands to copy; empty if no command can open it.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class _Views:
     # Reading
 
     def infos(self) -> list[RunInfo]:
-        """Return the runs of the store, newest first; many open pages cause one look."""
+        """Return the runs of the store, newest first; open pages share a read of the store."""
         at, infos = self._infos
         now = time.monotonic()
         if now - at >= POLL_SECONDS / 2:
@@ -183,11 +183,11 @@ class _Views:
         return future
 
     def parts(self, run: RunId, base: str) -> tuple[int, Mapping[str, str]]:
-        """Return the parts of the page of a run, and the number of the record that they are of.
+        """Return the parts of the page of a run, and the number of their last record.
 
         Args:
             run: the run.
-            base: where the host has mounted the application; empty for the root.
+            base: the path where the host has mounted the application; empty for the root.
         """
         info = self.info(run)
         reader = self.reader(run).result()
@@ -209,14 +209,14 @@ class _Views:
             return made.seq, made.parts
 
     def recent_parts(self, run: RunId) -> Mapping[str, str] | None:
-        """Return the parts as another open page has just found them; None if it is time to look."""
+        """Return the parts that another open page has just read; None if they may be old."""
         made = self._rendered.get(run)
         if made is None or time.monotonic() - made.looked >= POLL_SECONDS / 2:
             return None
         return made.parts
 
     def seconds_of(self, run: RunId) -> float:
-        """Return how long it took to make the parts of the page of a run."""
+        """Return the seconds that rendering the page of a run took last."""
         made = self._rendered.get(run)
         if made is None:
             return 0.0
@@ -227,13 +227,13 @@ class _Views:
     def what_if(
         self, run: RunId, replan: ReplanId, setting: str, provider: str
     ) -> Mapping[str, Any]:
-        """Return what a decision would have been, beside what it was; nothing is executed.
+        """Make a decision again, and return it beside the recorded one; nothing is executed.
 
         Args:
             run: the run.
             replan: the replan that was decided.
             setting: a setting to decide with, as KEY=VALUE; empty for those of the run.
-            provider: a provider to ask, which costs nothing; empty for the alternatives on record.
+            provider: a free provider to ask; empty for the recorded alternatives.
         """
         providers = [name for name in pages.FREE_PROVIDERS if name == provider]
 
@@ -260,7 +260,7 @@ class _Views:
         except ReplanningError as error:
             return {"problem": str(error)}
 
-    # Making pages
+    # Rendering
 
     def part(self, name: str, content: Mapping[str, Any], base: str) -> str:
         """Return one part of a page as HTML."""
@@ -285,13 +285,13 @@ class _Views:
         return HTMLResponse(html, status)
 
     def who(self, request: Request) -> str:
-        """Return who a request comes from, where the host application knows."""
+        """Return the author of a request, from the host application."""
         assert self._identify is not None
         return self._identify(request)
 
     @property
     def asks_for_name(self) -> bool:
-        """Whether whoever answers has to give a name."""
+        """Whether people must give their name with an answer."""
         return self._identify is None
 
     def _command_line(self, words: Sequence[str]) -> str:
@@ -300,10 +300,10 @@ class _Views:
     # Acting
 
     def answer(self, question: str, form: Mapping[str, str], by: str) -> None:
-        """Answer a question as a form says.
+        """Answer a question with the fields of a form.
 
         Raises:
-            ChangeRejected, NotRunning, StaleAnswer, UnknownQuestion: it was not taken.
+            ChangeRejected, NotRunning, StaleAnswer, UnknownQuestion: the answer was refused.
         """
         verdict = _VERDICTS.get(form.get("verdict", ""))
         if verdict is None:
@@ -329,15 +329,15 @@ class _Views:
         )
 
     def pause(self, run: str, reason: str, by: str) -> None:
-        """Ask the process that carries out a run to pause it, for a reason that a person gives.
+        """Ask the process that executes a run to pause it, with a person's reason.
 
         Raises:
-            NotRunning: nobody carries it out.
+            NotRunning: no process executes it.
         """
         info = self.info(run)
         if info.status != "running":
             raise NotRunning(f"run {run!r} is {info.status}; there is nothing to pause")
-        # As from any command, a secret must not reach the store.
+        # As with commands, no secret may reach the store.
         reason = self._redactor.text(reason.strip())
         if not reason:
             reason = f"{by or 'somebody'} asked for it in the browser"
@@ -356,24 +356,24 @@ def create_app(
     settings: Settings | None = None,
     place: str | None = None,
 ) -> ASGIApp:
-    """Return an ASGI application with the pages, to be served or mounted into another one.
+    """Return an ASGI application with the pages, to serve or to mount into another application.
 
-    Whoever can reach it can read the runs and answer their questions: give it a `token`, or mount
-    it behind the authentication of the host.
+    Anybody who can reach it can read the runs and answer their questions: give it a `token`, or
+    mount it behind the authentication of the host.
 
     Args:
         store: the store of the runs, or its place, as the engine takes it.
-        token: who has it may come in; None if the host decides.
-        auth_header: the header in which a proxy names whoever sends a request; requests without it
-            are refused, and the name is that of the journal.
-        read_only: show the runs, and let nobody answer or pause.
-        identify: returns the name of whoever sends a request, for the journal; without it, people
-            give their names when they answer.
-        secret: what forms carry so that pages of others cannot send them; the same for all
-            processes that serve one address. Made up by default.
-        settings: say what is masked in texts that people write, and where traces are shown.
-        place: the place of the store for commands that are shown to be copied; by default that of
-            `store`, and no commands for a store that is given as an object.
+        token: the access token; None if the host controls access.
+        auth_header: header that a proxy sets to the name of the person, for the journal; requests
+            without it are refused.
+        read_only: show the runs, but let nobody answer or pause.
+        identify: returns the name of the person behind a request, for the journal; without it,
+            people give their names when they answer.
+        secret: value in forms that keeps other sites from sending them; equal for all processes
+            that serve one address. Random by default.
+        settings: rules for masking texts of people, and the address of traces.
+        place: place of the store in the commands that pages show; by default that of `store`. For
+            a store object there is no default, and no commands are shown.
 
     Raises:
         StoreError: the store cannot be opened.
@@ -428,7 +428,7 @@ def create_app(
 
 
 def _place_for_commands(place: str | None, store: RunStore) -> str:
-    """Return the place of a store such that commands find it from any folder, if they can."""
+    """Return the place of a store for commands in any folder; empty if they cannot open it."""
     if not place or not store.durable:
         return ""
     name, path = parse_place(place)
@@ -438,7 +438,7 @@ def _place_for_commands(place: str | None, store: RunStore) -> str:
 
 
 class _Handlers:
-    """Answers to requests."""
+    """Request handlers of the application."""
 
     def __init__(self, views: _Views) -> None:
         self._views = views
@@ -446,7 +446,7 @@ class _Handlers:
     # Pages
 
     async def runs(self, request: Request) -> Response:
-        """Return the page with all runs, those that a search and a status leave."""
+        """Return the page with the runs that match a search and a status."""
         content = await _in_thread(self._runs_content, request)
         return self._views.page("runs", request, content)
 
@@ -460,7 +460,7 @@ class _Handlers:
         )
 
     async def run(self, request: Request) -> Response:
-        """Return the page of a run; while its journal is being read, without content."""
+        """Return the page of a run, without content while its journal is being read."""
         info = await self._info(request)
         revision = request.query_params.get("revision", "")
         content: dict[str, Any] = {"info": info, "seq": 0, "parts": {}, "pinned": False}
@@ -474,7 +474,7 @@ class _Handlers:
         return self._views.page("run", request, content)
 
     async def revision(self, request: Request) -> Response:
-        """Return the part of a page with the plan at a revision."""
+        """Return the plan at a revision, as a part of a page."""
         info = await self._info(request)
         number = request.path_params["number"]
         return HTMLResponse(await self._plan_at(info, number, request.scope["root_path"]))
@@ -535,7 +535,7 @@ class _Handlers:
         return self._views.page("task", request, content)
 
     async def journal(self, request: Request) -> Response:
-        """Return a page of the journal, the newest records first."""
+        """Return a page of the journal, newest records first."""
         info = await self._info(request)
         before = request.query_params.get("before", "")
         last = info.records
@@ -570,7 +570,7 @@ class _Handlers:
         views = self._views
 
         async def look() -> Mapping[str, str]:
-            # What a run costs does not depend on how many look at it.
+            # The cost of a run does not depend on the number of its viewers.
             recent = views.recent_parts(info.run)
             if recent is None:
                 _, recent = await _in_thread(views.parts, info.run, request.scope["root_path"])
@@ -591,14 +591,14 @@ class _Handlers:
     # Actions
 
     async def question(self, request: Request) -> Response:
-        """Lead to a question on the page of its run: after an answer, this is the address there."""
+        """Redirect to a question on the page of its run: a refused answer leaves this address."""
         run = quote(request.path_params["run"])
         number = request.path_params["number"]
         return RedirectResponse(f"{request.scope['root_path']}/runs/{run}#question-{number}", 303)
 
     async def answer(self, request: Request) -> Response:
-        """Answer a question, and go back to the run."""
-        # All buttons of a question are of one form; each says the rest by its address.
+        """Answer a question, and redirect to the run."""
+        # All buttons of a question share a form; the address of each adds further fields.
         form = {**await self._form(request), **request.query_params}
         run = request.path_params["run"]
         question = f"{run}.q{request.path_params['number']}"
@@ -606,13 +606,13 @@ class _Handlers:
         try:
             await _in_thread(self._views.answer, question, form, by)
         except (StaleAnswer, UnknownQuestion, NotRunning) as error:
-            return self._refusal(request, 409, "The answer was not taken", str(error))
+            return self._refusal(request, 409, "The answer was refused", str(error))
         except ChangeRejected as error:
-            return self._refusal(request, 422, "These changes were not taken", str(error))
+            return self._refusal(request, 422, "These changes were refused", str(error))
         return self._back_to(request, run, by)
 
     async def pause(self, request: Request) -> Response:
-        """Ask for a run to be paused, and go back to it."""
+        """Ask for a run to be paused, and redirect to it."""
         form = await self._form(request)
         run = request.path_params["run"]
         by = self._author(request, form)
@@ -630,16 +630,16 @@ class _Handlers:
         for name, values in fields.items():
             form[name] = values[-1]
         if not secrets.compare_digest(form.get("csrf", "").encode(), self._views.secret.encode()):
-            raise HTTPException(
-                403, "the form is not from a page of this server; load the page again"
-            )
+            raise HTTPException(403, "the form is not from a page of this server; reload the page")
         return form
 
     def _author(self, request: Request, form: Mapping[str, str]) -> str:
         if self._views.asks_for_name:
             by = form.get("by", "").strip()
             if not by:
-                raise HTTPException(422, "give your name: the journal records who has answered")
+                raise HTTPException(
+                    422, "give your name: the journal records the author of an answer"
+                )
             return by
         return self._views.who(request)
 
@@ -652,7 +652,7 @@ class _Handlers:
     # Errors
 
     async def http_error(self, request: Request, error: Exception) -> Response:
-        """Return the page of an error that a request has caused."""
+        """Return the page of an error in a request."""
         assert isinstance(error, HTTPException)
         return self._refusal(request, error.status_code, "This did not work", error.detail)
 
@@ -677,10 +677,10 @@ class _Handlers:
         return info
 
     async def _is_read(self, run: RunId) -> bool:
-        """Wait a moment for a journal to be read, and return whether it is.
+        """Wait briefly for a journal to be read, and return whether it was.
 
         Raises:
-            JournalCorrupt: it cannot be read.
+            JournalCorrupt: the journal cannot be read.
         """
         future = self._views.reader(run)
         try:
@@ -700,13 +700,13 @@ async def _changed_parts(
     shown: dict[str, str],
     seconds: Callable[[], float],
 ) -> AsyncIterator[str]:
-    """Yield an event for each part that is another than the page shows.
+    """Yield events with the parts that differ from those on the page.
 
     Args:
-        clock: paces the looks.
-        look: returns the parts as they are now.
-        shown: the parts that the page shows, which is kept up to date.
-        seconds: returns how long it takes to make them.
+        clock: paces the reads.
+        look: returns the current parts.
+        shown: the parts on the page; every event updates it.
+        seconds: returns the time that rendering the parts takes, in seconds.
     """
     yield "retry: 2000\n\n"
     silent = 0.0
@@ -724,12 +724,12 @@ async def _changed_parts(
             shown.update(changed)
             yield _event("parts", changed)
             silent = 0.0
-        # A large page takes long to make: no more than a quarter of the time goes into it.
+        # A large page takes long to render: it gets a quarter of the time at most.
         pause = max(POLL_SECONDS, 3 * seconds())
         await clock.sleep(pause)
         silent += pause
         if silent >= 15:
-            # A browser that is gone is noticed by what cannot be sent to it.
+            # Only a failed send shows that the browser is gone.
             yield ": nothing new\n\n"
             silent = 0.0
 

@@ -1,4 +1,4 @@
-"""What the pages show, read from runs; how it looks is in the templates."""
+"""Content of the pages, read from runs; the templates define how it looks."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ from replanning.view.reader import AttemptSpan, RunReader
 from replanning.view.timeline import draw_timeline
 
 FREE_PROVIDERS: Final = (REPAIR_PLUGIN,)
-"""Providers that a page can ask about a recorded decision, because that costs nothing."""
+"""Providers that a page can ask about a recorded decision, because they cost nothing."""
 
 RUN_PARTS: Final = ("head", "questions", "plan", "tasks", "timeline", "changes")
-"""The parts of the page of a run, each of which is sent again when it changes."""
+"""The parts of the page of a run; each is sent again when it changes."""
 
 MAX_ROWS: Final = 200
-"""Lines of tasks on a page, about; tasks in one state share a line beyond that."""
+"""Approximate maximum of task lines on a page; beyond it, tasks in one state share a line."""
 
 MAX_CHANGES: Final = 100
-"""Changes of a plan on the page of its run, the newest."""
+"""Maximum number of changes of a plan on the page of its run; the newest are shown."""
 
 MAX_RUNS: Final = 200
-"""Runs on a page, the newest."""
+"""Maximum number of runs on a page; the newest are shown."""
 
 RECORDS_PER_PAGE: Final = 200
 
 MAX_TEXT_CHARS: Final = 20_000
-"""Characters of an output or a traceback on a page; the journal has all of it."""
+"""Maximum length of an output or traceback on a page; the journal has the full text."""
 
 _SCORE_PARTS: Final = {
     "self_assessment": "self-assessment",
@@ -92,7 +92,7 @@ class DiffLine(NamedTuple):
 def runs_content(
     infos: Sequence[RunInfo], now: float, *, search: str, status: str
 ) -> Mapping[str, Any]:
-    """Return the runs that a search and a status leave, the newest first."""
+    """Return the runs that match a search and a status, newest first."""
     words = search.lower().split()
     rows: list[Mapping[str, Any]] = []
     statuses: dict[str, int] = {}
@@ -130,7 +130,7 @@ def runs_content(
 
 
 def _age(seconds: float) -> str:
-    # In whole minutes: a list that is open is sent again whenever its text changes.
+    # In whole minutes, because an open list is sent again whenever its text changes.
     if seconds < 60:
         return "under 1 min ago"
     return f"{format_duration(seconds // 60 * 60)} ago"
@@ -146,12 +146,12 @@ def _status_of(info: RunInfo) -> str:
 
 
 def run_content(reader: RunReader, info: RunInfo, now: float, base: str) -> Mapping[str, Any]:
-    """Return what the page of a run shows; call it with the lock of the reader held."""
+    """Return the content of the page of a run; the caller holds the lock of the reader."""
     overview = reader.overview(info, now)
     report = overview.status
-    is_carried_out = report.status == "running" and not report.is_abandoned
+    is_running = report.status == "running" and not report.is_abandoned
     until = report.updated
-    if is_carried_out:
+    if is_running:
         until = now
     svg, left_out = draw_timeline(reader.attempts.values(), reader.history.events, until)
     status: str = report.status
@@ -167,7 +167,7 @@ def run_content(reader: RunReader, info: RunInfo, now: float, base: str) -> Mapp
         "elapsed": format_duration(report.usage.elapsed),
         "started": _moment(report.started),
         "updated": _moment(report.updated),
-        "waits_for_resume": not is_carried_out and report.status not in FINISHED_STATUSES,
+        "waits_for_resume": not is_running and report.status not in FINISHED_STATUSES,
         "questions": [_question(question, overview.replayed.live) for question in report.questions],
         "rows": fold_rows(overview.tasks, MAX_ROWS),
         "task_href": _task_href(base, info),
@@ -188,20 +188,20 @@ def run_content(reader: RunReader, info: RunInfo, now: float, base: str) -> Mapp
 
 
 def _run_offers(report: RunStatusReport, replayed: ReplayedRun) -> Iterator[Offer]:
-    """Yield the commands that a person may want for a run; a page executes no tools itself."""
+    """Yield useful commands for a run, because the page itself executes no tools."""
     run = report.run
     is_resumable = report.is_abandoned or report.status in ("paused", "needs_human")
     if is_resumable and not _is_of_program(replayed.opened):
-        yield Offer(("resume", run), "Go on with the run where it stands.")
+        yield Offer(("resume", run), "Continue the run where it stopped.")
     if report.status == "failed" and not _is_of_program(replayed.opened):
-        what = "Once the cause is removed: try the failed tasks again."
+        what = "Try the failed tasks again, once the cause is removed."
         yield Offer(("resume", run, "--retry"), what)
     if any(tool.effect not in (None, "none") for tool in replayed.live.tools.values()):
-        yield Offer(("undo", run), "Take back what the run has changed; it asks before it does.")
+        yield Offer(("undo", run), "Take back the changes of the run; it asks first.")
 
 
 def _is_of_program(opened: RunOpened) -> bool:
-    """Return whether only the program that began a run can go on with it, and no command."""
+    """Return whether only the program that started a run can resume it."""
     return opened.open_ended or all(tool.kind not in TOOL_KINDS for tool in opened.plan.tools)
 
 
@@ -216,7 +216,7 @@ def _trace_id(reader: RunReader) -> str:
 def plan_at(
     reader: RunReader, number: int, info: RunInfo, now: float, base: str
 ) -> Mapping[str, Any]:
-    """Return the plan at a revision, with what the revision has changed."""
+    """Return the plan at a revision, with the changes of that revision."""
     overview = reader.overview_at(number, info, now)
     diff: Sequence[DiffLine] = ()
     title = ""
@@ -265,7 +265,7 @@ def _changes(repairs: Sequence[Repair]) -> list[Mapping[str, Any]]:
 
 
 def _question(question: Question, live: LivePlan) -> Mapping[str, Any]:
-    """Return an open question with its candidates, and the tools that could be used instead."""
+    """Return an open question with its candidates and the available tools."""
     candidates: list[Mapping[str, Any]] = []
     for index, candidate in enumerate(question.candidates):
         diff = ""
@@ -308,24 +308,24 @@ def _question(question: Question, live: LivePlan) -> Mapping[str, Any]:
 
 
 def _when_rejected(question: Question, live: LivePlan) -> str:
-    """Return what a plan that is kept means for the tasks of a question."""
+    """Return the consequences of a rejection for the tasks of a question."""
     failed: dict[TaskId, None] = {}
     for task_id in question.holds:
         if task_id in live and live.entry(task_id).state in STUCK:
             failed[task_id] = None
     if not failed:
-        return "The plan goes on as it is."
+        return "The plan continues unchanged."
     waiting: dict[TaskId, None] = {}
     stack = [live.entry(task_id) for task_id in failed]
     while stack:
         entry = stack.pop()
         for other in entry.dependents:
-            # Some run in spite of a failure.
+            # Some dependents run in spite of a failure.
             if other.id in live.standstill.tasks and other.id not in waiting:
                 waiting[other.id] = None
                 stack.append(other)
         original = entry.sink_of
-        # What it is a part of may have other parts that can still succeed.
+        # The task that it replaces may have other parts that can still succeed.
         if original is not None and original.id in live.standstill.tasks:
             stack.append(original)
     verb = "stays"
@@ -342,7 +342,7 @@ def _quoted(names: Iterable[str]) -> str:
 
 
 def _tasks_in_doubt(question: Question, live: LivePlan) -> Sequence[TaskId]:
-    """Return the tasks that a question is about, of which nobody knows whether they took effect."""
+    """Return the tasks of a question that may have taken effect."""
     found: dict[TaskId, None] = {}
     for trigger in question.triggers:
         for task_id in trigger.tasks:
@@ -357,7 +357,7 @@ def _tasks_in_doubt(question: Question, live: LivePlan) -> Sequence[TaskId]:
 def decision_content(
     reader: RunReader, entry: ReplanEvent | PlanEdit, info: RunInfo
 ) -> Mapping[str, Any]:
-    """Return what the page of a replan, or of an edit, shows."""
+    """Return the content of the page of a replan or an edit."""
     diff: list[DiffLine] = []
     if entry.after is not None:
         text = revision_diffs(reader.history, [entry.after]).get(entry.after, "")
@@ -409,7 +409,7 @@ def decision_content(
 
 
 def comparison_content(compared: ComparedRun) -> Mapping[str, Any]:
-    """Return what a page shows of a decision that was made again."""
+    """Return the content about a decision that was made again."""
     for _, reason in compared.left_out:
         return {"problem": reason}
     (decision,) = compared.decisions
@@ -457,7 +457,7 @@ def _scores(score: Score | None) -> Iterator[tuple[str, float]]:
 
 
 def diff_lines(text: str) -> Iterator[DiffLine]:
-    """Yield the lines of a diff of a plan, each with what became of it."""
+    """Yield the lines of a diff of a plan, each with its kind."""
     kinds = {"+": "added", "-": "removed"}
     for line in text.splitlines():
         yield DiffLine(kinds.get(line[:1], "same"), line)
@@ -467,7 +467,7 @@ def diff_lines(text: str) -> Iterator[DiffLine]:
 
 
 def task_content(reader: RunReader, task: TaskId, info: RunInfo, now: float) -> Mapping[str, Any]:
-    """Return what the page of a task shows.
+    """Return the content of the page of a task.
 
     Raises:
         UnknownTask: the plan never had it.
@@ -478,17 +478,17 @@ def task_content(reader: RunReader, task: TaskId, info: RunInfo, now: float) -> 
     row = next((one for one in overview.tasks if one.id == task), None)
     document = entry.task.model_dump(mode="json", exclude_defaults=True)
     effects: list[str] = []
-    # It reads the whole journal.
+    # Looking for effects reads the whole journal.
     if effect_of(entry.task, overview.replayed.live.tool_of(entry.task)):
         effects = [effect_line(each) for each in reader.history.effects() if each.task == task]
     attempts = [_attempt(span, now) for span in reader.attempts_of(task)]
     offers: list[Offer] = []
     is_over = overview.status.status in FINISHED_STATUSES
     if is_over and attempts and not _is_of_program(replayed.opened):
-        what = "Run it again, and what depends on it, in a new run."
+        what = "Run it and its dependents again, in a new run."
         offers.append(Offer(("rerun", info.run, entry.root), what))
     if effects:
-        what = "Take back only what it has changed; it asks before it does."
+        what = "Take back only its changes; it asks first."
         offers.append(Offer(("undo", info.run, "--only", task), what))
     return {
         "info": info,
@@ -544,7 +544,7 @@ def journal_content(store: RunStore, info: RunInfo, last: int) -> Mapping[str, A
     Args:
         store: holds it.
         info: the run.
-        last: the number of the newest record that is shown.
+        last: the number of the newest record to show.
     """
     first = max(0, last - RECORDS_PER_PAGE)
     rows: list[Mapping[str, Any]] = []

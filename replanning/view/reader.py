@@ -1,4 +1,4 @@
-"""Reader of one run: its journal replayed once, and from then on record by record."""
+"""Reader of one run, which replays the journal once and then follows new records."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class AttemptSpan:
     """One attempt at a task, as the timeline and the page of the task show it.
 
     Attributes:
-        number: counts from 1; 0 where it asks whether an earlier attempt was done.
+        number: counts from 1; 0 if it asks whether an earlier attempt was done.
         started: in seconds since the epoch.
         ended: in seconds since the epoch; None while it runs.
         outcome: `done`, `failed`, `timed out`, `cut off`, or empty while it runs.
-        error: why it failed.
-        traceback: where the work raised, if it did.
-        output: the output, as the journal has it.
+        error: the reason for the failure.
+        traceback: the traceback of its exception, if it raised one.
+        output: the recorded output.
         retry_at: when the task is tried again, in seconds since the epoch.
     """
 
@@ -57,7 +57,7 @@ class AttemptSpan:
 
 
 class RunReader:
-    """A run as its journal tells it, brought up to date with the records that were added.
+    """A run as replayed from its journal, kept up to date with new records.
 
     Its state is the replayed run, its history and its attempts; only `update` changes them, under
     a lock, because several threads serve pages.
@@ -68,7 +68,7 @@ class RunReader:
 
     Raises:
         UnknownRun: the store has no such run.
-        JournalCorrupt: its journal cannot be read.
+        JournalCorrupt: the journal cannot be read.
     """
 
     def __init__(self, store: RunStore, run: RunId) -> None:
@@ -80,14 +80,14 @@ class RunReader:
         self._seq = len(records)
         self._replayed = replay_records(records)
         self.history = ReplanHistory(lambda after: records[after:])
-        # From here on, it reads what is new, and whatever it is asked to replay.
+        # From here on, it reads new records, and any that it replays, from the store.
         self.history.records = lambda after: store.read(run, after)
         for record in records:
             self._follow(record)
 
     @property
     def opened(self) -> RunOpened:
-        """The record with which the run was opened."""
+        """The record that opened the run."""
         return self._replayed.opened
 
     @property
@@ -96,7 +96,7 @@ class RunReader:
         return self._seq
 
     def update(self) -> None:
-        """Read the records that were added."""
+        """Read the new records."""
         with self.lock:
             opened, live, ledger, started, updated = self._replayed
             for record in self.store.read(self.run, self._seq):
@@ -108,7 +108,7 @@ class RunReader:
             self._replayed = ReplayedRun(opened, live, ledger, started, updated)
 
     def _follow(self, record: Record) -> None:
-        """Keep what a record says of an attempt."""
+        """Update the attempts from a record."""
         body = record.body
         if isinstance(body, AttemptStarted):
             number = body.number
@@ -139,7 +139,7 @@ class RunReader:
             span.output = body.output
 
     def overview(self, info: RunInfo, now: float) -> RunOverview:
-        """Return the run as it is now; call it with the lock held."""
+        """Return the current state of the run; the caller holds the lock."""
         return self._overview_of(self._replayed, info, now)
 
     def overview_at(self, revision: int, info: RunInfo, now: float) -> RunOverview:
@@ -170,7 +170,7 @@ class RunReader:
                 yield span
 
     def decision(self, name: str) -> ReplanEvent | PlanEdit | None:
-        """Return a replan by its name, as `replan-2`, or what made the revision of a number."""
+        """Return the replan with a name such as `replan-2`, or the entry that made a revision."""
         for event in self.history.events:
             if spoken_id(event.replan).replace(" ", "-") == name:
                 return event

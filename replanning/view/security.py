@@ -1,4 +1,4 @@
-"""Who may see the pages, and what a browser may do with them."""
+"""Access control of the pages, and headers that restrict browsers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE: Final = "replanning-view"
-"""Beginning of the name of the cookie with the token; the port follows.
+"""Prefix of the name of the cookie with the token; the port follows.
 
-Browsers do not tell the ports of an address apart, and each server has a token of its own.
+Browsers share cookies between the ports of an address, but each server has its own token.
 """
 
 _HEADERS: Final = {
-    # No script and no style but our own files, no frame around the pages, no other address.
+    # Only scripts and styles from our own files, no frames around the pages, no other addresses.
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
         "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -30,7 +30,7 @@ _HEADERS: Final = {
 
 
 class SecurityHeaders:
-    """Adds headers to every response that keep scripts of others out."""
+    """Adds headers that keep foreign scripts out to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -49,10 +49,10 @@ class SecurityHeaders:
 
 
 class TokenGate:
-    """Lets nobody in without the token, which the first address carries and a cookie keeps.
+    """Refuses requests without the token, which the first address carries and a cookie keeps.
 
     Args:
-        app: what is behind it.
+        app: the protected application.
         token: the token; a program sends it as `Authorization: Bearer TOKEN`.
     """
 
@@ -84,14 +84,14 @@ class TokenGate:
         rest = [(name, value) for name, value in query if name != "token"]
         for name, value in query:
             if name == "token" and self._is_token(value):
-                # On to the same page without the token, which would stay in the browser's history.
+                # Redirect to the page without the token, which would stay in the browser's history.
                 address = scope["root_path"] + scope["path"].removeprefix(scope["root_path"])
                 if rest:
                     address = f"{address}?{urlencode(rest)}"
                 response = RedirectResponse(address, 303)
                 response.set_cookie(_cookie_name(scope), value, httponly=True, samesite="strict")
                 return response
-        text = "Open the address that the command has printed: it carries a token.\n"
+        text = "Open the address that the command printed: it contains a token.\n"
         return PlainTextResponse(text, 401)
 
 
@@ -101,10 +101,10 @@ def _cookie_name(scope: Scope) -> str:
 
 
 class NameGate:
-    """Lets nobody in whom the proxy in front has not named.
+    """Refuses requests without the header in which a proxy names the person.
 
     Args:
-        app: what is behind it.
+        app: the protected application.
         header: the header with the name.
     """
 
@@ -117,6 +117,6 @@ class NameGate:
         if scope["type"] != "http" or Headers(scope=scope).get(self._header):
             await self._app(scope, receive, send)
             return
-        text = f"The proxy has not said who you are: the header {self._header} is missing.\n"
+        text = f"The proxy did not name you: the header {self._header} is missing.\n"
         response = PlainTextResponse(text, 401)
         await response(scope, receive, send)

@@ -1,4 +1,4 @@
-"""Server of the pages, with uvicorn."""
+"""Uvicorn server of the pages."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from replanning.environment import SystemClock
 from replanning.view.app import POLL_SECONDS
 
 _LAST_LOOKS: Final = 2
-"""Looks at the store that open pages still get when the server ends."""
+"""Number of reads of the store that open pages still get when the server ends."""
 
 
 class _Server(uvicorn.Server):
-    """Server that hangs up on open pages when it ends, because their streams never do."""
+    """Server that disconnects open pages when it ends, because their streams never end."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the connections, and with them everything that they wait for."""
+        """Close the connections, and with them their pending requests."""
         if self.server_state.connections:
             await SystemClock().sleep(_LAST_LOOKS * POLL_SECONDS)
         for connection in list(self.server_state.connections):
-            # As if the browser had left: being cut off by the server would be an error for it.
+            # As if the browser had left: uvicorn would report a request that it cuts off as an error.
             if connection.transport is not None:
                 connection.transport.close()
         await super().shutdown(sockets)
 
 
 def create_server(app: ASGIApp) -> uvicorn.Server:
-    """Return a server of the pages; it ends by Ctrl-C, or once `should_exit` is set."""
+    """Return a server of the pages, which ends on Ctrl-C or once `should_exit` is set."""
     return _Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))

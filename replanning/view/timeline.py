@@ -13,7 +13,7 @@ from replanning.plan.types import TaskId
 from replanning.view.reader import AttemptSpan
 
 MAX_TASKS: Final = 40
-"""Tasks that are drawn: those that did not end well, then those tried again, then the longest."""
+"""Maximum number of tasks: unsuccessful ones first, then retried ones, then the longest."""
 
 _LABEL: Final = 190
 _WIDTH: Final = 700
@@ -22,7 +22,7 @@ _BAR: Final = 12
 _MIN_BAR: Final = 2.0
 
 _WAIT: Final = 130
-"""Width of a time in which a person was only waited for, unless there are many or it is short."""
+"""Maximum width of an interval that is cut because the run only waited for a person."""
 
 _KINDS: Final = {
     "": "running",
@@ -35,7 +35,7 @@ _KINDS: Final = {
 
 
 class _Wait(NamedTuple):
-    """A time in which a person was asked: its title, from when, until when, in seconds."""
+    """An interval with an open question: its title, start and end, in seconds."""
 
     title: str
     since: float
@@ -44,7 +44,7 @@ class _Wait(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """A time in which a person was only waited for."""
+    """An interval in which the run only waited for a person."""
 
     since: float
     until: float
@@ -52,7 +52,7 @@ class _Cut(NamedTuple):
 
 
 class _Axis:
-    """Places of times: those in which only a person was waited for are cut to one width.
+    """Maps times to positions; intervals that only wait for a person are cut to one width.
 
     Otherwise a wait of an hour would leave no room for attempts of seconds.
     """
@@ -69,7 +69,7 @@ class _Axis:
         self._scale = (_WIDTH - self.cut_width * len(cuts)) / max(busy, 0.001)
 
     def x(self, at: float) -> float:
-        """Return the place of a time."""
+        """Return the position of a time."""
         x = float(_LABEL)
         shown = self._begin
         for since, until, _ in self.cuts:
@@ -86,20 +86,20 @@ class _Axis:
 def draw_timeline(
     attempts: Iterable[AttemptSpan], events: Iterable[ReplanEvent], now: float
 ) -> tuple[str, int]:
-    """Return an SVG of attempts over time, and how many tasks it leaves out.
+    """Return an SVG of attempts over time, and the number of tasks that it leaves out.
 
     Args:
-        attempts: in the order in which they began.
-        events: the replans of the run, whose questions are drawn as times of waiting for people.
-        now: the end of what still runs, in seconds since the epoch; of a run that nobody carries
-            out, the time of its last record.
+        attempts: in order of their start.
+        events: the replans of the run, whose questions are drawn as waits for people.
+        now: the end of running attempts, in seconds since the epoch; the time of the last record
+            if no process executes the run.
     """
     by_task: dict[TaskId, list[AttemptSpan]] = {}
     for span in attempts:
         by_task.setdefault(span.task, []).append(span)
     if not by_task:
         return "", 0
-    drawn = _most_telling(by_task, now)
+    drawn = _tasks_to_draw(by_task, now)
     begin = min(spans[0].started for spans in by_task.values())
     waits = list(_waits(events, now))
     end = begin
@@ -137,8 +137,8 @@ def draw_timeline(
     return svg, len(by_task) - len(drawn)
 
 
-def _most_telling(by_task: dict[TaskId, list[AttemptSpan]], now: float) -> Sequence[TaskId]:
-    """Return the tasks that are drawn, in the order in which they began."""
+def _tasks_to_draw(by_task: dict[TaskId, list[AttemptSpan]], now: float) -> Sequence[TaskId]:
+    """Return the tasks to draw, in order of their start."""
 
     def rank(task: TaskId) -> tuple[bool, bool, float]:
         spans = by_task[task]
@@ -156,7 +156,7 @@ def _end_of(span: AttemptSpan, now: float) -> float:
 
 
 def _waits(events: Iterable[ReplanEvent], now: float) -> Iterator[_Wait]:
-    """Yield the times in which a person was asked."""
+    """Yield the intervals with an open question."""
     for event in events:
         question = event.question
         if question is None:
@@ -178,9 +178,9 @@ def _cuts(
     end: float,
     now: float,
 ) -> Iterator[_Cut]:
-    """Yield the times that are cut: those of waiting for a person in which no attempt ran.
+    """Yield the intervals to cut: waits for a person during which no attempt ran.
 
-    An answered wait that is short beside the run is drawn like any other time.
+    An answered wait that is short compared with the run is drawn in full.
     """
     busy: list[tuple[float, float]] = []
     for spans in attempts:
@@ -208,7 +208,7 @@ def _cuts(
 
 
 def _cut_marks(axis: _Axis, cut: _Cut, bottom: int) -> Iterator[str]:
-    """Yield the edges of a time that is cut, and under it how long it was."""
+    """Yield the edges of a cut interval, and its length below it."""
     begin = axis.x(cut.since)
     end = axis.x(cut.until)
     for x in (begin, end):
@@ -247,5 +247,5 @@ def _bars(spans: Sequence[AttemptSpan], y: int, axis: _Axis, now: float) -> Iter
 
 
 def _safe(text: str, limit: int = 300) -> str:
-    # Names and errors are other people's text: unescaped, they could be scripts.
+    # Names and errors are untrusted text: unescaped, they could be scripts.
     return escape(printable_line(text, limit))

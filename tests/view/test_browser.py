@@ -170,7 +170,7 @@ def test_stale_answer(browser: Any, served: Served, folder: Path) -> None:
     form.get_by_label("Your name").fill("Ada")
     cli(folder, "reject", "asking", "--store", STORE, "--wait", 0)
     form.get_by_role("button", name="Approve").click()
-    first.sees("The answer was not taken")
+    first.sees("The answer was refused")
     assert first.complaints == []
     first.context.close()
 

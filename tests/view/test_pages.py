@@ -129,7 +129,7 @@ async def test_decision(pages: httpx.AsyncClient) -> None:
     ("query", "shown"),
     [
         ("setting=alternatives.human_approval_threshold%3D0.99", "Different: decision, rule"),
-        ("provider=repair", "The same"),
+        ("provider=repair", "No difference"),
         ("setting=alternatives.max_count%3D0", "alternatives.max_count"),
         ("setting=nonsense", "expected KEY=VALUE, got 'nonsense'"),
         ("setting=cooldown.x%3D1", "cooldown"),
@@ -150,7 +150,7 @@ async def test_task(pages: httpx.AsyncClient) -> None:
     assert "Replaced by read~2" in failed
     done = text_of(await pages.get("/runs/repaired/tasks/read~2"))
     assert "Attempt 1: done" in done
-    assert "In the place of read" in done
+    assert "Replaces read" in done
     assert f'"text": "{HOSTILE}"' in done
     assert (await pages.get("/runs/repaired/tasks/nothing")).status_code == 404
 
@@ -283,7 +283,7 @@ async def test_links_to_a_question(pages: httpx.AsyncClient) -> None:
     decision = await pages.get("/runs/asking/decisions/replan-1")
     assert link in decision.text
     text = text_of(decision)
-    assert "Nothing has changed yet: it waits for the answer to question 1 ." in text
+    assert "Nothing has changed yet: the decision waits for the answer to question 1 ." in text
     assert "The plan was kept as it was" not in text
     moved = await pages.get("/runs/asking/questions/1")
     assert moved.status_code == 303
@@ -394,7 +394,7 @@ async def test_a_call_in_doubt() -> None:
     await engine.execute(plan, pay, run_id="paid")
     async with browser(create_app(store, secret=SECRET)) as client:
         page = await client.get("/runs/paid")
-        assert "It took effect: go on without it" in text_of(page)
+        assert "It took effect: continue without it" in text_of(page)
         form = re.search(r'formaction="([^"]+changes=[^"]+)"', page.text)
         assert form is not None
         fields = answer("modify", changes="what was not sent")
@@ -509,7 +509,7 @@ async def test_no_commands(pages: httpx.AsyncClient) -> None:
     for path in ("/runs/asking", "/runs/repaired", "/runs/repaired/tasks/read"):
         assert commands(await pages.get(path)) == []
     text = text_of(await pages.get("/runs/asking"))
-    assert "the program that began this run goes on with it, with run_id=asking" in text
+    assert "the program that started this run must resume it, with run_id=asking" in text
     assert "Nothing runs before that." in text
 
 

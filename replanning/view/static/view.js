@@ -1,5 +1,5 @@
-// Puts the parts of a page that the server sends into their places. Without it the pages work, and
-// show what is new when they are loaded again.
+// Puts updated parts from the server into the page. Without this script the pages work, and show
+// changes when they are reloaded.
 "use strict";
 
 document.documentElement.classList.add("js");
@@ -11,9 +11,9 @@ const waiting = {};
 
 function place(name, html) {
   const part = document.querySelector(`[data-part="${name}"]`);
-  // An older revision that is being looked at stays.
+  // Keep an older revision that is being viewed.
   if (!part || part.dataset.pinned !== undefined) return;
-  // What somebody is writing stays as well, until it is left.
+  // Keep a part that is being edited, until it loses the focus.
   if (isBusy(part)) {
     waiting[name] = html;
     return;
@@ -30,7 +30,7 @@ function place(name, html) {
     if (scrolled[index]) one.scrollLeft = scrolled[index];
   });
   if (focused) {
-    // Whoever goes through the page by the keyboard stays where they are.
+    // Keep the place of keyboard users.
     const same = [...part.querySelectorAll(FOCUSABLE)].find((one) => keyOf(one) === focused);
     if (same) same.focus({ preventScroll: true });
   }
@@ -67,7 +67,7 @@ document.addEventListener("input", (event) => {
 });
 
 document.addEventListener("focusout", () => {
-  // The next element has the focus only after this.
+  // The next element gets the focus only after this event.
   setTimeout(() => {
     for (const [name, html] of Object.entries(waiting)) place(name, html);
   });
@@ -82,7 +82,7 @@ document.addEventListener("click", async (event) => {
     button.textContent = "Copied";
     told.textContent = "Copied";
   } catch {
-    // Browsers let only pages of this machine or with TLS write to the clipboard.
+    // Browsers allow writing to the clipboard only on local pages or with TLS.
     getSelection().selectAllChildren(button.parentElement.querySelector("code"));
     told.textContent = "Selected: copy it with your keyboard";
   }
@@ -121,10 +121,10 @@ if (events) {
     source.close();
   });
   source.onopen = () => { connection.textContent = ""; };
-  source.onerror = () => { connection.textContent = "No connection: what you see may be old."; };
+  source.onerror = () => { connection.textContent = "No connection: this page may be out of date."; };
 }
 fillNames(document);
 
-// The page is there before this script is, so the slider may have been moved already.
+// The slider may have been moved before this script was loaded.
 const slider = document.getElementById("revision");
 if (slider && slider.value !== slider.defaultValue) showRevision(slider);
