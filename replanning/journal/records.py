@@ -877,7 +877,7 @@ class Candidate:
 
 @_record_body
 class AlternativesConsidered(_Body):
-    """Alternatives from the providers: the candidates, best first, then the rejected ones."""
+    """Candidates of a replan: the alternatives from the providers, best first, rejected ones last."""
 
     kind: ClassVar = "alternatives-considered"
     texts: ClassVar = ("candidates", "notes")

@@ -38,7 +38,7 @@ from replanning.planning.tasks import (
 from replanning.planning.tool_loop import run_step
 from replanning.run.attempt import TaskContext, Work, validate_work
 from replanning.run.run import PlanRun, RunResult
-from replanning.settings import AlternativeSettings, LimitSettings, Settings
+from replanning.settings import AlternativeSettings, Settings
 from replanning.telemetry.exporter import Exporter
 
 _POLL_SECONDS: Final = 5.0
@@ -443,7 +443,9 @@ def _engine_settings(settings: Settings) -> Settings:
         "approval": settings.approval.model_copy(
             update={"timeout": 60 * minutes, "on_timeout": "pause", "always_for": ()}
         ),
-        "limits": LimitSettings(replans_per_lineage=most),
+        "limits": settings.limits.model_copy(
+            update={"replans_per_lineage": most, "replans_per_run": None}
+        ),
         "timeout": settings.timeout.model_copy(update={"replan": 150.0}),
         "cooldown": 0.0,
     }
