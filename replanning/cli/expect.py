@@ -294,7 +294,7 @@ def _write(path: Path, suggested: Mapping[str, ToolSuggestions], changing: set[s
     changed = _with_blocks(
         text, blocks, {numbers[name]: suggested[name].expect for name in written.tools}
     )
-    # A copy without aliases: with one, a new value would appear in two places.
+    # A copy without aliases: with an alias, a new value would appear in two places.
     expected: Any = json.loads(json.dumps(document))
     for name in written.tools:
         expected["tools"][numbers[name]]["expect"] = suggested[name].expect

@@ -389,14 +389,14 @@ def decisions(
     overridden: list[str] = []
     for reason, count in statistics.overridden.items():
         overridden.append(f"{count} by {reason}")
-    told = [
+    parts = [
         pluralise(statistics.decisions, "decision"),
         f"{statistics.wanted} to replan",
         f"{statistics.executed} executed, {statistics.failed} failed",
     ]
     if overridden:
-        told.append(f"overridden: {', '.join(overridden)}")
-    out.print("; ".join(told), markup=False)
+        parts.append(f"overridden: {', '.join(overridden)}")
+    out.print("; ".join(parts), markup=False)
 
 
 @commands.command(

@@ -273,10 +273,10 @@ def find_question(store: RunStore, words: Sequence[str] | None) -> Question:
             raise closed_error(QuestionId(f"{run}{end}"), replay_records(store.read(run)).ledger)
         refuse(no_question(store, run))
     if not questions:
-        what = "no run has an open question"
+        problem = "no run has an open question"
         if end:
-            what += f" {end[2:]}"
-        refuse(what)
+            problem += f" {end[2:]}"
+        refuse(problem)
     if len(questions) > 1:
         shown = [" ".join(question_words(question.id)) for question in questions[:8]]
         names = ", ".join(shown)
@@ -318,7 +318,7 @@ def find_questions(
 def no_question(store: RunStore, run: RunId) -> str:
     """Return a message that a run has no open question, with the reason for a pause.
 
-    An agent may wait for an answer to its framework, which no command can give.
+    An agent may wait for an answer to a question of its framework, which no command can give.
     """
     end = replay_records(store.read(run)).ledger.run_end
     text = f"run {run!r} has no open question"
@@ -659,7 +659,7 @@ def find_directory(options: RunOptions, resumed: Iterable[Record] = ()) -> Path:
         options: of the command line, which may name it.
         resumed: the records of a resumed run, whose tools continue in their recorded folder.
     """
-    from replanning.run.opening import directory_on_record  # most commands carry out no run
+    from replanning.run.opening import directory_on_record  # most commands execute no run
 
     if options.directory is not None:
         text = decode_argument(str(options.directory), "--directory")

@@ -287,9 +287,9 @@ def _tries_lines(tries: Sequence[_Tries]) -> list[str]:
     lines = []
     for each, tasks in names.items():
         shown = join_names(tasks, MAX_SHOWN_NAMES)
-        who = f"tasks {shown} are"
+        subject = f"tasks {shown} are"
         if len(tasks) == 1:
-            who = f"task {shown} is"
+            subject = f"task {shown} is"
         times = pluralise(each.attempts, "time")
         after = "transient failures"
         if each.on is not None:
@@ -305,7 +305,7 @@ def _tries_lines(tries: Sequence[_Tries]) -> list[str]:
             attempt = format_duration(each.attempt_seconds)
             total = format_duration(each.total_seconds)
             how_long = f"within {total}: {attempt} for an attempt, and delays of {wait} in all"
-        lines.append(f"{who} tried at most {times} after {after}, {how_long}")
+        lines.append(f"{subject} tried at most {times} after {after}, {how_long}")
     return lines
 
 

@@ -143,8 +143,8 @@ def mcp_proxy(
 ) -> None:
     """Serve the tools of MCP servers on standard input and output, and repair calls that fail.
 
-    The client sees the tools and their results unchanged. A failed call is retried, another tool
-    replaces its tool, or a person is asked; without an alternative, the client gets the failure.
+    The client sees the tools and their results unchanged. When a call fails, it is retried, another
+    tool takes its place, or a person is asked; without an alternative, the client gets the failure.
     Messages go to standard error.
     """
     _check_arguments(server, tools, safe, timeout, options)

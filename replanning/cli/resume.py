@@ -96,9 +96,10 @@ def resume(
         typer.Option(
             "--plan",
             metavar="FILE",
-            help="The plan of the run, corrected or not. Its changes are shown and, once you agree,"
-            " applied. It also supplies literal secrets, which no journal keeps. Repeat each --set"
-            " for the context that the run was opened with; --set may also change parameters.",
+            help="The plan of the run, corrected or not. Its differences from the run's plan are"
+            " shown and, once you agree, applied. It also supplies literal secrets, which no journal"
+            " keeps. Repeat each --set for the context that the run was opened with; --set may also"
+            " change parameters.",
         ),
     ] = None,
     rerun: Annotated[
@@ -144,7 +145,7 @@ def resume(
     Finished tasks are not run again. The result of a run that has succeeded is shown again. A failed
     run continues under its own id: with --retry if the cause was outside of the plan, such as a
     service that was down, and with --plan if it was in the plan. Finished, unchanged tasks are kept,
-    and failed ones are tried again. If another process executes the run, these happen there.
+    and failed ones are tried again. If another process executes the run, that process does so.
     """
     missed = list(not_done or ())
     effected = list(done or ())
@@ -298,8 +299,8 @@ def undo(
 ) -> None:
     """Take back the changes of a run by the calls that its tasks and tools state under `undo`, latest first.
 
-    Running and waiting tasks are stopped before, and the run ends as aborted. Effects that no call
-    can take back are listed first, and you decide: leave them, or take them back by hand. Without an
+    Running and waiting tasks are stopped first, and the run ends as aborted. Effects that no call
+    can take back are listed, and you decide: leave them, or take them back by hand. Without an
     answer, nothing is done.
     """
     if lookup.is_on_temporal(options.store):
@@ -493,7 +494,7 @@ def _agree_on_correction(
     _print_correction(correction)
     if not yes:
         _ask("Apply this to the run?", options)
-    # The question covered no tasks that the end of a process left in doubt: they do not run again.
+    # Tasks left in doubt by the end of a process were not asked about, so they do not run again.
     if correction.again:
         return "changed"
     return "none"
@@ -562,17 +563,17 @@ def _print_again(correction: Correction) -> None:
     out = console(error=True)
     alike: dict[str, list[TaskId]] = {}
     for task_id, why in correction.again.items():
-        told = why
+        reason = why
         if task_id in correction.effects:
             effect = correction.effects[task_id] or "not stated"
-            told += f"; this repeats its effect ({effect})"
-        alike.setdefault(told, []).append(task_id)
-    for told, task_ids in alike.items():
-        lines = [f"  {task_id} is run again: {told}" for task_id in task_ids]
+            reason += f"; this repeats its effect ({effect})"
+        alike.setdefault(reason, []).append(task_id)
+    for reason, task_ids in alike.items():
+        lines = [f"  {task_id} is run again: {reason}" for task_id in task_ids]
         # The elements of a list share one reason.
         if len(lines) > _MAX_ALIKE:
             names = join_names(task_ids, _MAX_ALIKE)
-            lines = [f"  each of {len(task_ids)} tasks ({names}) is run again: {told}"]
+            lines = [f"  each of {len(task_ids)} tasks ({names}) is run again: {reason}"]
         for line in lines:
             out.print(escape_control(line), style="yellow", markup=False)
 
@@ -719,8 +720,8 @@ def _print_undo(plan: UndoPlan) -> None:
     """Print the effects that no task can take back, and then the diff of the plan."""
     out = console(error=True)
     for effect, why in plan.undecided:
-        told = f"  {why}: {effect_line(effect)}"
-        out.print(escape_control(told), style="yellow", markup=False)
+        line = f"  {why}: {effect_line(effect)}"
+        out.print(escape_control(line), style="yellow", markup=False)
     for line in plan.diff.splitlines():
         out.print(f"  {escape_control(line)}", style=DIFF_STYLES.get(line[:1], ""), markup=False)
 

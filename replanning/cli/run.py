@@ -577,8 +577,7 @@ class _StopLimit:
             if running:
                 text += f" while {join_names(running, 5)} still ran"
             words = self._options.resume_options()
-            if run is not None:
-                words += lookup.secret_words(run.live.plan)
+            words += lookup.secret_words(run.live.plan)
             text += f"\nnext: {lookup.command_line(self._options.store, 'resume', run.id, *words)}"
         if left:
             text += f"\nstill running, and cannot be ended: {', '.join(left)}"

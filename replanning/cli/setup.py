@@ -86,7 +86,7 @@ def show(
     *,
     settings: SettingsOption = None,
     changed: Annotated[
-        bool, typer.Option("--changed", help="Leave out settings that have their default.")
+        bool, typer.Option("--changed", help="Show only settings that were set somewhere.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -166,7 +166,8 @@ def check(
 ) -> None:
     """Check the settings in the file and in variables; list every problem with its place and the expected value.
 
-    Variables that look like misspelt settings are problems, too. A server of overrides is asked.
+    Variables that look like misspelt settings are problems, too. A server of overrides, if set, is
+    asked.
     """
     if file is not None and settings is not None:
         fail("FILE and --settings both name the settings file; give one of them")
@@ -333,8 +334,7 @@ def _examine(
     except PluginError as error:
         plugin.state = "unavailable" if loadable else "broken"
         plugin.problem = str(error)
-        # Python's own ImportError names the missing module; one that states a missing extra does
-        # not.
+        # An error that states the missing extra has no `name`, unlike those of Python itself.
         missing_package = error.__cause__
         if isinstance(missing_package, ImportError) and missing_package.name is None:
             plugin.state = "unavailable"

@@ -223,8 +223,8 @@ def _print_overview(overview: RunOverview, place: str, *, everything: bool) -> N
         out.print(f"\n… {earlier}; --all shows them", style="dim")
     print_repairs(out, repairs, report.started)
     for question in report.questions:
-        answer_it = answering_command(place, question)
-        out.print(f"\n{spoken_id(question.id)} waits for an answer:\n  {answer_it}", style="yellow")
+        command = answering_command(place, question)
+        out.print(f"\n{spoken_id(question.id)} waits for an answer:\n  {command}", style="yellow")
 
 
 def print_repairs(out: Console, repairs: Sequence[Repair], started: float) -> None:

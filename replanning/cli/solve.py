@@ -626,8 +626,8 @@ def _print_conclusion(completion: JsonObject, shown: str) -> None:
     """Print the model's conclusion about a run, without a reason that its summary shows."""
     concluded = as_object(completion.get("summary"))
     text = str(concluded.get("reason") or completion.get("comment") or "")
-    said = text.partition(": ")[2] or text
-    if said not in shown:
+    conclusion = text.partition(": ")[2] or text
+    if conclusion not in shown:
         print_message(f"{completion.get('status', 'done')}: {text}")
     for name in ("key_outcomes", "recommendations"):
         lines = concluded.get(name)

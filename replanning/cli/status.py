@@ -806,13 +806,13 @@ def _answer_all(
                 report["resume"] = resume
             reports.append(report)
             if not options.json:
-                told = f"{verdict}: {outcome or 'saved for the run'}"
+                result = f"{verdict}: {outcome or 'saved for the run'}"
                 if refused:
-                    told = f"not taken: {refused}"
+                    result = f"not taken: {refused}"
                 if verdict == "approve":
                     for candidate in question.candidates[choice - 1 : choice]:
-                        told += f" ({printable_line(candidate.alternative.reason)})"
-                console().print(f"{spoken_id(question_id)}: {told}")
+                        result += f" ({printable_line(candidate.alternative.reason)})"
+                console().print(f"{spoken_id(question_id)}: {result}")
         if options.json:
             print_json(reports)
         elif waiting:

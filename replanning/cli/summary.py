@@ -201,7 +201,7 @@ class RunSummary:
         *,
         interrupted: bool,
     ) -> RunSummary:
-        """Return the summary of a run that this process carried out.
+        """Return the summary of a run that this process executed.
 
         Args:
             run: the run, which is closed.

@@ -419,14 +419,14 @@ class _Follower:
                 if not asked:  # it was answered elsewhere
                     return
                 (question,) = asked
-                said = await self._gate.ask(question)
+                answer = await self._gate.ask(question)
                 ReplanningEngine([], store=self._store).answer(
                     question.id,
-                    said.verdict,
-                    by=said.by,
-                    choice=said.choice,
-                    changes=said.changes,
-                    comment=said.comment,
+                    answer.verdict,
+                    by=answer.by,
+                    choice=answer.choice,
+                    changes=answer.changes,
+                    comment=answer.comment,
                 )
             except ReplanningError as error:
                 print_message(f"note: {error}")

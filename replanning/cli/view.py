@@ -86,7 +86,7 @@ def view(
             "--auth-header",
             metavar="NAME",
             show_default=False,
-            help="The header that a proxy sets to the name of the person; it replaces the token.",
+            help="The header that a proxy sets to the name of the person; no token is needed then.",
         ),
     ] = None,
     read_only: Annotated[
@@ -184,7 +184,7 @@ class RunPage:
     def stay(self, status: str) -> None:
         """Keep the page after the end of the run, until somebody at the terminal closes it.
 
-        Without a terminal nobody could close it, and a person who paused the run needs it no more.
+        Without a terminal nobody could close it, and a person who paused the run is done with it.
 
         Args:
             status: of the run.

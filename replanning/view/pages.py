@@ -188,7 +188,7 @@ def run_content(reader: RunReader, info: RunInfo, now: float, base: str) -> Mapp
 
 
 def _run_offers(report: RunStatusReport, replayed: ReplayedRun) -> Iterator[Offer]:
-    """Yield useful commands for a run, because the page itself executes no tools."""
+    """Yield commands to run in a terminal, because a page executes no tools itself."""
     run = report.run
     is_resumable = report.is_abandoned or report.status in ("paused", "needs_human")
     if is_resumable and not _is_of_program(replayed.opened):

@@ -34,6 +34,8 @@ class AttemptSpan:
     """One attempt at a task, as the timeline and the page of the task show it.
 
     Attributes:
+        attempt: id of the attempt.
+        task: id of the task.
         number: counts from 1; 0 if it asks whether an earlier attempt was done.
         started: in seconds since the epoch.
         ended: in seconds since the epoch; None while it runs.
