@@ -84,7 +84,14 @@ class FileForge:
         for match in _COMMENT_PATTERN.finditer(text):
             body = match["body"].strip("\n")
             at = parse_time(match["at"])
-            comment = ForgeComment(match["number"], "replanning", body, at, own=True, notice=True)
+            comment = ForgeComment(
+                match["number"],
+                "replanning",
+                body,
+                at,
+                own=True,
+                notice=True,
+            )
             comments.append(comment)
         return comments
 

@@ -75,7 +75,14 @@ class LocalProvider(LLMProvider):
             raise LLMRequestRejected(problem, provider=self.name)
         cancelled = threading.Event()
         begun = threading.Event()
-        generate = partial(self._generate, model, prompt, options, cancelled, begun)
+        generate = partial(
+            self._generate,
+            model,
+            prompt,
+            options,
+            cancelled,
+            begun,
+        )
         completion: Completion | None = None
         try:
             async with anyio.create_task_group() as group:

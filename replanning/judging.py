@@ -173,7 +173,14 @@ class JudgedWork:
         timeout = settings.judge.timeout_seconds
         deadline = life.clock.now() + timeout
         meter = RunMeter(life, "judge")
-        request = JudgeRequest(task, copy_json(output), life.live.goal, context, deadline, meter)
+        request = JudgeRequest(
+            task,
+            copy_json(output),
+            life.live.goal,
+            context,
+            deadline,
+            meter,
+        )
         late = f"it gave no judgement within {format_duration(timeout)} (judge.timeout_seconds)"
         judgement = Judgement(False, unverified=True, reason=late)
         scope = anyio.CancelScope()

@@ -186,7 +186,14 @@ class _Relaxation:
             adds = tool.additions(arguments)
             removes = tuple(fact for fact in tool.deletions(arguments) if fact not in adds)
             cost = tool.cost or 0.0
-            self.actions[key] = ToolAction(tool.name, arguments, needs, adds, removes, cost)
+            self.actions[key] = ToolAction(
+                tool.name,
+                arguments,
+                needs,
+                adds,
+                removes,
+                cost,
+            )
             for fact in adds:
                 if fact not in self.reached:
                     self.reached[fact] = None

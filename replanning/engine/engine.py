@@ -528,7 +528,14 @@ class ReplanningEngine:
         run, _ = self._open_runs.get(RunId(run_id), (None, None))
         if run is not None:
             with suppress(NotRunning):
-                run.undo(to=to, only=only, leave=leave, by_hand=by_hand, reason=reason, by=by)
+                run.undo(
+                    to=to,
+                    only=only,
+                    leave=leave,
+                    by_hand=by_hand,
+                    reason=reason,
+                    by=by,
+                )
                 return plan
         redactor = factory.redactor
         payload: JsonObject = {

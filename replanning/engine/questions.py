@@ -276,7 +276,17 @@ class Questions:
             triggers = [ledger.triggers[trigger_id] for trigger_id in asked.triggers]
             relevant = relevant_triggers(triggers, [changes])
             settled = tuple(trigger.id for trigger in relevant)
-        life.journal.append(DecisionMade(asked.replan, settled, decision, rule, reason, chosen, by))
+        life.journal.append(
+            DecisionMade(
+                asked.replan,
+                settled,
+                decision,
+                rule,
+                reason,
+                chosen,
+                by,
+            )
+        )
 
     def _withdraw(self, asked: QuestionAsked) -> None:
         """Close a stale question; its triggers are considered again."""

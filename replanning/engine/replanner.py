@@ -424,7 +424,14 @@ class Replanner:
                     number += 1
                     replan = ReplanId(f"r{number}")
                     # One after another, because trio starts tasks in any order.
-                    await tasks.start(self._replan_group, replan, group, began, turns, index)
+                    await tasks.start(
+                        self._replan_group,
+                        replan,
+                        group,
+                        began,
+                        turns,
+                        index,
+                    )
         if turns.error is not None:
             raise turns.error
 

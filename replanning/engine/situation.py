@@ -165,7 +165,15 @@ class Situation:
         if evaluator is not None:
             evaluation.evaluator = evaluator
         is_running = isinstance(plan, PlanView)
-        return cls(live, ledger, settings, redactor, evaluation, is_running, elapsed)
+        return cls(
+            live,
+            ledger,
+            settings,
+            redactor,
+            evaluation,
+            is_running,
+            elapsed,
+        )
 
     @property
     def view(self) -> PlanView:

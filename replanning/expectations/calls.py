@@ -184,7 +184,15 @@ def _ended_calls(records: Iterable[Record]) -> Iterator[_EndedCall]:
         else:
             kept = body.recoverable and not body.unstored
         output = decode(body.output)
-        call = ObservedCall(tool, arguments, output, opened.run, task.id, failure, kept)
+        call = ObservedCall(
+            tool,
+            arguments,
+            output,
+            opened.run,
+            task.id,
+            failure,
+            kept,
+        )
         yield _EndedCall(call, task, live, first.at)
 
 

@@ -230,7 +230,14 @@ def _boxes(overview: RunOverview) -> tuple[dict[Hashable, _Box], set[_Edge]]:
             detail = row.detail
         stage = stages[task_id]
         replaced = former[task_id]
-        boxes[task_id] = _Box(stage, row.look, row.title, detail, hint, replaced)
+        boxes[task_id] = _Box(
+            stage,
+            row.look,
+            row.title,
+            detail,
+            hint,
+            replaced,
+        )
         edges.update((one, task_id) for one in befores)
     return boxes, edges
 

@@ -479,7 +479,14 @@ class ReplanHistory:
         self._kept.store(decided)
 
     def _fold_edit(self, at: float, body: PlanRevised) -> None:
-        edit = PlanEdit(at, body.parent, body.number, body.changes, body.reason, body.by)
+        edit = PlanEdit(
+            at,
+            body.parent,
+            body.number,
+            body.changes,
+            body.reason,
+            body.by,
+        )
         self.edits.append(edit)
         # Counted now, because only the newest edits are kept.
         if body.by not in FORESEEN:

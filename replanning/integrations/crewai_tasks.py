@@ -365,7 +365,14 @@ class CrewPlan:
             entry = live.entry(attempt.task_id)
             instruction = str(arguments.get(TASK) or entry.task.goal or "")
             inputs = self._inputs(entry, step)
-            planned = _Planned(entry.id, entry.root, name, instruction, inputs, entry.task)
+            planned = _Planned(
+                entry.id,
+                entry.root,
+                name,
+                instruction,
+                inputs,
+                entry.task,
+            )
             return await hand_over(name, {_PLANNED: planned})
 
         try:

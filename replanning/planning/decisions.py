@@ -724,7 +724,14 @@ def make_ruling(
     reason = exhausted_limit(kind, decision.target_phase, limits, counts, cause)
     if reason:
         blocks = exhausted_lineage(limits, counts, cause)
-        return Ruling("skip", reason, "limit", kept_questions, blocks, key)
+        return Ruling(
+            "skip",
+            reason,
+            "limit",
+            kept_questions,
+            blocks,
+            key,
+        )
     confidence = decision.confidence
     reason = f"its confidence is {confidence:g}"
     minimum = limits.min_threshold

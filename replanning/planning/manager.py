@@ -619,7 +619,14 @@ class ReplanManager:
     def _decision_request(
         self, phase: Phase, prompt_data: JsonObject, cause: ReplanCause
     ) -> DecisionRequest:
-        return DecisionRequest(phase, prompt_data, cause, self._counts, self.limits, self.records)
+        return DecisionRequest(
+            phase,
+            prompt_data,
+            cause,
+            self._counts,
+            self.limits,
+            self.records,
+        )
 
     def _rule_on(self, decision: ReplanDecision, cause: ReplanCause) -> Ruling:
         """Rule on a decision by the limits and the current counts."""

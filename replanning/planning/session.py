@@ -443,7 +443,14 @@ class PlanningSession:
         if risk:
             text = f"{text}\n{risk}"
         why: HoldReason = "clarification" if ruling.questions else "approval"
-        self.hold(task, why, text, target=target, considered=considered, risk=risk)
+        self.hold(
+            task,
+            why,
+            text,
+            target=target,
+            considered=considered,
+            risk=risk,
+        )
 
     def hold(
         self,

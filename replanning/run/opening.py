@@ -261,7 +261,14 @@ class RunFactory:
             lease = await _retry_while_locked(partial(self._acquire_new_run, run))
             # The run works with the secrets of the plan; only its journal must not contain them.
             leaving = replace(opened, plan=clean, directory=self.redactor.text(directory))
-            made = self._build_run(lease, records, live, ledger, spans, leaving=leaving)
+            made = self._build_run(
+                lease,
+                records,
+                live,
+                ledger,
+                spans,
+                leaving=leaving,
+            )
             if clean is not plan:
                 warning = redaction_warning(clean, plan)
                 if warning:

@@ -141,7 +141,14 @@ class OutputKeeper:
         # JSON does not have to be awaited.
         if kind not in _JSON_TYPES:
             if isinstance(output, WithheldOutput):
-                body = AttemptSucceeded(attempt, entry.id, None, False, reads, output.reason)
+                body = AttemptSucceeded(
+                    attempt,
+                    entry.id,
+                    None,
+                    False,
+                    reads,
+                    output.reason,
+                )
                 return body, body
             problem = await_problem(output, entry.id)
             if problem:
@@ -165,7 +172,14 @@ class OutputKeeper:
                 if encoded.is_masked:
                     unstored = f"a part of it looks like a secret, so the journal has {MASK}"
         copied: Any = copy_containers(value)
-        body = AttemptSucceeded(attempt, entry.id, copied, True, reads, unstored)
+        body = AttemptSucceeded(
+            attempt,
+            entry.id,
+            copied,
+            True,
+            reads,
+            unstored,
+        )
         return body, replace(body, output=document, recoverable=not unstored)
 
     def agreements(self, entry: TaskEntry, output: object) -> list[Agreement]:

@@ -210,7 +210,14 @@ class RunningAttempts:
             self._asked_early.discard(confirms)
             if confirms in list(self.at_work.values()):  # a copy, because threads change it
                 self._asked_early.add(confirms)
-        started = AttemptStarted(attempt_id, task_id, number, deadline, call, confirms)
+        started = AttemptStarted(
+            attempt_id,
+            task_id,
+            number,
+            deadline,
+            call,
+            confirms,
+        )
         # Only the document of a call needs masking.
         masked = started if call is None else None
         self._journal.append(started, stored=masked)

@@ -156,7 +156,14 @@ def plan_undo(
     # Effects already being undone for a part of the run are now undone for the whole.
     is_widened = scope.whole and live.taken_back is None and undo.is_under_way
     if undo.is_empty and not is_widened:
-        return UndoPlan({}, tuple(undo.undecided), (), scope.whole, (), "")
+        return UndoPlan(
+            {},
+            tuple(undo.undecided),
+            (),
+            scope.whole,
+            (),
+            "",
+        )
 
     stopped = scope.unfinished(undo.concerned)
     changes: list[PlanChange] = []

@@ -148,7 +148,14 @@ class SpanWriter:
         self._ids.trace_id = trace_id
         self._ids.span_id = span_id
         try:
-            return self._tracer.start_span(name, context, kind, attributes, links, at)
+            return self._tracer.start_span(
+                name,
+                context,
+                kind,
+                attributes,
+                links,
+                at,
+            )
         except Exception as error:  # noqa: BLE001 - a span processor may raise anything
             self.on_error(error)
             return INVALID_SPAN

@@ -301,7 +301,14 @@ def _condition_problems(plan: Plan) -> Iterator[Problem]:
     own, known = _knowledge_by_tool(plan)
     results = _result_schemas(plan, known)
     for index, tool in enumerate(plan.tools):
-        found = _stated_problems(tool, tool.name, None, known=known, own=own, results=results)
+        found = _stated_problems(
+            tool,
+            tool.name,
+            None,
+            known=known,
+            own=own,
+            results=results,
+        )
         if tool.undo is not None:
             found = chain(found, undo_problems(tool.undo, own[tool.name]))
         for path, message in found:
