@@ -1,4 +1,4 @@
-"""Naming of tasks in sentences; many elements of one list become one phrase."""
+"""Names of tasks in sentences; elements of one list share a phrase."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from replanning.plan.messages import join_names
 from replanning.plan.types import TaskId
 
 _MAX_NAMED: Final = 3
-"""Elements of a list that its phrase names."""
+"""Number of elements that the phrase of a list names."""
 
 
 class TaskGroup(NamedTuple):
-    """Tasks that a sentence is about: one, or several elements of one list.
+    """Tasks named together in a sentence: one, or several elements of one list.
 
     Attributes:
         name: their name in a sentence, such as `'build'`, or `12 of 40 elements of 'convert'
@@ -34,7 +34,7 @@ class TaskGroup(NamedTuple):
 
 
 def group_elements(graph: TaskGraph, task_ids: Iterable[TaskId]) -> list[TaskGroup]:
-    """Return tasks as sentences name them, each once, with the elements of one list together."""
+    """Return tasks grouped for a sentence: each once, elements of one list together."""
     groups: dict[TaskId, list[TaskId]] = {}
     for task_id in dict.fromkeys(task_ids):
         template = _template(graph, task_id)

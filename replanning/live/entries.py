@@ -1,4 +1,4 @@
-"""Runtime state of one task: its place, its attempts, its reads, and its waiting."""
+"""Runtime state of one task: position, attempts, reads, replacement and output."""
 
 from __future__ import annotations
 
@@ -12,24 +12,22 @@ from replanning.plan.tasks import Confirmation, Task
 from replanning.plan.types import AttemptId, JsonObject, RunId, TaskId
 
 CONDITION_NOT_MET: Final = -1
-"""Value of `TaskEntry.condition_revision` of a task that was skipped because of its condition."""
+"""`TaskEntry.condition_revision` of a task that its condition skipped."""
 
 LEFT_OUT: Final = -2
-"""The same of a task that was skipped because all that it depends on was."""
+"""`TaskEntry.condition_revision` of a task skipped because all of its dependencies were."""
 
 CONDITION_NOT_MET_ALONE: Final = -3
-"""The same of a task skipped by its condition in a run of an earlier version; what follows runs."""
+"""`CONDITION_NOT_MET` in a run of an earlier version: the dependents of the task run."""
 
 SKIPPED_BY_CONDITION: Final = (CONDITION_NOT_MET, LEFT_OUT, CONDITION_NOT_MET_ALONE)
-"""These values."""
+"""Values of `TaskEntry.condition_revision` of skipped tasks."""
 
 _CONTINUATION_MARK: Final = "#continued-"
-"""Stands in an idempotency key before the number of times that a judge has had the task run
-again.
-"""
+"""Precedes the number of continuations in an idempotency key."""
 
 _CHANGE_MARK: Final = "#changed-"
-"""Stands in an idempotency key before how often the task got another tool or other arguments."""
+"""Precedes the number of changes to the tool or arguments in an idempotency key."""
 
 _MAX_REASON_CHARS: Final = 500
 
@@ -39,16 +37,16 @@ Effects = tuple[tuple[str, ...], tuple[str, ...]]
 
 @dataclass(slots=True, eq=False)
 class Doubt:
-    """Attempt that ended without an answer, during its confirmation.
+    """Attempt that ended without an answer and is being confirmed.
 
     Attributes:
         attempt: the attempt.
-        failure: how it ended.
-        confirm: how that is asked, as the plan said when it ended.
+        failure: its failure.
+        confirm: the confirmation that the plan declared when the attempt ended.
         is_further: whether an earlier attempt at the task is in doubt as well.
-        asked: number of confirmations that were begun.
-        failed: number of those that have failed.
-        asked_at: start of the last one, in seconds since the epoch.
+        asked: number of confirmations started.
+        failed: number of confirmations that failed.
+        asked_at: start of the last confirmation, in seconds since the epoch.
     """
 
     attempt: AttemptId
@@ -60,21 +58,21 @@ class Doubt:
     asked_at: float = 0.0
 
     def not_done(self) -> Failure:
-        """Return the failure of the attempt once it is known that it had no effect."""
+        """Return the failure of the attempt, marked as one without effect."""
         return replace(
             self.failure,
-            message=f"{self.failure.message}; it was not done, as a confirmation says",
+            message=f"{self.failure.message}; a confirmation showed that it was not done",
             transient=True,
             in_doubt=False,
             not_done=True,
         )
 
     def settled(self, answer: Failure) -> Failure:
-        """Return the failure of the attempt, after the last confirmation.
+        """Return the final failure of the attempt, after the last confirmation.
 
         Args:
-            answer: how the last confirmation ended: it said that the attempt was not done, or has
-                failed.
+            answer: the outcome of the last confirmation: `not_done`, or the failure of the
+                confirmation itself.
         """
         if answer.not_done:
             return answer
@@ -82,42 +80,40 @@ class Doubt:
 
 
 def unconfirmed(answer: Failure) -> str:
-    """Return why it is unknown whether a call was made.
+    """Return why an attempt could not be confirmed.
 
     Args:
-        answer: how the last confirmation has failed.
+        answer: the failure of the last confirmation.
     """
     return f"it could not be confirmed: {truncate(str(answer), _MAX_REASON_CHARS)}"
 
 
 @dataclass(slots=True, eq=False)
 class AttemptLog:
-    """The attempts at one task: the running one, and what remains of the earlier ones.
+    """Attempts at one task: the running one, and a summary of the earlier ones.
 
-    It has many attributes because retries, deadlines, judges, confirmations and changes of the call
-    each go on from what the earlier attempts have left.
+    It has many attributes because retries, deadlines, judges, confirmations and changed calls each
+    depend on other details of the earlier attempts.
 
     Attributes:
-        current: the attempt that runs now.
+        current: the running attempt.
         count: number of attempts, the running one included.
         in_round: attempts since the last trigger, or since a change retried the task.
-        round_started_at: start of the first of these attempts, once it has failed, in seconds since
-            the epoch.
-        failures: failures that no retry followed.
-        continuations: number of times that a judge had the task run again.
-        feedback: what the judge said then.
+        round_started_at: start of the first attempt of the round, set when it fails, in seconds
+            since the epoch.
+        failures: number of failures that no retry followed.
+        continuations: number of times a judge had the task run again.
+        feedback: the judge's last feedback.
         started_at: start of the last attempt, or the time at which a condition skipped the task, in
             seconds since the epoch.
-        duration: seconds that the last attempt took, with the time until a confirmation said
-            whether it was done.
-        deadline: end of the time that the running attempt has, in seconds since the epoch.
-        failure: the last failure, also while the next attempt runs; None once one has succeeded.
+        duration: duration of the last attempt and its confirmations, in seconds.
+        deadline: deadline of the running attempt, in seconds since the epoch.
+        failure: the last failure, kept while the next attempt runs; None after a success.
         effects: the facts that the running attempt changes when it succeeds.
-        in_doubt: whether an attempt may have had its effect without being known to have succeeded.
-        doubt: the attempt of which it is asked whether it was done; None if none is.
-        unconfirmed: why nobody could tell whether an attempt was done; empty where nobody was
-            asked, or there always was an answer.
-        call_changes: how often a change has made the call of the task another one.
+        in_doubt: whether an attempt may have taken effect although no success is known.
+        doubt: the attempt that is being confirmed; None without one.
+        unconfirmed: why an attempt could not be confirmed; else empty.
+        call_changes: number of changes to the call of the task.
     """
 
     current: AttemptId | None = None
@@ -138,13 +134,13 @@ class AttemptLog:
     call_changes: int = 0
 
     def keep_round_start(self) -> None:
-        """Keep the start of an attempt that has failed, if it is the first of its round."""
+        """Record the start of a failed attempt if it was the first of its round."""
         if self.in_round == 1:
             self.round_started_at = self.started_at
 
     @property
     def time_limit(self) -> float | None:
-        """Seconds that the running attempt may take; None without a limit."""
+        """Time limit of the running attempt or confirmation, in seconds; None without one."""
         if self.deadline is None:
             return None
         started_at = self.started_at
@@ -155,16 +151,16 @@ class AttemptLog:
 
 @dataclass(slots=True, eq=False)
 class ReadLog:
-    """What an attempt read: its arguments, and versions that tell whether its result is stale.
+    """Values that an attempt read, with versions that show whether its result is stale.
 
     Attributes:
         started: number of attempts in the run that had ended when the last attempt began.
-        ended: the same number when the last attempt ended.
+        ended: number of attempts in the run that had ended with the last attempt, itself included.
         context_version: number of changes to the context when the last attempt began.
-        keys: keys of the context that the attempt read by itself, with their versions.
+        keys: context keys that the work itself read, with their versions.
         changed_context: whether the attempt has changed the context.
-        arguments: those of the last attempt if something that is stated is about them; what they
-            refer to may have changed since.
+        arguments: arguments of the last attempt, kept for its expectation or confirmation because
+            the values they refer to may change.
     """
 
     started: int = 0
@@ -180,12 +176,12 @@ class Replacement(NamedTuple):
 
     Attributes:
         tasks: the tasks that replaced it.
-        sinks: those of them for which its dependents wait.
+        sinks: the replacements that its dependents wait for.
         unsatisfied: number of sinks that are not satisfied yet.
-        redone: whether the task was finished when it was replaced, so that it is done again.
-        expanded: whether the plan has foreseen these: the tasks of the `elements` of its list, in
-            their order, or those of the `plan` that it includes. Empty if it has not.
-        withdrawn: whether the task itself was removed because what it had replaced runs again.
+        redone: whether the task was finished when it was replaced, and is therefore done again.
+        expanded: what the plan expands the task into: the `elements` of its list, in order, or the
+            tasks of an included `plan`. Empty for any other replacement.
+        withdrawn: whether the task itself was removed because the one that it replaced runs again.
     """
 
     tasks: tuple[TaskId, ...] = ()
@@ -205,8 +201,8 @@ class TaskOutput(NamedTuple):
 
     Attributes:
         value: the output as the work returned it, or as it was stored.
-        recoverable: whether it is at hand.
-        unstored: why the journal lacks it, or a part of it; empty if it has all of it.
+        recoverable: whether `value` is the output.
+        unstored: why the journal lacks all or part of the output; empty if it does not.
     """
 
     value: Any = None
@@ -221,20 +217,20 @@ _NO_OUTPUT: Final = TaskOutput()
 class TaskEntry:
     """Runtime state of one task; only the live plan changes it.
 
-    It has many attributes because a plan looks up its tasks more often than anything else: whatever
-    several parts of the plan read stands here, and what one part owns is in an object of its own.
+    It has many attributes because a plan looks up its tasks more often than anything else. Values
+    that several parts of the plan read are here; values of a single part are in separate objects.
 
     Attributes:
         task: its document.
-        order: position in the plan; it breaks ties of priority.
+        order: position in the plan; breaks ties of priority.
         parent: the task that this one replaced.
-        root: the first task of the lineage, under whose id results are found.
+        root: the first task of the lineage; results are found under its id.
         dependents: the tasks that name this one in their `depends_on`.
         sink_of: the replaced task whose dependents wait for this one.
-        condition_revision: revision at which the condition held, or one of the values above, which
-            say how a condition has skipped the task.
-        claim: number of the claim under which a worker holds the task; 0 without one.
-        holds: number of questions and triggers that keep the task from being handed out.
+        condition_revision: revision at which the condition held, or a value of
+            `SKIPPED_BY_CONDITION`.
+        claim: number of the claim by which a worker holds the task; 0 without one.
+        holds: number of questions and triggers that hold the task back.
         not_before: earliest start, in seconds since the epoch.
     """
 
@@ -270,14 +266,14 @@ class TaskEntry:
 
     @property
     def is_expanded(self) -> bool:
-        """True if the elements of its list, or the plan that it includes, stand for this task."""
+        """True if elements of its list, or tasks of an included plan, have replaced this task."""
         if self.state is not TaskState.REPLACED_BY_REPLAN:
             return False
         return self.replacement.expanded != ""
 
     @property
     def template(self) -> TaskEntry | None:
-        """The expanded task of whose elements this is one, or stands for one; None of others."""
+        """The expanded task that this one, or a task it replaced, is a part of; else None."""
         entry = self
         while entry.parent is not None and not entry.parent.replacement.expanded:
             entry = entry.parent
@@ -286,7 +282,7 @@ class TaskEntry:
     @property
     def satisfied(self) -> bool:
         """True if the dependents of this task may run."""
-        # A replaced task counts as its replacement does: once all of its sinks are satisfied.
+        # A replaced task is satisfied once all of its sinks are.
         if self.state is TaskState.REPLACED_BY_REPLAN:
             return not self.replacement.unsatisfied
         return self.state in SATISFIED
@@ -301,13 +297,13 @@ class TaskEntry:
 
     @property
     def left_out(self) -> bool:
-        """Whether a condition has left out the task, with the tasks that depend on it alone."""
+        """Whether the task was left out: by its condition, or with all of its dependencies."""
         stack = [self]
         while stack:
             entry = stack.pop()
-            # A replaced task counts as its replacement does: once all of its sinks are left out.
+            # A replaced task is left out once all of its sinks are.
             if entry.state is TaskState.REPLACED_BY_REPLAN:
-                # Elements that are left out make a shorter result, and no missing one.
+                # Without the elements that are left out, the list still has a result.
                 if entry.replacement.expanded:
                     return False
                 stack += entry.replacement.sinks
@@ -317,12 +313,12 @@ class TaskEntry:
 
     @property
     def awaits_confirmation(self) -> bool:
-        """Whether the last attempt needs a confirmation, and none is running."""
+        """Whether the last attempt needs a confirmation and none is running."""
         log = self.log
         return log.doubt is not None and log.current is None
 
     def call_key(self, run: RunId) -> str:
-        """Return the idempotency key of the call that the task makes now."""
+        """Return the idempotency key of the task's current call."""
         key = f"{run}/{self.id}"
         # A service that knows the key would answer the changed call with the result of the old one.
         if self.log.call_changes:
@@ -332,9 +328,9 @@ class TaskEntry:
         return key
 
     def lineage(self) -> list[TaskEntry]:
-        """Return the tasks that this one replaced, the root first, and this one.
+        """Return the lineage up to this task, the root first.
 
-        The task of an element is the root of its own lineage.
+        A task expanded from a list or an included plan is the root of its own lineage.
         """
         entries = [self]
         parent = self.parent
@@ -345,7 +341,7 @@ class TaskEntry:
 
     @property
     def element(self) -> TaskEntry | None:
-        """The element of a list that this task, or the plan that it is a part of, is about."""
+        """The list element that this task belongs to, directly or in an included plan, or None."""
         entry: TaskEntry | None = self
         while entry is not None:
             parent = entry.parent
@@ -355,7 +351,7 @@ class TaskEntry:
         return None
 
     def dependent_ids(self) -> tuple[TaskId, ...]:
-        """Return the tasks that wait for this one, also through a task that it replaced."""
+        """Return the tasks that wait for this one, or for a task that it replaced."""
         ids: dict[TaskId, None] = {}
         entry: TaskEntry | None = self
         while entry is not None:
@@ -366,7 +362,7 @@ class TaskEntry:
         return tuple(ids)
 
     def started_dependents(self) -> list[TaskId]:
-        """Return the tasks that run or are done, and needed this one to be satisfied."""
+        """Return the dependents that are running or done, and so needed this task."""
         started: list[TaskId] = []
         entry = self
         while True:

@@ -40,7 +40,7 @@ class FactIndex:
         return len(self._actions)
 
     def add(self, task_id: TaskId, action: GroundAction, *, resolved: bool) -> None:
-        """Index a task; the action of one that is not resolved may change later."""
+        """Index a task; an action that is not `resolved` may change later."""
         self.discard(task_id)
         self._actions[task_id] = action
         if not resolved:
@@ -71,16 +71,17 @@ def _discard_from(index: dict[str, dict[TaskId, None]], fact: str, task_id: Task
 
 @dataclass(slots=True, eq=False, repr=False)
 class DependencyIndex:
-    """Tasks of a plan by the things they use.
+    """Index from tools, resources, facts and context keys to the tasks that use them.
 
     Attributes:
         context: the context of the plan.
-        parameters: returns the values of its parameters.
-        stored_result: finds the stored result of a task; facts are made of stored results alone.
-        fact_index: the unfinished tasks by facts, where the plan states facts and tools use them.
-        context_references: by key of the context, the tasks that refer to it in their arguments or
-            condition, finished ones included; whose work has read it is in `ContextHistory`.
-        resource_users: the unfinished tasks that use a tool or take a resource.
+        parameters: returns the values of the plan's parameters.
+        stored_result: returns the stored result of a task; facts depend on stored results only.
+        fact_index: the unfinished tasks by facts; None unless the plan states facts and tools use
+            them.
+        context_references: for each context key, the tasks whose arguments or condition refer to
+            it, finished ones included; `ContextHistory` has the tasks whose work has read it.
+        resource_users: for each tool and resource, the unfinished tasks that use it.
     """
 
     tools: Mapping[str, ToolSpec]
@@ -128,11 +129,11 @@ class DependencyIndex:
         return action, arguments
 
     def forget_action(self, task_id: TaskId) -> None:
-        """Forget the action of a task that is finished."""
+        """Forget the cached action of a finished task."""
         self._actions.pop(task_id, None)
 
     def forget_actions(self) -> None:
-        """Forget the actions of tasks, because tools are described in another way."""
+        """Forget all cached actions, because descriptions of tools have changed."""
         self._actions.clear()
 
     def add(self, task: Task) -> None:
@@ -153,8 +154,8 @@ class DependencyIndex:
     def _context_keys(self, task: Task) -> Iterable[str]:
         """Return the context keys that a task refers to.
 
-        The tasks of a list come one after another and share what they read, so that it is looked
-        through once for all of them, as the expansion in the benchmark `lists` shows.
+        The elements of a list are added one after another and share these fields, so the fields
+        are searched once for all of them; the benchmark `lists` measures that as expansion.
         """
         read = (task.arguments, task.when, task.for_each, task.with_)
         last, keys = self._last_read
@@ -172,7 +173,7 @@ class DependencyIndex:
             self.context_references[key].pop(task.id, None)
 
     def change_references(self, old: Task, new: Task) -> None:
-        """Index a finished task, which uses nothing more, by the keys that it refers to now."""
+        """Index a finished task, which uses no tools any more, by its current context keys."""
         for key in context_keys(old):
             self.context_references[key].pop(old.id, None)
         for key in context_keys(new):
@@ -210,9 +211,9 @@ class World:
 
     Attributes:
         facts: each fact that holds, with the number of attempts that had ended when it began to.
-        closed: whether the plan states its facts; then nothing else holds.
+        closed: whether the plan states its facts; then no other fact holds.
         running: the actions of the running tasks, in a closed world.
-        problems: planning problems of the plan as it is now, by their subject.
+        problems: planning problems of the current plan, by subject.
     """
 
     facts: dict[str, int]
@@ -227,7 +228,7 @@ class World:
     def allows(self, entry: TaskEntry) -> bool:
         """Return whether the facts that a task requires hold, and no running task interferes.
 
-        Only a plan that states its facts asks: otherwise they say nothing about a start.
+        Called only if the plan states its facts; otherwise facts do not restrict a start.
         """
         action, _ = self._index.ground(entry.task)
         # The world is closed: a fact that is not known to hold does not hold.
@@ -249,8 +250,8 @@ class ContextHistory:
 
     Attributes:
         version: number of changes so far.
-        hashes: by key, the versions in which its value changed, and hashes of the new values.
-        readers: by key, the finished tasks whose work read it by itself, beside their arguments.
+        hashes: for each key, the versions in which its value changed, and hashes of the new values.
+        readers: for each key, the finished tasks whose work read it, apart from their arguments.
     """
 
     version: int = 0
@@ -298,10 +299,10 @@ class Staleness:
 
     Attributes:
         history: the changes to the context.
-        redone: the finished tasks that were replaced so that they are done again, each with
-            whether their dependents are to follow; a person has decided about these already.
-        redoes: whether the plan, or a task of it, wants tasks with stale results done again.
-        recorded: the stale results that were recorded last, with their causes.
+        redone: the finished tasks that were replaced to be done again, with whether their
+            dependents must follow; after a correction, a person has already decided that.
+        redoes: whether the plan or one of its tasks has `on_stale: redo`.
+        recorded: the last recorded stale results, with their causes.
     """
 
     redoes: bool

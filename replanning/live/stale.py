@@ -1,4 +1,4 @@
-"""Stale results: finished tasks that have read a value of the context which has changed since."""
+"""Stale results: finished tasks that read values of the context which have changed since."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _BEGUN: Final = STUCK | {TaskState.RUNNING, TaskState.DONE}
 
 
 class StaleResult(NamedTuple):
-    """Why a result is stale, and whether `on_stale` demands that the task is done again.
+    """Causes of a stale result, and whether `on_stale` requires that the task is done again.
 
-    A cause is a key of the context that the task read (`context.KEY`), or the root of the lineage
-    of a stale task whose result it used.
+    A cause is a context key that the task read (`context.KEY`), or the root of the lineage of a
+    stale task whose result it used.
     """
 
     causes: tuple[str, ...]
@@ -33,15 +33,15 @@ class StaleResult(NamedTuple):
 def stale_results(live: TaskGraph) -> dict[TaskId, StaleResult]:
     """Return the finished tasks whose results are stale, in the order of the plan.
 
-    A result is stale for one of three reasons. The task read a key of the context whose value has
-    changed since; or it depends on a task whose result is stale; or it depends on one that is done
-    again, and began before that had ended for the second time. A task that changed the context
-    itself does not become stale through its dependencies: their results may be the reason for its
-    change. Earlier values of the context are compared by their hashes; they are not kept.
+    A result is stale for one of three reasons. The task read a context key whose value has changed
+    since; or it depends on a task with a stale result; or it depends on a task that is done again,
+    and began before the second time ended. A task that changed the context itself does not become
+    stale through its dependencies: their results may be the reason for its change. Earlier values
+    of the context are compared by their hashes; they are not kept.
     """
     found = _find_outdated(live)
-    # A task whose dependents are examined, the task whose result reaches them, and whether they
-    # are to be done again.
+    # Each item: a task whose dependents are examined, the task whose result reaches them, and
+    # whether they must be done again.
     stack: list[tuple[TaskEntry, TaskEntry, bool]] = []
     for task_id, result in found.items():
         entry = live.entries[task_id]
@@ -60,7 +60,7 @@ def stale_results(live: TaskGraph) -> dict[TaskId, StaleResult]:
             if policy == "ignore" or not _used_result(other, source):
                 continue
             if other.reads.changed_context or not _has_result(other):
-                # It is not stale itself, but the result reaches those behind it.
+                # It is not stale itself, but the result reaches its dependents.
                 step = (other.id, source.id, redo)
                 if step not in passed:
                     passed.add(step)
@@ -104,15 +104,15 @@ def _used_result(entry: TaskEntry, source: TaskEntry) -> bool:
 def outdated_by(
     live: TaskGraph, changes: JsonObject, removed: Collection[str]
 ) -> dict[TaskId, list[str]]:
-    """Return the tasks that a change of the context would find to have read other values.
+    """Return the tasks that have read values which a change of the context would replace.
 
-    Tasks that are running or have failed count by what their arguments refer to. With each task
-    come the keys. Nothing changes.
+    The keys come with each task. Running and failed tasks count by the keys that their arguments
+    refer to. The plan itself does not change.
 
     Args:
         live: the plan.
         changes: the new values.
-        removed: the keys that would go.
+        removed: the keys that would be removed.
     """
     found: dict[TaskId, list[str]] = {}
     keys = dict.fromkeys((*changes, *removed))
@@ -132,7 +132,7 @@ def outdated_by(
 
 
 def _possible_readers(live: TaskGraph, key: str) -> Iterator[TaskEntry]:
-    """Yield the tasks that refer to a key of the context, or whose work has read it by itself."""
+    """Yield the tasks that refer to a context key, or whose work has read it."""
     referring = live.dependency_index.context_references.get(key, ())
     reading = live.staleness.history.readers.get(key, ())
     for task_id in dict.fromkeys((*referring, *reading)):
@@ -144,7 +144,7 @@ def _outdated_keys(
 ) -> list[str]:
     """Return the context keys that a task has read and whose values have changed since.
 
-    A key to which only the condition of a finished task refers counts if the condition would now
+    A key that only the condition of a finished task refers to counts if the condition would now
     have the opposite outcome.
     """
     task = entry.task
@@ -177,7 +177,7 @@ def _outdated_keys(
 
 
 def may_be_stale(live: TaskGraph, entry: TaskEntry) -> bool:
-    """Return whether a result that was taken just now may be stale already."""
+    """Return whether the new result of a task may already be stale."""
     staleness = live.staleness
     if not staleness.redoes or not (staleness.history.version or staleness.redone):
         return False
@@ -190,12 +190,11 @@ def may_be_stale(live: TaskGraph, entry: TaskEntry) -> bool:
 
 
 def followers(live: TaskGraph, again: Collection[TaskId]) -> dict[TaskId, list[TaskId]]:
-    """Return the tasks that must wait for tasks that run again.
+    """Return the tasks that must wait for tasks that run again, with their additional dependencies.
 
-    With each come the dependencies that it needs in addition. They are the waiting dependents of
-    the tasks to be done again, and those of these that depend on others of them. A task that
-    depends on one of them only through finished or running tasks that are kept would not wait for
-    it, so it gets that one as an additional dependency.
+    They are the waiting dependents of the tasks that run again, and tasks that run again themselves
+    and depend on another one. A task may depend on one only through finished or running tasks that
+    are kept. It would not wait, so it needs an additional dependency.
     """
     found: dict[TaskId, list[TaskId]] = {}
     for task_id in again:

@@ -87,11 +87,11 @@ _EVENTS: Final = (
             _S.SKIPPED,
             _S.CANCELLED,
             _S.REPLACED_BY_REPLAN,
-            _S.DONE,  # only where its output is lost, see `Draft`
+            _S.DONE,  # only if its output is lost, see `Draft`
         ),
     ),
 )
-"""Events, each with the state that it leads to and the states in which it may happen."""
+"""Events, each with its resulting state and the states that allow it."""
 
 TRANSITIONS: Final = {
     (state, event): follows for event, follows, states in _EVENTS for state in states

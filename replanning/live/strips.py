@@ -27,7 +27,7 @@ class GroundAction(NamedTuple):
         requires: facts that must hold before it.
         adds: facts that hold after it.
         removes: facts that do not hold after it, unless they are also added.
-        unresolved: whether facts are left out that depend on results which do not exist yet.
+        unresolved: whether facts are missing because they depend on results that do not exist yet.
         facts: all of these facts, in the order in which the tool states them.
     """
 
@@ -63,7 +63,7 @@ class StripsStep(NamedTuple):
         arguments: its arguments, resolved as far as they are known.
         action: its preconditions and effects.
         depends_on: the unfinished tasks that must be done before it.
-        running: whether it runs; then it is assumed to succeed.
+        running: whether it is running; it is assumed to succeed.
         startable: whether it has not failed and its tool is available.
     """
 
@@ -167,7 +167,7 @@ class StripsProblem:
     )
 
     def feasibility(self, *, strict: bool = False) -> Feasibility:
-        """Execute the steps one after another.
+        """Simulate the steps one after another.
 
         Each is executed as soon as its dependencies are done and its preconditions hold.
 
@@ -176,7 +176,7 @@ class StripsProblem:
                 will be fixed.
         """
         if strict:
-            # Without a step that cannot be started, both questions have one answer.
+            # If all steps can be started, the result is the same in both modes.
             strict = not all(step.startable or step.running for step in self.steps)
         if strict not in self._computed:
             self._computed[strict] = _simulate(self, strict=strict)
@@ -186,10 +186,9 @@ class StripsProblem:
 def _simulate(problem: StripsProblem, *, strict: bool) -> Feasibility:
     """Execute steps in plan order as far as possible.
 
-    `facts` hold now. A step moves from its dependencies to `ready`, and from there to `executed`,
-    or to `stuck`, where it waits for one of the facts that it lacks. The addition of that fact
-    makes it ready again, and then it is compared with the facts anew: it may lack another one.
-    Each step is looked at once for each fact that it waits for, so the order of the plan is kept
+    `facts` hold now. A step is `ready` once its dependencies are done. Then it is `executed`, or
+    `stuck` until a fact that it lacks is added, which makes it ready again: it may lack another.
+    Each step is examined once for each fact that it waits for, so the order of the plan is kept
     without trying all steps again after each one.
     """
     steps = problem.steps
@@ -215,7 +214,7 @@ def _simulate(problem: StripsProblem, *, strict: bool) -> Feasibility:
             waiting_for_fact.setdefault(lacking, []).append(index)
             continue
         if strict and not step.startable and not step.running:
-            # No fact can help it, so it waits for none.
+            # No fact would unblock it, so it waits for none.
             stuck[index] = step
             continue
         executed[step.id] = step
@@ -273,7 +272,7 @@ def _instantiate(patterns: Iterable[str], values: Mapping[str, str]) -> list[str
 
 
 def find_root(groups: list[int], index: int) -> int:
-    """Return the root of a group in a union-find, where each item links to its own group."""
+    """Return the root of an item's group in a union-find; `groups` has the parent of each item."""
     while groups[index] != index:
         parent = groups[groups[index]]
         # Halving the path keeps the next search short.
@@ -283,7 +282,7 @@ def find_root(groups: list[int], index: int) -> int:
 
 
 def join_groups(groups: list[int], one: int, other: int) -> None:
-    """Join the groups of two items of a union-find, under the root of the other one."""
+    """Join the groups of two items of a union-find under the root of `other`."""
     root = find_root(groups, other)
     groups[find_root(groups, one)] = root
 
@@ -293,8 +292,8 @@ def connected_components(
 ) -> list[list[StripsStep]]:
     """Return steps in independent groups.
 
-    No dependency links two groups, nor a fact that a step changes or lacks. Facts that nobody
-    changes do not link steps: most steps of a plan may read the same ones.
+    Steps of one group are linked by dependencies, or by facts that a step changes or lacks. Facts
+    that no step changes do not link steps, because most steps of a plan may read them.
     """
     groups = list(range(len(steps)))
     place = {step.id: index for index, step in enumerate(steps)}
@@ -317,10 +316,10 @@ def connected_components(
 def regress_at(
     goal: Iterable[str], steps: Sequence[GroundAction], places: Collection[int] = (0,)
 ) -> dict[int, frozenset[str] | None]:
-    """Return the facts that must hold before suffixes of steps, for them to reach a goal.
+    """Return the facts that must hold before suffixes of the steps so that they reach a goal.
 
-    The suffixes begin at `places`. None for a suffix that cannot reach the goal, because a step
-    removes a fact needed after it; longer ones cannot either.
+    The suffixes begin at `places`. The facts are None if a step removes one that is needed after
+    it: the suffix cannot reach the goal, and neither can a longer one.
     """
     needed = set(goal)
     possible = True

@@ -152,7 +152,7 @@ async def test_what_was_not_done_is_done_again(clock: VirtualClock) -> None:
     assert bank.order == ["pay", "find", "pay"]
     lost, not_done = (body.failure for body in kinds(store, AttemptFailed))
     assert (lost.in_doubt, not_done.in_doubt, not_done.not_done) == (True, False, True)
-    assert not_done.message == "lost; it was not done, as a confirmation says"
+    assert not_done.message == "lost; a confirmation showed that it was not done"
 
 
 async def test_a_stand_in_comes_after_the_confirmation(clock: VirtualClock) -> None:
