@@ -1,7 +1,7 @@
 """Live plan: a plan while it runs, with states, ready queue, facts and revision number; no I/O.
 
 A live plan is a fold over journal records: replaying a journal gives the same live plan. It also
-knows which parts of a resumed plan the journal lacks, because it has a mask in their place.
+knows the parts of a resumed plan that the journal lacks because it has a mask in their place.
 """
 
 from __future__ import annotations
@@ -93,30 +93,30 @@ _SENT_FIELDS: Final[dict[str, Any]] = {
     **dict.fromkeys(CALL_FIELDS, True),
     "expect": {"commands"},
 }
-"""Fields of a tool that are sent or executed, or say where that is done."""
+"""Fields of a tool that define what is sent or executed, and where."""
 
 _YIELD_AFTER_CHARS: Final = 4_000
 """Characters of a plan that are hashed between two pauses."""
 
 MASK_CURE: Final = (
-    "give the plan again: `replanning resume RUN --plan FILE`, or `run_or_resume` in Python"
+    "pass the plan again: `replanning resume RUN --plan FILE`, or `run_or_resume` in Python"
 )
 """Remedy if a journal has a mask instead of a secret."""
 
-ELEMENT_CURE: Final = "its list must be made again: `replanning rerun RUN TASK`"
+ELEMENT_CURE: Final = "expand its list again: `replanning rerun RUN TASK`"
 """Remedy if the secret is in an element of a list, or was passed to an included plan."""
 
 PARAMETER_CURE: Final = (
-    "give it again: `replanning resume RUN --set NAME=…`, or `engine.resume(run, parameters={…})`"
+    "set it again: `replanning resume RUN --set NAME=…`, or `engine.resume(run, parameters={…})`"
     " in Python"
 )
 """Remedy if a journal lacks the value of a parameter."""
 
 CHANGE_CURE: Final = (
-    "the plan that was given does not have it: modify the task, or set the value of the context "
-    "again"
+    "the plan that was passed does not contain it: modify the task, or set the value of the "
+    "context again"
 )
-"""Remedy if the secret came with a change, so that the plan does not have it."""
+"""Remedy if the secret came with a change, so that no plan file contains it."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -130,7 +130,7 @@ class MaskedParts:
         tools: the tools with masked templates.
         context: the keys of the context with masked values.
         parameters: the parameters with masked values, and the secret ones without a value.
-        cure: what helps, except for parameters.
+        cure: the remedy for all parts except parameters.
     """
 
     tasks: set[TaskId] = field(default_factory=set)
@@ -147,11 +147,11 @@ class MaskedParts:
         return bool(self.tasks or self.tools or self.context or self.parameters)
 
     def problem_of(self, task: Task, lineage: Iterable[TaskEntry]) -> str:
-        """Return why a task cannot run: it would use a masked part; empty if it would not.
+        """Return why a task cannot run with masked parts; empty if it uses none.
 
         Args:
             task: the task.
-            lineage: the tasks that its arguments come from, itself included.
+            lineage: the tasks that its arguments may come from, itself included.
         """
         if self.parameters:
             lost = [name for name in parameters_of_work(task, None) if name in self.parameters]
@@ -165,9 +165,9 @@ class MaskedParts:
         if is_masked and is_redacted(list(task.commands)):
             places.append("its commands")
         if is_masked and is_redacted([task.with_, task.for_each]):
-            places.append("what it gives to others")
+            places.append("its `with` or `for_each`")
         if is_masked and is_redacted(task.scope):
-            # It came from the output of another task, which no plan has.
+            # It came from the output of another task: no plan file contains it.
             return f"the journal has {MASK} for a secret in its element; {ELEMENT_CURE}"
         if task.tool in self.tools:
             places.append(f"its tool {task.tool!r}")
@@ -182,7 +182,7 @@ class MaskedParts:
 
 
 class LivePlan(TaskGraph):
-    """Plan while it runs. Synchronous and without I/O.
+    """Running plan; synchronous and without I/O.
 
     `apply` and `fold` change it; `advance` also ends backoffs, without a record.
 
@@ -193,7 +193,7 @@ class LivePlan(TaskGraph):
     Attributes:
         goal: the current goal.
         masked: the parts of a resumed plan that its journal lacks.
-        taken_back: the reason for undoing the whole run, which ends with its compensations.
+        taken_back: the reason for undoing the whole run; it ends after its compensations.
     """
 
     __slots__ = ("_holds_by_question", "goal", "masked", "taken_back")
@@ -232,7 +232,7 @@ class LivePlan(TaskGraph):
             digest.update(piece.encode())
             if len(piece) > _YIELD_AFTER_CHARS:
                 yield
-        # Otherwise the plan was revised during a pause, and the hash computed for that.
+        # A revision during a pause has already computed the hash.
         if not self.revision:
             self.revision_hash = digest.hexdigest()
 
@@ -249,9 +249,9 @@ class LivePlan(TaskGraph):
     def document(self) -> Plan:
         """Return the current plan, as a file could state it.
 
-        Replacements stand in the place of what they replaced, and the others depend on them and
-        refer to them. A list or an included plan stands there as one task, which is carried out
-        anew wherever the document is run, without what has become of its parts.
+        Replacements are in the place of the tasks that they replaced, and other tasks depend on
+        them and refer to them. A list or an included plan is one task, without the changes to its
+        parts: it is expanded anew when the document is run.
         """
         tasks: list[Task] = []
         renamed: dict[TaskId, TaskId] = {}
@@ -286,7 +286,7 @@ class LivePlan(TaskGraph):
             "tasks": tasks,
             "tools": tuple(self.tools.values()),
             "context": dict(self.context),
-            # Without those that limit how many elements of a list run.
+            # Without the internal ones that limit how many elements of a list run.
             "resources": {name: capacity[name] for name in self.plan.resources},
             # All dependencies are explicit; a changed plan read as sequential would get more.
             "sequential": self.plan.sequential and tasks == self.plan.tasks,
@@ -302,7 +302,7 @@ class LivePlan(TaskGraph):
         return [self.entries[task_id] for task_id in sorted(places, key=places.__getitem__)]
 
     def _names_in_document(self, task_id: TaskId) -> list[TaskId]:
-        """Return the tasks that stand for one in `document`."""
+        """Return the tasks that represent a task in `document`."""
         names: list[TaskId] = []
         stack = [self.entries[task_id]]
         while stack:
@@ -323,7 +323,7 @@ class LivePlan(TaskGraph):
         return list(dict.fromkeys(names))
 
     def _stated_task(self, entry: TaskEntry, renamed: NewIds) -> Task:
-        """Return a task as a file could state it, with the new ids of those that were replaced."""
+        """Return a task as a file could state it, with the new ids of replaced tasks."""
         task = entry.task
         needed: dict[TaskId, None] = {}
         for dep in task.depends_on:
@@ -334,7 +334,7 @@ class LivePlan(TaskGraph):
         if renamed:
             fields.update(renamed_fields(task, renamed))
         if entry.replacement.expanded == "elements" and task.for_each is None:
-            # A program has given it the list.
+            # A program supplied the list.
             elements = [element.task for element in entry.replacement.sinks]
             fields["for_each"] = stated_elements(task, elements)
         if not fields:
@@ -352,18 +352,18 @@ class LivePlan(TaskGraph):
         return self.arguments(entry)
 
     def asking_task(self, entry: TaskEntry, confirm: Confirmation, key: str) -> Task:
-        """Return the task that asks whether the last attempt at a task was done.
+        """Return the task that confirms whether the last attempt at a task was done.
 
-        An argument that only refers to one that the call left out is left out as well.
+        An argument that only refers to an argument omitted from the call is omitted as well.
 
         Args:
             entry: the task.
-            confirm: how that is asked.
+            confirm: the confirmation.
             key: the idempotency key of the attempt.
 
         Raises:
-            ExpressionError: a reference leads to nothing, a part is masked, or the tool must not be
-                asked; the message is that of a confirmation that has failed.
+            ExpressionError: a reference has no value, a part is masked, or the tool must not be
+                called; the message becomes the failure of the confirmation.
         """
         tool = self.tools.get(confirm.tool)
         if tool is not None:
@@ -426,9 +426,9 @@ class LivePlan(TaskGraph):
 
         Args:
             given: the plan that the values come from.
-            tasks: present tasks.
-            tools: present tools.
-            context: present values of the context.
+            tasks: current tasks, with true values.
+            tools: current tools, with true values.
+            context: true values of the context, by key.
         """
         self.version += 1
         for task in tasks:
@@ -471,7 +471,7 @@ class LivePlan(TaskGraph):
         return tuple(Draft(self, changes).problems)
 
     def diff(self, changes: Sequence[PlanChange]) -> str:
-        """Return the effect of changes in lines for people; if they cannot be applied, why not."""
+        """Return the effect of changes in readable lines, or why they cannot be applied."""
         draft = Draft(self, changes)
         if draft.problems:
             return "\n".join(map(str, draft.problems))
@@ -485,7 +485,7 @@ class LivePlan(TaskGraph):
         draft: Draft | None = None,
         adopted: Plan | None = None,
     ) -> Draft:
-        """Stage changes that the plan accepts; they take effect when their record is folded.
+        """Stage changes and check them; they take effect when their record is folded.
 
         Args:
             changes: the changes, in order; later ones see the effect of earlier ones.
@@ -499,7 +499,7 @@ class LivePlan(TaskGraph):
         """
         if expected_revision is not None and expected_revision != self.revision:
             message = (
-                f"they were made for revision {expected_revision}, "
+                f"the changes were made for revision {expected_revision}, "
                 f"the plan is at revision {self.revision}"
             )
             raise RevisionConflict(
@@ -523,7 +523,7 @@ class LivePlan(TaskGraph):
         *,
         at: float = 0.0,
     ) -> int:
-        """Change the plan: all of the changes or none.
+        """Apply all of the changes, or none.
 
         Args:
             changes: the changes, in order; later ones see the effect of earlier ones.
@@ -569,23 +569,23 @@ class LivePlan(TaskGraph):
                     self.change_document(body.adopted)
                 draft.commit(at)
                 if body.adopted is not None:
-                    # A person who corrects the plan, or runs tasks again, wants the goal.
+                    # A person who corrects the plan or runs tasks again wants the goal reached.
                     self.taken_back = None
                 if body.takes_back:
                     self.taken_back = body.reason
-                    # An aborted run goes on until its compensations are done.
+                    # An aborted run continues until its compensations are done.
                     self.aborted = None
                 if body.replan is not None:
                     self.statistics.recent_ends.append(False)
             return
-        # Even a record that turns out to change nothing outdates drafts: that is safe, and rare.
+        # Even a record that changes nothing makes drafts outdated, which is safe and rare.
         self.version += 1
         if self.world.problems:
             self.world.problems.clear()
         handler(self, body, at)
 
     def _adopt_values(self, adopted: Plan) -> None:
-        """Change the context and the goal as a corrected plan does."""
+        """Apply the changes of a corrected plan to the context and the goal."""
         changes, removed = self.changed_context(adopted)
         if changes or removed:
             history = self.staleness.history
@@ -597,7 +597,7 @@ class LivePlan(TaskGraph):
         self.goal = self.goal_after(adopted)
 
     def changed_context(self, adopted: Plan) -> tuple[JsonObject, tuple[str, ...]]:
-        """Return the context values that a corrected plan adds or changes, and the keys it drops."""
+        """Return the context values that a corrected plan adds or changes, and the dropped keys."""
         before = self.plan.context
         changes: JsonObject = {}
         for key, value in adopted.context.items():
@@ -625,7 +625,7 @@ class LivePlan(TaskGraph):
 
     def _insert_call(self, task: Task) -> TaskEntry:
         if task.id in self.entries or task.depends_on:
-            message = f"{task.id!r} is not new, or depends on other tasks, and is no call"
+            message = f"{task.id!r} cannot be a call: its id is taken, or it depends on other tasks"
             raise ChangeRejected([Problem("task", message)])
         return self.insert(task, None)
 
@@ -651,7 +651,7 @@ class LivePlan(TaskGraph):
                 self.world.running[entry.id] = self.dependency_index.ground(task)[0]
         entry.reads.arguments = None
         if task.expect or task.confirm or (tool is not None and (tool.expect or tool.confirm)):
-            with suppress(ExpressionError):  # of a resumed run, an output may not be stored
+            with suppress(ExpressionError):  # in a resumed run, an output may not be stored
                 entry.reads.arguments = self.arguments(entry)
         self.scheduler.begin(entry)
         log = entry.log
@@ -666,11 +666,11 @@ class LivePlan(TaskGraph):
             self.scheduler.deadlines.add(body.deadline, entry, body.attempt)
 
     def _effects_of(self, task: Task, tool: ToolSpec) -> Effects | None:
-        """Return the effects of an attempt that begins; None if they are unknown."""
+        """Return the effects of a starting attempt; None if they are unknown."""
         arguments: dict[str, JsonValue] = {}
         for name, value in task.arguments.items():
-            # One by one: of a resumed run, an output that was not stored cannot be read, and
-            # the effects may not need the argument that refers to it.
+            # One by one: in a resumed run, an output that was not stored cannot be read, and the
+            # effects may not need the argument that refers to it.
             with suppress(ExpressionError):
                 arguments |= self.resolve(task, {name: value})
         with suppress(PlanError):  # an argument is missing
@@ -711,7 +711,7 @@ class LivePlan(TaskGraph):
             for key in body.reads:
                 self.staleness.history.readers.setdefault(key, {})[entry.id] = None
         breakers = self.scheduler.breakers
-        # An open breaker is closed by a change of availability, which is on record.
+        # Only a recorded change of availability closes an open breaker.
         if tool in breakers and not breakers[tool].openings:
             del breakers[tool]
         if effects is not None:
@@ -719,15 +719,15 @@ class LivePlan(TaskGraph):
         self.satisfy_dependents(entry)
 
     def shared_failure(self, entry: TaskEntry, failure: Failure) -> TaskEntry | None:
-        """Return the task that another tool has failed at in the same words; None without one.
+        """Return the replaced task at which another tool failed with the same message, or None.
 
-        Two tools whose outputs are unexpected in the same words are right, as where both say that
-        there is no such order, or the expectation is wrong. That says nothing against the tools:
-        if it did, a few such calls would make both of them unavailable.
+        If the outputs of two tools are unexpected with one message, such as an order that neither
+        finds, the tools are right or the expectation is wrong. Breakers must not count that: a few
+        such calls would make both tools unavailable.
 
         Args:
             entry: the task that failed.
-            failure: how it failed.
+            failure: its failure.
         """
         if failure.kind != "unexpected":
             return None
@@ -801,7 +801,7 @@ class LivePlan(TaskGraph):
             entry.reason = failure.message
         if body.retry_at is not None:
             self.scheduler.wait_until(entry, body.retry_at)
-            # A dependency may be waited for again, because it is done again.
+            # It may have to wait for a dependency that is done again.
             self.update_readiness(entry)
 
     def _await_confirmation(
@@ -810,15 +810,15 @@ class LivePlan(TaskGraph):
         body: AttemptFailed | AttemptTimedOut | AttemptInterrupted,
         at: float,
     ) -> None:
-        """Keep a task running whose attempt ended without an answer, until the answer is known.
+        """Keep a task running after an attempt without an answer, until it is confirmed.
 
-        It keeps its resources and all that its success would bring about. What has failed is either
-        the attempt itself, or an earlier confirmation, which is repeated.
+        It keeps its resources and the effects of a success. Either the attempt itself has failed,
+        or an earlier confirmation, which is repeated.
         """
         log = entry.log
         if log.doubt is None:
             confirm = confirmation_of(entry.task, self.tool_of(entry.task))
-            assert confirm is not None, "the plan said so when the attempt ended"
+            assert confirm is not None, "the plan declared it when the attempt ended"
             log.doubt = Doubt(body.attempt, body.failure, confirm, log.in_doubt)
             log.failure = body.failure
             log.in_doubt = True
@@ -835,7 +835,7 @@ class LivePlan(TaskGraph):
             self.scheduler.queue.push_in_doubt(entry)
 
     def _on_condition(self, body: ConditionEvaluated, at: float) -> None:
-        """Note whether a condition held, did not hold, or could not be evaluated."""
+        """Record whether a condition held, did not hold, or could not be evaluated."""
         entry = self.entry(body.task)
         if body.value:
             entry.condition_revision = self.revision
@@ -862,7 +862,7 @@ class LivePlan(TaskGraph):
         history = self.staleness.history
         history.change(self.context, body.changes, body.removed, self.scheduler.last_claim)
         if body.attempt is not None:
-            # The result of an attempt is not stale by what the attempt itself has changed.
+            # An attempt's own changes do not make its result stale.
             entry = self.entry(TaskId(body.attempt.rpartition("#")[0]))
             entry.reads.changed_context = True
             if entry.reads.keys is None:
@@ -947,4 +947,4 @@ PLAN_RECORD_HANDLERS: Final[dict[type[RecordBody], Callable[..., None]]] = {
     QuestionAnswered: LivePlan._on_answer,
     RunEnded: LivePlan._on_run_ended,
 }
-"""The kinds of record that concern the state of a plan."""
+"""Handlers of the records that change the state of a plan."""

@@ -41,7 +41,7 @@ class ResourcePool:
 
     Args:
         capacities: the amount of each resource.
-        tools: the tools by name, whose own needs count for the tasks that use them.
+        tools: the tools by name; a task also takes the resources of its tool.
 
     Attributes:
         limited: whether anything takes resources at all; set once a capacity is reported.
@@ -96,13 +96,13 @@ class ReadyQueue:
     """Ready entries by (priority, order).
 
     Most entries arrive in the order in which they leave: these go through `_fifo`, only the others
-    through `_heap`. An item that is out of date stays, and is dropped when it reaches the front.
+    through `_heap`. An outdated item stays until it reaches the front, where it is dropped.
 
-    Tasks of which it has to be asked whether they were done are no ready ones, and come before all
-    of these: resources and decisions wait for the answer.
+    Tasks that await a confirmation are not ready, but come before all ready ones: resources and
+    decisions wait for the answer.
 
     Attributes:
-        reserved: by root, the queue of each lineage that one caller executes alone.
+        reserved: for each lineage that one caller executes alone, its queue by root.
         on_push: called after an entry was added.
         in_doubt: the tasks that await a confirmation.
     """
@@ -117,7 +117,7 @@ class ReadyQueue:
         return chain(self._fifo, self._heap)
 
     def fill(self, entries: Iterable[TaskEntry]) -> None:
-        """Add the first entries, those of a plan that is being loaded."""
+        """Add the entries of a plan that is being loaded to the empty queue."""
         items = [(entry.task.priority, entry.order, entry.id, entry) for entry in entries]
         items.sort()
         self._fifo.extend(items)
@@ -138,7 +138,7 @@ class ReadyQueue:
             self.on_push()
 
     def push_in_doubt(self, entry: TaskEntry) -> None:
-        """Add a task that awaits a confirmation, like `push`."""
+        """Add a task that awaits a confirmation, to the queue that `push` would use."""
         queue = self.reserved.get(entry.root)
         if queue is not None:
             queue.push_in_doubt(entry)
@@ -151,7 +151,7 @@ class ReadyQueue:
         """Remove and return the first task that awaits a confirmation; None if there is none."""
         while self.in_doubt:
             entry = self.in_doubt.popleft()
-            # It is in another queue as well once a caller has reserved its lineage.
+            # Once a caller has reserved its lineage, it is in that queue as well.
             if entry.claim or entry.root in self.reserved:
                 continue
             if entry.awaits_confirmation and entry.not_before is None:
@@ -159,7 +159,7 @@ class ReadyQueue:
         return None
 
     def withdraw(self, entry: TaskEntry) -> None:
-        """Remove an entry if it is the last one, as the task of a call is."""
+        """Remove an entry if it is the last one, as the task of a new call is."""
         # Any other is skipped when it reaches the front, because its lineage is reserved by then.
         if self._fifo and self._fifo[-1][3] is entry:
             self._fifo.pop()
@@ -231,15 +231,14 @@ _HOST: Final = re.compile(r"\w://(?:[^/?#\s@]*@)?([^/?#\s:'\"{}]+)(?=[/?#\s:'\"]
 def failure_target(task: Task, tool: ToolSpec, failure: Failure) -> object:
     """Return the subject of a failure, so that a breaker counts failures with one cause.
 
-    A failure that may pass, or a call without an answer or with a wrong one, is a sign that the
-    tool is down, or rather the host that the call names. Any other failure, such as a page that
-    does not exist or a record that is malformed, may be due to the arguments, and says nothing
-    about calls with others.
+    A transient failure, or a call without an answer or with a wrong one, suggests that the tool or
+    the host in its call is down. Any other failure, such as a missing page or a malformed record,
+    may be due to the arguments, and says nothing about calls with other arguments.
 
     Args:
         task: the task that failed.
         tool: its tool.
-        failure: how it failed.
+        failure: its failure.
 
     Returns:
         The hosts, empty if the call names none; or the arguments.
@@ -255,14 +254,14 @@ def failure_target(task: Task, tool: ToolSpec, failure: Failure) -> object:
 
 @dataclass(slots=True, eq=False)
 class ToolBreaker:
-    """Circuit breaker of a tool: consecutive failures of one cause, and the trials after it opened.
+    """Circuit breaker of a tool: consecutive failures with one cause, and trials after it opened.
 
     Attributes:
-        cause: the kind of the failures, and what they are about.
+        cause: the kind of the failures, and their `failure_target`.
         roots: the lineages that failed; several failures of one lineage count once.
-        openings: how often in a row the tool was made unavailable; 0 while the breaker is closed.
+        openings: number of consecutive openings; 0 while the breaker is closed.
         retry_at: when one task may try the tool again, in seconds since the epoch.
-        trial: that task.
+        trial: the task that tries it.
     """
 
     cause: tuple[str, object] = ("", None)
@@ -279,28 +278,28 @@ class ToolBreaker:
 
 
 class Scheduler:
-    """Hands out ready tasks, each to one claimer at a time, and keeps those that cannot run yet.
+    """Hands out each ready task to one claimer at a time, and keeps those that cannot run yet.
 
     A ready task is in one of four places. It is *queued*, in order of priority; *claimed*, once
-    `claim_next` has returned it; *parked*, while it lacks a tool, a fact, or more of a
-    resource than there is; or *held*, while a question or a trigger keeps it. Claims end when the
-    attempt starts or when the task is returned. Only this class moves tasks between these places.
+    `claim_next` has returned it; *parked*, while it lacks a tool, a fact, or more of a resource
+    than its whole capacity; or *held*, while a question or a trigger holds it back. Claims end when
+    the attempt starts or the task is returned. Only this class moves tasks between these places.
 
     Args:
         tools: the tools by name, as they are now.
         pool: the resources.
-        facts_allow: whether the facts that hold, and the running tasks, let a task start; None
-            where the plan states no facts.
+        facts_allow: returns whether the facts that hold and the running tasks let a task start;
+            None if the plan states no facts.
 
     Attributes:
         queue: the ready tasks.
         deadlines: when attempts are overdue and backoffs end.
         parked: the ready tasks that lack a tool, a resource or a fact.
-        claimed_count: number of tasks that are handed out and not started.
+        claimed_count: number of tasks that are claimed and not started.
         last_claim: number of the last claim.
-        allotted: the resources of the tasks that are claimed or run, where any are limited.
-        overtaken: how often later tasks were claimed first because a task lacked resources.
-        unconfirmed: the running tasks of which it is asked, or is to be, whether they were done.
+        allotted: the resources of claimed and running tasks, if any resources are limited.
+        overtaken: for each task that lacked resources, how often later tasks were claimed first.
+        unconfirmed: the running tasks whose last attempt awaits or undergoes a confirmation.
         kept_resources: the resources that bodies of ended attempts still hold.
         breakers: the circuit breakers of tools that have failed.
     """
@@ -333,11 +332,11 @@ class Scheduler:
     def claim_next(self, queue: ReadyQueue | None = None) -> TaskEntry | None:
         """Claim the next ready task whose tool, resources and facts are available.
 
-        Each task that leaves the queue before one can be claimed falls under one of three cases: it
-        cannot start whatever resources are given back, and is parked; its resources are in use, and
-        it is passed over; or it can start, and is claimed. A task that was passed over too
-        often ends the search, so that large demands do not starve. Before all of them comes a task
-        that awaits a confirmation: it holds its resources, and another tool is used.
+        Tasks leave the queue in three cases: a task that cannot start even if resources are
+        released is parked; one whose resources are in use is passed over; one that can start is
+        claimed. A task that was passed over too often ends the search, so that large demands do not
+        starve. A task that awaits a confirmation comes first: it holds its resources already, and
+        the confirmation uses another tool.
 
         Args:
             queue: the queue of a reserved lineage; by default that of all others.
@@ -356,7 +355,7 @@ class Scheduler:
             if self.lacks(entry):
                 self.parked[entry.id] = entry
                 continue
-            # Most plans declare no resources, and then nothing is looked up for any task.
+            # Most plans declare no resources, and need no lookup for each task.
             if not self.pool.limited:
                 claimed = entry
                 break
@@ -379,7 +378,7 @@ class Scheduler:
             queue.push(other)
         if claimed is None:
             return None
-        # It is the trial of a tool that has failed; the next one waits for its outcome.
+        # It is the trial of a tool that has failed; other tasks wait for its outcome.
         name = claimed.task.tool
         if name in self.breakers:
             self.breakers[name].trial = claimed
@@ -389,7 +388,7 @@ class Scheduler:
         return claimed
 
     def lacks(self, entry: TaskEntry) -> str:
-        """Return why a task cannot start, other than by resources in use; empty if it can."""
+        """Return why a task cannot start even with all resources free; empty if it can."""
         name = entry.task.tool
         tool = None if name is None else self._tools.get(name)
         if tool is not None and not tool.available:
@@ -399,7 +398,7 @@ class Scheduler:
             until = datetime.fromtimestamp(breaker.retry_at, UTC)
             return f"its tool {name!r} kept failing, and is tried again at {until:%H:%M:%S} UTC"
         if self.pool.limited and not self.pool.can_ever_fit(self.pool.demand(entry.task)):
-            return "its resources are no longer there"
+            return "its resources are no longer available"
         if name in self.breakers and not self.breakers[name].admits(entry):
             return f"its tool {name!r} is being tried by another task"
         if tool is None or self._facts_allow is None or self._facts_allow(entry):
@@ -410,12 +409,12 @@ class Scheduler:
         """Count a failure of a task for the breaker of its tool.
 
         A breaker counts failures with one cause; another cause restarts the count. An open breaker
-        keeps its count: only its trials decide.
+        keeps its count, because only its trials decide.
         """
         tool = self._tools.get(entry.task.tool or "")
         if tool is None or failure.kind not in COUNTED_FAILURES:
             return
-        # Its tool has answered; another one, which was to confirm that, is what failed.
+        # Its own tool answered; the tool that was to verify the output failed.
         if failure.type == UnverifiedOutput.__name__:
             return
         kind = failure.type
@@ -430,7 +429,7 @@ class Scheduler:
         breaker.roots[entry.root] = None
 
     def forget_failure(self, entry: TaskEntry) -> None:
-        """Take the failure of a task back, which says nothing about its tool after all."""
+        """Stop counting the failure of a task, because it says nothing about its tool."""
         breaker = self.breakers.get(entry.task.tool or "")
         if breaker is not None:
             breaker.roots.pop(entry.root, None)
@@ -447,13 +446,13 @@ class Scheduler:
         entry.not_before = None
 
     def renew_claim(self, entry: TaskEntry) -> int:
-        """Pass the claim of a task on, as a new claim; return its number."""
+        """Replace the claim of a task by a new one, and return its number."""
         self.last_claim += 1
         entry.claim = self.last_claim
         return self.last_claim
 
     def return_claim(self, entry: TaskEntry, claim: int | None = None) -> None:
-        """End the claim of a task that is not going to be started; a ready one is queued again.
+        """End the claim of a task that will not be started, and queue it again if it is ready.
 
         Args:
             entry: the task.
@@ -473,13 +472,13 @@ class Scheduler:
             self.unpark()
 
     def release_resources(self, entry: TaskEntry) -> None:
-        """Give the resources of a task back."""
+        """Release the resources of a task."""
         if entry.id in self.allotted:
             self.pool.release(self.allotted.pop(entry.id))
             self.overtaken.pop(entry.id, None)
 
     def has_claimable(self) -> bool:
-        """Return whether a task could be claimed now; none is claimed afterwards."""
+        """Return whether a task could be claimed now, without keeping the claim."""
         for queue in (self.queue, *self.queue.reserved.values()):
             entry = self.claim_next(queue)
             if entry is not None:
@@ -492,12 +491,12 @@ class Scheduler:
     def reserve(
         self, root: TaskId, entries: Sequence[TaskEntry], on_push: Callable[[], None]
     ) -> None:
-        """Queue the tasks of a lineage apart, for one caller.
+        """Queue the tasks of a lineage separately, for one caller.
 
         Args:
             root: the root of the lineage.
-            entries: the tasks that stand for it now.
-            on_push: called whenever a task of it was queued.
+            entries: its current tasks.
+            on_push: called after one of its tasks was queued.
         """
         queue = ReadyQueue(on_push)
         self.queue.reserved[root] = queue
@@ -509,7 +508,7 @@ class Scheduler:
                 queue.push_in_doubt(entry)
 
     def unreserve(self, root: TaskId) -> None:
-        """Queue the tasks of a lineage with all others again."""
+        """Return the tasks of a lineage to the common queue."""
         queue = self.queue.reserved.pop(root)
         for *_, entry in queue:
             self.queue.push(entry)
@@ -519,7 +518,7 @@ class Scheduler:
     # Waiting
 
     def unpark(self) -> None:
-        """Queue all parked tasks again, because the missing things may be available now."""
+        """Queue all parked tasks again, because what they lacked may be available now."""
         parked = self.parked
         self.parked = {}
         for entry in parked.values():

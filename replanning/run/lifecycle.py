@@ -802,7 +802,7 @@ class Lifecycle:
                 # It holds them already, but the capacity may have shrunk below the amount in use.
                 missing = dict.fromkeys(missing, 0.0)
             if not scheduler.pool.fits_now(missing):
-                return "its resources are no longer there"
+                return "its resources are no longer available"
         if entry.holds:
             return "the task is held by a question"
         return ""

@@ -248,7 +248,7 @@ async def test_a_list_with_a_secret_is_not_expanded_without_it() -> None:
         pass
     async with quick_engine(store).resume("run") as run:
         assert await perform(run) == []
-    problem = "the journal has [redacted] for a secret in what it gives to others"
+    problem = "the journal has [redacted] for a secret in its `with` or `for_each`"
     assert problem in run.result.failures["a"].message
     async with quick_engine(store).run_or_resume(plan, run_id="run") as run:
         assert await perform(run) == ["a[0]"]
@@ -318,7 +318,7 @@ async def test_a_secret_of_an_added_task_is_given_by_a_modification() -> None:
     async with engine.run_or_resume(plan, run_id="run") as run:
         async for task in run.ready():
             run.succeeded(run.started(task.id), 1)
-    assert "its arguments; the plan that was given does not have it" in run.result.reason
+    assert "its arguments; the plan that was passed does not contain it" in run.result.reason
 
     modify = ModifyTask(task_id=TaskId("b"), fields={"arguments": {"token": TOKEN}})
     async with engine.run_or_resume(plan, run_id="run") as run:

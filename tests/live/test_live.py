@@ -304,7 +304,7 @@ def test_call():
             journal.CallMade(wrong),
             journal.AttemptStarted(f"{wrong.id}#1", wrong.id, 1, None, wrong),
         ):
-            with pytest.raises(ChangeRejected, match="is no call"):
+            with pytest.raises(ChangeRejected, match="cannot be a call"):
                 run.fold(body)
     assert full_state(run.live) == before
     assert replayable_state(run.replayed()) == replayable_state(run.live)

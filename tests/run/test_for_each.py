@@ -457,7 +457,7 @@ async def test_secret_in_an_element():
         failure = run.view.task("convert[0]").failure
     assert used == [{"item": "b"}]
     assert failure is not None
-    assert "its list must be made again" in failure.message
+    assert "expand its list again" in failure.message
 
 
 async def test_others_refer_to_one_element():

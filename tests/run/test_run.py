@@ -187,7 +187,7 @@ async def test_started_twice():
 @pytest.mark.parametrize(
     ("taken", "lack"),
     [
-        (lambda run: run.change_resource("cpu", capacity=1), "its resources are no longer there"),
+        (lambda run: run.change_resource("cpu", capacity=1), "its resources are no longer available"),
         (lambda run: run.change_resource("pip", available=False), "its tool 'pip' is unavailable"),
         (lambda run: run.observe(ceased=["online(pc)"]), "its facts do not hold"),
     ],
@@ -238,7 +238,7 @@ async def test_resources_of_a_task_that_was_not_pulled():
     tasks = [Task(id=name, resources={"cpu": 1}) for name in ("a", "b")]
     async with open_run(plan(*tasks, resources={"cpu": 1})) as run:
         attempt = run.started("a")
-        with pytest.raises(NotRunning, match="its resources are no longer there"):
+        with pytest.raises(NotRunning, match="its resources are no longer available"):
             run.started("b")
         run.succeeded(attempt)
         run.succeeded(run.started("b"))

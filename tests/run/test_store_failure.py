@@ -113,7 +113,7 @@ async def test_what_is_gone_after_an_outage(what, clock):
         fenced.report
         == {
             "tool": "not started: its tool 'tool' is unavailable",
-            "gpu": "not started: its resources are no longer there",
+            "gpu": "not started: its resources are no longer available",
         }[what]
     )
     assert invariant_violations(list(store.read(run.id))) == []
