@@ -218,9 +218,9 @@ def replay(
     elif check:
         _print_check(answers.runs)
     else:
-        for each in answers.runs:
-            _print_run(each, "replay")
-    differs = any(_first_difference(each) for each in answers.runs)
+        for compared in answers.runs:
+            _print_run(compared, "replay")
+    differs = any(_first_difference(compared) for compared in answers.runs)
     if check and (differs or answers.unreadable):
         raise typer.Exit(ExitCode.FAILED)
 
@@ -246,9 +246,9 @@ class _Answers(NamedTuple):
 
     def to_json(self) -> JsonObject:
         """Return the decisions as JSON values."""
-        spent = sum((each.spent for each in self.runs), Usage())
+        spent = sum((run.spent for run in self.runs), Usage())
         return {
-            "runs": [each.to_json() for each in self.runs],
+            "runs": [run.to_json() for run in self.runs],
             "unreadable": dict[str, JsonValue](self.unreadable),
             "estimate": dict(asdict(self.estimate)),
             "spent": dict(asdict(spent)),
@@ -323,19 +323,19 @@ def _check_cost(estimate: Usage, max_cost: float) -> None:
 # Printing
 
 
-def _print_table(found: Sequence[ComparedRun]) -> None:
+def _print_table(runs: Sequence[ComparedRun]) -> None:
     """Print a row for each run, and one for their total."""
     table = plain_table()
     table.add_column("run", no_wrap=True)
     for heading in ("decisions", "different", "asks a person", "gives up", "left out", "cost"):
         table.add_column(heading, justify="right")
     without = 0
-    for each in found:
-        if each.decisions or each.left_out:
-            table.add_row(*_table_row(each.run, [each]))
+    for run in runs:
+        if run.decisions or run.left_out:
+            table.add_row(*_table_row(run.run, [run]))
         else:
             without += 1
-    table.add_row(*_table_row("all", found))
+    table.add_row(*_table_row("all", runs))
     out = console()
     print_table(out, table)
     if without:
@@ -352,25 +352,25 @@ def _table_row(name: str, runs: Sequence[ComparedRun]) -> tuple[Text | str, ...]
         gave_up[1] += run.gave_up(recorded=False)
     return (
         Text(printable_line(name)),
-        str(sum(len(each.decisions) for each in runs)),
-        str(sum(len(each.changed) for each in runs)),
+        str(sum(len(run.decisions) for run in runs)),
+        str(sum(len(run.changed) for run in runs)),
         f"{asked[0]} → {asked[1]}",
         f"{gave_up[0]} → {gave_up[1]}",
-        str(sum(len(each.left_out) for each in runs)),
-        f"{sum(each.spent.money for each in runs):.4g}",
+        str(sum(len(run.left_out) for run in runs)),
+        f"{sum(run.spent.money for run in runs):.4g}",
     )
 
 
-def _print_run(found: ComparedRun, label: str) -> None:
+def _print_run(compared: ComparedRun, label: str) -> None:
     """Print the decisions of a run in turn, with their differences."""
-    lines = [f"run {printable_line(found.run)}"]
-    for decision in found.decisions:
+    lines = [f"run {printable_line(compared.run)}"]
+    for decision in compared.decisions:
         lines += ["", *_decision_lines(decision, label)]
-    if not found.decisions:
+    if not compared.decisions:
         lines += ["", "no decision of this run can be made again"]
     lines.append("")
-    lines += _left_out_lines(found)
-    lines.append(_summary_line(found))
+    lines += _left_out_lines(compared)
+    lines.append(_summary_line(compared))
     _print_lines(lines)
 
 
@@ -412,42 +412,42 @@ def _made_lines(label: str, made: MadeDecision) -> Iterator[str]:
         yield f"            {text} · {source}{score}"
 
 
-def _left_out_lines(found: ComparedRun) -> Iterator[str]:
-    for name, reason in found.left_out:
+def _left_out_lines(compared: ComparedRun) -> Iterator[str]:
+    for name, reason in compared.left_out:
         yield f"not decided again: {printable_line(name)}: {printable_line(reason)}"
 
 
-def _summary_line(found: ComparedRun) -> str:
+def _summary_line(compared: ComparedRun) -> str:
     parts = [
-        pluralise(len(found.decisions), "decision"),
-        f"{len(found.changed)} different",
-        f"asks a person {found.asked(recorded=True)} → {found.asked()}",
-        f"gives up {found.gave_up(recorded=True)} → {found.gave_up()}",
+        pluralise(len(compared.decisions), "decision"),
+        f"{len(compared.changed)} different",
+        f"asks a person {compared.asked(recorded=True)} → {compared.asked()}",
+        f"gives up {compared.gave_up(recorded=True)} → {compared.gave_up()}",
     ]
-    if found.spent.calls:
-        parts.append(f"spent {format_usage(found.spent)}")
+    if compared.spent.calls:
+        parts.append(f"spent {format_usage(compared.spent)}")
     return "; ".join(parts)
 
 
-def _first_difference(found: ComparedRun) -> ComparedDecision | None:
+def _first_difference(compared: ComparedRun) -> ComparedDecision | None:
     """Return the first decision of a run that differs; None if none does."""
-    for decision in found.decisions:
+    for decision in compared.decisions:
         if decision.differences:
             return decision
     return None
 
 
-def _print_check(found: Sequence[ComparedRun]) -> None:
+def _print_check(compared: Sequence[ComparedRun]) -> None:
     """Print the first difference of each run, with the versions of the rules."""
     lines: list[str] = []
     alike = 0
     total = 0
     left_out = 0
-    for each in found:
-        total += len(each.decisions)
-        alike += sum(not decision.differences for decision in each.decisions)
-        left_out += len(each.left_out)
-        first = _first_difference(each)
+    for run in compared:
+        total += len(run.decisions)
+        alike += sum(not decision.differences for decision in run.decisions)
+        left_out += len(run.left_out)
+        first = _first_difference(run)
         if first is None:
             continue
         old = first.recorded
@@ -456,9 +456,9 @@ def _print_check(found: Sequence[ComparedRun]) -> None:
         versions += f", version {new.rules} here (replanning {new.version})"
         if old.rules == new.rules:
             versions += ": the same, so this difference is not on purpose"
-        lines += [f"run {printable_line(each.run)}", *_decision_lines(first, "replay")]
+        lines += [f"run {printable_line(run.run)}", *_decision_lines(first, "replay")]
         lines += [f"  rules     {versions}", ""]
-    runs = pluralise(len(found), "run")
+    runs = pluralise(len(compared), "run")
     decisions = pluralise(total, "decision")
     lines.append(f"{runs}: {alike} of {decisions} alike, {left_out} not decided again")
     _print_lines(lines)

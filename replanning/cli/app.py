@@ -686,11 +686,11 @@ def _expand_options(function: Callable[..., Any], without: Sequence[str]) -> Cal
         return function(**values, options=group(**given))
 
     parameters = [
-        *(one for one in signature.parameters.values() if one.name != "options"),
+        *(parameter for parameter in signature.parameters.values() if parameter.name != "options"),
         *options,
     ]
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined] # inspect reads it
-    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
 
 

@@ -98,7 +98,7 @@ def expect_suggest(
         for run in _named_runs(opened, runs, more):
             try:
                 records = list(opened.read(run))
-                found = list(recorded_calls(records))
+                observed = list(recorded_calls(records))
             except ReplanningError as error:
                 print_message(f"run {run!r} is left out: {error}")
                 continue
@@ -106,7 +106,7 @@ def expect_suggest(
             body = records[0].body
             if isinstance(body, RunOpened):
                 tools |= {tool.name: tool for tool in body.plan.tools}
-            calls += map(_with_value, found)
+            calls += map(_with_value, observed)
     suggested = suggest_expectations(calls)
     changing = {
         name for name in suggested if name not in tools or not has_no_effect(_ANY_TASK, tools[name])
@@ -116,8 +116,8 @@ def expect_suggest(
         written = _write(write, suggested, changing)
     if as_json:
         listed = [
-            {**asdict(each), "expect": each.expect, "changes": name in changing}
-            for name, each in suggested.items()
+            {**asdict(learned), "expect": learned.expect, "changes": name in changing}
+            for name, learned in suggested.items()
         ]
         document: dict[str, object] = {"runs": looked_at, "tools": listed}
         if written is not None:
@@ -163,13 +163,13 @@ def _named_runs(
 def _as_yaml(suggested: Mapping[str, ToolSuggestions], changing: set[str], runs: int) -> str:
     """Return suggestions as the section `tools` of a plan file, with their support as comments."""
     lines = [f"# Learned from {pluralise(runs, 'run')}. Paste the expectations that you want."]
-    if any(each.expect for each in suggested.values()):
+    if any(learned.expect for learned in suggested.values()):
         lines.append("tools:")
-    for name, each in suggested.items():
-        lines.append(f"  # {_counts(name, each)}")
-        lines += [f"  # {note}" for note in each.notes]
-        block = _block(each, means=name in changing)
-        if each.expect:
+    for name, learned in suggested.items():
+        lines.append(f"  # {_counts(name, learned)}")
+        lines += [f"  # {note}" for note in learned.notes]
+        block = _block(learned, means=name in changing)
+        if learned.expect:
             lines.append(f"  - name: {_scalar(name)}")
         lines += [f"    {line}" for line in block]
     if not suggested:
@@ -177,17 +177,17 @@ def _as_yaml(suggested: Mapping[str, ToolSuggestions], changing: set[str], runs:
     return "\n".join(lines) + "\n"
 
 
-def _counts(name: str, each: ToolSuggestions) -> str:
-    text = f"{name}: {pluralise(each.outputs, 'output')} of {pluralise(each.runs, 'run')}"
-    if each.failed:
-        text += f"; {pluralise(each.failed, 'call')} failed"
-    if each.unreadable:
-        text += f"; {pluralise(each.unreadable, 'output')} not kept as JSON, and not examined"
+def _counts(name: str, learned: ToolSuggestions) -> str:
+    text = f"{name}: {pluralise(learned.outputs, 'output')} of {pluralise(learned.runs, 'run')}"
+    if learned.failed:
+        text += f"; {pluralise(learned.failed, 'call')} failed"
+    if learned.unreadable:
+        text += f"; {pluralise(learned.unreadable, 'output')} not kept as JSON, and not examined"
     return text.replace("\n", " ")
 
 
-def _summary(each: ToolSuggestions) -> str:
-    expect = each.expect
+def _summary(learned: ToolSuggestions) -> str:
+    expect = learned.expect
     parts = []
     if "schema" in expect:
         parts.append("a schema")
@@ -202,43 +202,48 @@ def _scalar(value: JsonValue) -> str:
     return write_yaml([value]).removeprefix("- ").rstrip("\n")
 
 
-def _block(each: ToolSuggestions, *, means: bool) -> list[str]:
+def _block(learned: ToolSuggestions, *, means: bool) -> list[str]:
     """Return the lines of `expect` of a tool; only comments if nothing is proposed.
 
     Args:
-        each: the suggestions for the tool.
+        learned: the suggestions for the tool.
         means: whether a comment explains `means: not-done`, for a tool that changes something.
     """
     lines = []
-    if each.expect:
+    if learned.expect:
         lines.append("expect:")
     for name in ("schema", "where", "errors"):
-        entries = [one for one in each.suggestions if one.field == name and one.proposed]
+        entries = [
+            suggestion
+            for suggestion in learned.suggestions
+            if suggestion.field == name and suggestion.proposed
+        ]
         if entries and name != "schema":
             lines.append(f"  {name}:")
-        for one in entries:
+        for suggestion in entries:
             comment = "# it would have rejected none"
-            if one.rejected:
-                comment = f"# it would have rejected {one.rejected}"
-            if one.outputs:
-                support = f"{pluralise(one.outputs, 'output')} of {pluralise(one.runs, 'run')}"
+            if suggestion.rejected:
+                comment = f"# it would have rejected {suggestion.rejected}"
+            if suggestion.outputs:
+                support = pluralise(suggestion.outputs, "output")
+                support += f" of {pluralise(suggestion.runs, 'run')}"
                 comment = f"# {support}; {comment.removeprefix('# ')}"
-            if one.note:
-                comment += f"; {one.note}"
+            if suggestion.note:
+                comment += f"; {suggestion.note}"
             if name == "schema":
                 lines.append(f"  {comment}")
-                lines += [f"  {line}" for line in write_yaml({name: one.value}).splitlines()]
+                lines += [f"  {line}" for line in write_yaml({name: suggestion.value}).splitlines()]
             else:
                 lines.append(f"    {comment}")
-                lines += [f"    {line}" for line in write_yaml([one.value]).splitlines()]
+                lines += [f"    {line}" for line in write_yaml([suggestion.value]).splitlines()]
         if entries and name == "errors" and means:
             lines.append(
                 "  # means: not-done    # add this if such an output means that nothing was changed"
             )
-    for one in each.suggestions:
-        if not one.proposed:
-            lines.append(f"  # {one.rejected} of the past outputs break {one.value}")
-            lines.append(f"  #   ({one.note})")
+    for suggestion in learned.suggestions:
+        if not suggestion.proposed:
+            lines.append(f"  # {suggestion.rejected} of the past outputs break {suggestion.value}")
+            lines.append(f"  #   ({suggestion.note})")
     return [line.replace("\r", " ") for line in lines]
 
 
@@ -279,17 +284,17 @@ def _write(path: Path, suggested: Mapping[str, ToolSuggestions], changing: set[s
             numbers[str(tool["name"])] = number
     written = _Written(str(path))
     blocks: dict[int, list[str]] = {}
-    for name, each in suggested.items():
+    for name, learned in suggested.items():
         number = numbers.get(name, -1)
-        if not each.expect:
+        if not learned.expect:
             written.skipped[name] = "nothing is suggested for it"
         elif number < 0:
             written.skipped[name] = "the file does not describe it under `tools`"
         elif "expect" in listed[number]:  # type: ignore[operator] # it has a name
             written.skipped[name] = "it has `expect` already"
         else:
-            Expectation.model_validate(each.expect)
-            blocks[number] = _block(each, means=name in changing)
+            Expectation.model_validate(learned.expect)
+            blocks[number] = _block(learned, means=name in changing)
             written.tools.append(name)
     changed = _with_blocks(
         text, blocks, {numbers[name]: suggested[name].expect for name in written.tools}
@@ -420,7 +425,7 @@ def expect_check(
     tasks: Mapping[TaskId, Task] = {}
     if plan is not None:
         tools, tasks = _expecting(plan)
-    found: dict[str, _Checked] = {}
+    results: dict[str, _Checked] = {}
     looked_at: list[RunId] = []
     with existing_store(store) as opened:
         for run in _named_runs(opened, runs, more):
@@ -435,15 +440,15 @@ def expect_check(
                 print_message(f"run {run!r} is left out: {error}")
                 continue
             looked_at.append(run)
-            for each in checked:
-                _count(found.setdefault(each.call.tool, _Checked(each.call.tool)), each)
-    rejected = sum(len(each.rejected) for each in found.values())
+            for result in checked:
+                _count(results.setdefault(result.call.tool, _Checked(result.call.tool)), result)
+    rejected = sum(len(result.rejected) for result in results.values())
     if as_json:
         print_json(
-            {"runs": looked_at, "rejected": rejected, "tools": list(map(asdict, found.values()))}
+            {"runs": looked_at, "rejected": rejected, "tools": list(map(asdict, results.values()))}
         )
     else:
-        for line in _check_lines(found, len(looked_at)):
+        for line in _check_lines(results, len(looked_at)):
             console().print(escape_control(redactor().text(line)))
     raise typer.Exit(ExitCode.FAILED if rejected else ExitCode.OK)
 
@@ -476,21 +481,21 @@ def _count(counts: _Checked, checked: CheckedCall) -> None:
         )
 
 
-def _check_lines(found: Mapping[str, _Checked], runs: int) -> Iterator[str]:
-    if not found:
+def _check_lines(results: Mapping[str, _Checked], runs: int) -> Iterator[str]:
+    if not results:
         yield f"{pluralise(runs, 'run')}: no executed tool or task has expectations"
         return
-    for name, each in found.items():
+    for name, result in results.items():
         rejected = "none"
-        if each.rejected:
-            rejected = str(len(each.rejected))
-        line = f"{name}: {pluralise(each.checked, 'output')} checked, {rejected} rejected"
-        if each.not_kept:
-            line += f"; {each.not_kept} not kept as JSON, and not checked"
+        if result.rejected:
+            rejected = str(len(result.rejected))
+        line = f"{name}: {pluralise(result.checked, 'output')} checked, {rejected} rejected"
+        if result.not_kept:
+            line += f"; {result.not_kept} not kept as JSON, and not checked"
         yield line
-        for one in each.rejected[:MAX_SHOWN_OUTPUTS]:
-            then = " (also rejected at the time)" if one["failed"] else ""
-            yield f"    run {one['run']}, task {one['task']}: {one['reason']}{then}"
-        more = len(each.rejected) - MAX_SHOWN_OUTPUTS
+        for output in result.rejected[:MAX_SHOWN_OUTPUTS]:
+            then = " (also rejected at the time)" if output["failed"] else ""
+            yield f"    run {output['run']}, task {output['task']}: {output['reason']}{then}"
+        more = len(result.rejected) - MAX_SHOWN_OUTPUTS
         if more > 0:
             yield f"    and {more} more; --json lists all"

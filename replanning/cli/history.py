@@ -144,30 +144,30 @@ def history(
                 except ReplanningError as error:
                     print_message(f"run {info.run!r} is left out: {error}")
         kinds = dict.fromkeys((*trigger_types(), *installed_plugins("triggers")))
-        for found in loaded:
-            for event in found.events:
+        for past in loaded:
+            for event in past.events:
                 kinds |= dict.fromkeys(event.trigger_kinds)
         _check_kind("trigger", trigger, kinds)
-        filtered = [found.filter(trigger=trigger, decision=decision) for found in loaded]  # type: ignore[arg-type] # checked
+        filtered = [past.filter(trigger=trigger, decision=decision) for past in loaded]  # type: ignore[arg-type] # checked
         if calibration:
             where = pluralise(len(loaded), "run")
             if run is not None:
                 where = f"run {loaded[0].run}"
-            events = [event for found in filtered for event in found]
+            events = [event for past in filtered for event in past]
             _print_calibration(events, where, len(loaded), as_json=form == "json")
             return
-        found = loaded[0]
+        past = loaded[0]
         only = None
         if trigger is not None or decision is not None:
             only = filtered[0]
         if form == "json":
-            print_json(history_json(found) if only is None else summary_json(found, only))
+            print_json(history_json(past) if only is None else summary_json(past, only))
         elif form == "markdown":
-            _print_report(markdown_report(found, only))
+            _print_report(markdown_report(past, only))
         else:
-            _print_report(text_report(found, only))
+            _print_report(text_report(past, only))
             if only is None:
-                _print_report("\n".join(["", *attempt_lines(opened.read(found.run))]))
+                _print_report("\n".join(["", *attempt_lines(opened.read(past.run))]))
 
 
 def _check_kind(option: str, kind: str | None, known: Collection[str]) -> None:
@@ -285,9 +285,9 @@ def _find_entry(history: ReplanHistory, word: str) -> ReplanEvent | PlanEdit:
         if revision > 0:
             origin = "is no longer kept"
         made: list[str] = []
-        for each in history.entries[-_MAX_NAMED:]:
-            if each.after is not None:
-                made.append(str(each.after))
+        for recent in history.entries[-_MAX_NAMED:]:
+            if recent.after is not None:
+                made.append(str(recent.after))
         latest = f"the last replans and edits of run {history.run!r} made"
         refuse(f"revision {revision} {origin}; {latest}: {', '.join(made) or 'none'}")
     return entry
@@ -295,16 +295,16 @@ def _find_entry(history: ReplanHistory, word: str) -> ReplanEvent | PlanEdit:
 
 def _explanation_json(history: ReplanHistory, entry: ReplanEvent | PlanEdit) -> JsonObject:
     """Return a replan or an edit as JSON, with its diff."""
-    found: JsonObject = {}
+    document: JsonObject = {}
     if isinstance(entry, ReplanEvent):
-        found |= event_json(entry)
-        found["outputs"] = dict[str, JsonValue](entry.outputs)
+        document |= event_json(entry)
+        document["outputs"] = dict[str, JsonValue](entry.outputs)
     else:
-        found |= edit_json(entry)
+        document |= edit_json(entry)
     diff = ""
     if entry.after is not None:
         diff = revision_diffs(history, [entry.after])[entry.after]
-    return {"run": history.run, **found, "diff": list[JsonValue](diff.splitlines())}
+    return {"run": history.run, **document, "diff": list[JsonValue](diff.splitlines())}
 
 
 def _last_explanation(entries: Sequence[ReplanEvent | PlanEdit]) -> ReplanEvent | PlanEdit:
@@ -357,7 +357,11 @@ def decisions(
         loaded = _load_history(opened, run)
         state = PlanningState.from_records(opened.read(loaded.run))
     replans = [event for event in loaded.events if event.decision is not None]
-    assumed = [[*one.assumptions] for one in state.clarified if one.assumptions]
+    assumed = [
+        [*clarification.assumptions]
+        for clarification in state.clarified
+        if clarification.assumptions
+    ]
     records = [record.model_dump(mode="json") for record in state.records]
     statistics = ReplanStatistics.from_records(state.records)
     if as_json:
@@ -469,12 +473,12 @@ def effects(
     """
     with existing_store(store) as opened:
         loaded = _load_history(opened, run)
-        found = loaded.effects()
+        listed = loaded.effects()
     if as_json:
-        print_json({"run": loaded.run, "effects": list(map(effect_json, found))})
+        print_json({"run": loaded.run, "effects": list(map(effect_json, listed))})
         return
-    lines = [f"run {loaded.run}: {effects_line(found)}"]
-    lines += [f"  {effect_line(effect)}" for effect in found]
+    lines = [f"run {loaded.run}: {effects_line(listed)}"]
+    lines += [f"  {effect_line(effect)}" for effect in listed]
     _print_report("\n".join(lines))
 
 

@@ -264,8 +264,8 @@ def find_question(store: RunStore, words: Sequence[str] | None) -> Question:
     if name is not None:
         run = find_run(store, name).run
     questions: list[Question] = []
-    for found in open_questions_by_run(store, run):
-        for question in found:
+    for run_questions in open_questions_by_run(store, run):
+        for question in run_questions:
             if question.id.endswith(end):
                 questions.append(question)
     if not questions and run is not None:
@@ -305,9 +305,9 @@ def find_questions(
             refuse(no_question(store, info.run))
         return info, None
     runs: list[RunId] = []
-    for found in open_questions_by_run(store, None):
-        if found:
-            runs.append(found[0].run)
+    for run_questions in open_questions_by_run(store, None):
+        if run_questions:
+            runs.append(run_questions[0].run)
     if not runs:
         refuse("no run has an open question")
     if len(runs) > 1:

@@ -245,7 +245,7 @@ def _stated_tries(plan: Plan) -> list[_Tries]:
     A tool without a time limit in the plan has the limit of the settings when the command line
     executes it. A check of a plan reads no settings, so that it assumes their default.
     """
-    found = []
+    tries = []
     for task in plan.tasks:
         tool = plan.tool(task.tool)
         retry = stated_retry(task, tool)
@@ -262,12 +262,12 @@ def _stated_tries(plan: Plan) -> list[_Tries]:
             on = tuple(retry.on)
         every = retry.states_attempts and on is None
         in_doubt = not is_declared_unrepeatable(task, tool)
-        found.append(
+        tries.append(
             _Tries(
                 task.id, retry.max_attempts, retry.longest_wait, limit, total, on, every, in_doubt
             )
         )
-    return found
+    return tries
 
 
 def _tool_timeout(tool: ToolSpec | None) -> float | None:
@@ -282,28 +282,28 @@ def _tool_timeout(tool: ToolSpec | None) -> float | None:
 def _tries_lines(tries: Sequence[_Tries]) -> list[str]:
     """Return a line for each distinct set of limits, with the names of its tasks."""
     names: dict[_Tries, list[str]] = {}
-    for each in tries:
-        names.setdefault(replace(each, task=""), []).append(repr(each.task))
+    for limits in tries:
+        names.setdefault(replace(limits, task=""), []).append(repr(limits.task))
     lines = []
-    for each, tasks in names.items():
+    for limits, tasks in names.items():
         shown = join_names(tasks, MAX_SHOWN_NAMES)
         subject = f"tasks {shown} are"
         if len(tasks) == 1:
             subject = f"task {shown} is"
-        times = pluralise(each.attempts, "time")
+        times = pluralise(limits.attempts, "time")
         after = "transient failures"
-        if each.on is not None:
-            after = join_names([_failure_name(entry) for entry in each.on], MAX_SHOWN_NAMES)
-        elif each.every_failure:
+        if limits.on is not None:
+            after = join_names([_failure_name(entry) for entry in limits.on], MAX_SHOWN_NAMES)
+        elif limits.every_failure:
             after = "every failure"
-        if not each.in_doubt:
+        if not limits.in_doubt:
             after += " that is known to have had no effect"
-        wait = format_duration(each.wait_seconds)
-        if each.total_seconds is None or each.attempt_seconds is None:
+        wait = format_duration(limits.wait_seconds)
+        if limits.total_seconds is None or limits.attempt_seconds is None:
             how_long = f"with delays of at most {wait} in all, and no time limit for an attempt"
         else:
-            attempt = format_duration(each.attempt_seconds)
-            total = format_duration(each.total_seconds)
+            attempt = format_duration(limits.attempt_seconds)
+            total = format_duration(limits.total_seconds)
             how_long = f"within {total}: {attempt} for an attempt, and delays of {wait} in all"
         lines.append(f"{subject} tried at most {times} after {after}, {how_long}")
     return lines

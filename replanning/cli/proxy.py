@@ -330,18 +330,18 @@ def _parse_capabilities(options: list[str] | tuple[str, ...]) -> dict[str, str]:
         SettingsError: an option does not have the form `NAME=TOOL,TOOL`, or a tool has two
             capabilities.
     """
-    found: dict[str, str] = {}
+    capabilities: dict[str, str] = {}
     for text in options:
         before, _, words = text.partition("=")
         name = before.strip()
         tools = [word.strip() for word in words.split(",") if word.strip()]
         if not name or not tools:
             raise SettingsError.at("--capability", f"expected NAME=TOOL,TOOL, got {text!r}")
-        twice = [tool for tool in tools if found.get(tool, name) != name]
+        twice = [tool for tool in tools if capabilities.get(tool, name) != name]
         if twice:
             problem = (
                 f"a tool can have one capability, but {join_names(twice, 5)} would have several"
             )
             raise SettingsError.at("--capability", problem)
-        found |= dict.fromkeys(tools, name)
-    return found
+        capabilities |= dict.fromkeys(tools, name)
+    return capabilities

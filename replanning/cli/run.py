@@ -396,8 +396,10 @@ def _execute(
                     executor, LLMJudge(await stack.enter_async_context(judge_model))
                 )
             await stack.enter_async_context(executor)
-            found = await discover_tools(executor, plan, quiet=options.quiet) if plan.mcp else plan
-            run = await stack.enter_async_context(open_run(engine, found))
+            with_tools = (
+                await discover_tools(executor, plan, quiet=options.quiet) if plan.mcp else plan
+            )
+            run = await stack.enter_async_context(open_run(engine, with_tools))
             if plan.mcp:
                 executor.watch(run.change_resource)
             if display is not None:

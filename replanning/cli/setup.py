@@ -184,8 +184,8 @@ def check(
     except SettingsError as error:
         problems = [*error.problems, *problems]
     if as_json:
-        found = {"problems": list(map(asdict, problems)), "warnings": list(map(asdict, warnings))}
-        print_json({"file": name, "valid": not problems, **found}, redact=True)
+        report = {"problems": list(map(asdict, problems)), "warnings": list(map(asdict, warnings))}
+        print_json({"file": name, "valid": not problems, **report}, redact=True)
     elif problems:
         print_message(f"error: {SettingsError(problems)}")
     else:

@@ -273,8 +273,8 @@ def status_json(
     tasks = report.tasks
     usage = report.usage
     left_out: JsonObject = {}
-    for found in tasks.lists:
-        left_out |= found.left_out
+    for elements in tasks.lists:
+        left_out |= elements.left_out
     failed: list[JsonValue] = []
     for task_id, failure in tasks.failures.items():
         failed.append({"task": task_id, **asdict(failure)})
@@ -296,7 +296,7 @@ def status_json(
         "revision": report.revision,
         "replans": report.replans,
         "tasks": {str(state): number for state, number in tasks.counts.items()},
-        "elements": {found.task: dict(found.counts) for found in tasks.lists},
+        "elements": {elements.task: dict(elements.counts) for elements in tasks.lists},
         "left_out": left_out,
         "parameters": dict(report.parameters),
         "evaluation": asdict(report.evaluation),
@@ -439,8 +439,8 @@ def _running_lines(report: RunStatusReport, now: float) -> Iterator[str]:
 def _failure_lines(report: RunStatusReport) -> Iterator[str]:
     """Yield lines about failed tasks; elements of a list that failed alike share a line."""
     lists: dict[TaskId, ElementsReport] = {}
-    for found in report.tasks.lists:
-        lists |= dict.fromkeys(found.failed, found)
+    for elements in report.tasks.lists:
+        lists |= dict.fromkeys(elements.failed, elements)
     alike: dict[tuple[str, ...], list[TaskId]] = {}
     for task_id, failure in report.tasks.failures.items():
         key: tuple[str, ...] = (task_id,)
@@ -451,8 +451,8 @@ def _failure_lines(report: RunStatusReport) -> Iterator[str]:
         failure = report.tasks.failures[task_ids[0]]
         name = task_ids[0]
         if len(task_ids) > 1:
-            found = lists[name]
-            name = f"{len(task_ids)} of {found.total} elements of {found.task}"
+            elements = lists[name]
+            name = f"{len(task_ids)} of {elements.total} elements of {elements.task}"
             name += f" ({join_names(task_ids, 3)})"
         yield f"  failed    {printable_line(name)}: {printable_line(str(failure))}"
         for line in printable_lines(failure.traceback):
@@ -461,10 +461,10 @@ def _failure_lines(report: RunStatusReport) -> Iterator[str]:
 
 def _list_lines(report: RunStatusReport) -> Iterator[str]:
     """Yield the numbers of elements of each list, and the elements that were left out."""
-    for found in report.tasks.lists[:_MAX_FAILURES]:
-        yield f"  list      {printable_line(found.task)} ×{found.total}: {found}"
+    for elements in report.tasks.lists[:_MAX_FAILURES]:
+        yield f"  list      {printable_line(elements.task)} ×{elements.total}: {elements}"
         label = "left out"
-        for line in found.left_out_lines():
+        for line in elements.left_out_lines():
             yield f"  {label:<10}{line}"
             label = ""
     more = len(report.tasks.lists) - _MAX_FAILURES
@@ -488,7 +488,7 @@ def status_title(report: RunStatusReport) -> str:
 
 def _progress(report: RunStatusReport) -> str:
     """Return the progress of a run: its tasks by state, and the estimated remaining time."""
-    found = report.evaluation
+    evaluation = report.evaluation
     held = len(report.tasks.held)
     counts = {
         "running": report.tasks.counts.get(TaskState.RUNNING, 0),
@@ -496,15 +496,15 @@ def _progress(report: RunStatusReport) -> str:
         "blocked": report.tasks.counts.get(TaskState.BLOCKED, 0),
         "waiting for a person": held,
     }
-    done = f"{found.done} of {found.total}"
-    if found.elements:
-        done += f" and {found.elements_done} of {pluralise(found.elements, 'element')}"
+    done = f"{evaluation.done} of {evaluation.total}"
+    if evaluation.elements:
+        done += f" and {evaluation.elements_done} of {pluralise(evaluation.elements, 'element')}"
     words = [f"{done} done"]
     for word, number in counts.items():
         if number:
             words.append(f"{number} {word}")
-    if found.remaining_seconds:
-        words.append(f"about {format_duration(found.remaining_seconds)} left")
+    if evaluation.remaining_seconds:
+        words.append(f"about {format_duration(evaluation.remaining_seconds)} left")
     return ", ".join(words)
 
 

@@ -281,9 +281,9 @@ class RunSummary:
 
     def _print_tasks(self, out: Console) -> None:
         """Print the tasks of a plan that has changed or has lists, and why it changed."""
-        for found in self._journal.lists:
+        for elements in self._journal.lists:
             mark = "!"
-            for line in found.left_out_lines():
+            for line in elements.left_out_lines():
                 out.print(f"  {mark} {escape_control(line)}", style="yellow")
                 mark = " "
         count = len(self._journal.repairs)
@@ -320,7 +320,7 @@ class RunSummary:
                 name: self._redact(shown_form(output)) for name, output in result.outputs.items()
             },
             "tasks": self._states_json(),
-            "elements": {found.task: dict(found.counts) for found in self._journal.lists},
+            "elements": {elements.task: dict(elements.counts) for elements in self._journal.lists},
             "revisions": list(self._revisions_json()),
             "questions": list(result.questions),
             "stale": {task_id: list(causes) for task_id, causes in result.stale.items()},
@@ -345,8 +345,8 @@ class RunSummary:
         for entry in self.live:
             states[entry.id] = str(entry.state)
         # An expanded task has the state of its elements, because nothing has replaced it.
-        for found in self._journal.lists:
-            states[found.task] = str(found.state)
+        for elements in self._journal.lists:
+            states[elements.task] = str(elements.state)
         return states
 
     def _revisions_json(self) -> Iterator[JsonObject]:
@@ -448,15 +448,15 @@ class RunSummary:
 
     def _questions_without_proposal(self) -> set[QuestionId]:
         """Return the questions without a candidate to approve."""
-        found: set[QuestionId] = set()
+        questions: set[QuestionId] = set()
         if self._journal.history is None:
-            return found
+            return questions
         for event in self._journal.history.events:
             if event.question is None:
                 continue
             if not event.candidates:
-                found.add(event.question.id)
-        return found
+                questions.add(event.question.id)
+        return questions
 
     def _command(self, *words: str) -> str:
         return command_line(self._store, *words)

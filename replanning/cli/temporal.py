@@ -150,16 +150,16 @@ async def _serve(
     async with AsyncExitStack() as stack:
         stack.enter_context(lookup.working_in(directory))
         await stack.enter_async_context(executor)
-        found = await discover_tools(executor, plan, quiet=options.quiet)
+        with_tools = await discover_tools(executor, plan, quiet=options.quiet)
         stack.push_async_callback(engine.aclose)
         lookup.tell_models(lookup.create_display(), engine)
         plugin = ReplanningPlugin(
             cast("Work", executor),
-            tools=cast("Any", found.tools),  # descriptions are enough
+            tools=cast("Any", with_tools.tools),  # descriptions are enough
             providers=[
-                each
-                for each in engine.generator.path_generator.providers
-                if each.name != REPAIR_PLUGIN
+                provider
+                for provider in engine.generator.path_generator.providers
+                if provider.name != REPAIR_PLUGIN
             ],
             settings=settings,
         )
@@ -183,7 +183,7 @@ async def _serve(
         with anyio.open_signal_receiver(*stop_signals()) as signals:
             async with anyio.create_task_group() as group:
                 group.start_soon(serve, group.cancel_scope)
-                tools = ", ".join(tool.name for tool in found.tools)
+                tools = ", ".join(tool.name for tool in with_tools.tools)
                 print_message(
                     f"serving task queue {queue!r} with the tools {tools}; Ctrl-C ends it"
                 )
@@ -305,9 +305,9 @@ def _follow(store: TemporalStore, run: str, options: RunOptions, seen: int) -> i
         tuple(ledger.questions.open),
         ledger.budget_tracker.spent,
         failures={
-            each.id: each.log.failure
-            for each in map(live.entry, live.stuck)
-            if each.log.failure is not None
+            entry.id: entry.log.failure
+            for entry in map(live.entry, live.stuck)
+            if entry.log.failure is not None
         },
         stale={task_id: found.causes for task_id, found in stale_results(live).items()},
         problems=tuple(ledger.problems.values()),
@@ -412,9 +412,9 @@ class _Follower:
         with self._scopes[question_id]:
             try:
                 asked = [
-                    each
-                    for each in open_questions(self._store.read(self._run))
-                    if each.id == question_id
+                    open_question
+                    for open_question in open_questions(self._store.read(self._run))
+                    if open_question.id == question_id
                 ]
                 if not asked:  # it was answered elsewhere
                     return

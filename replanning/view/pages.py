@@ -96,7 +96,7 @@ def runs_content(
     words = search.lower().split()
     rows: list[Mapping[str, Any]] = []
     statuses: dict[str, int] = {}
-    found = 0
+    matches = 0
     for info in infos:
         shown_status = _status_of(info)
         statuses[shown_status] = statuses.get(shown_status, 0) + 1
@@ -105,7 +105,7 @@ def runs_content(
         text = f"{info.run} {info.name} {info.objective}".lower()
         if not all(word in text for word in words):
             continue
-        found += 1
+        matches += 1
         if len(rows) < MAX_RUNS:
             rows.append(
                 {
@@ -121,7 +121,7 @@ def runs_content(
             )
     return {
         "rows": rows,
-        "found": found,
+        "found": matches,
         "total": len(infos),
         "statuses": statuses,
         "search": search,
@@ -343,12 +343,12 @@ def _quoted(names: Iterable[str]) -> str:
 
 def _tasks_in_doubt(question: Question, live: LivePlan) -> Sequence[TaskId]:
     """Return the tasks of a question that may have taken effect."""
-    found: dict[TaskId, None] = {}
+    tasks: dict[TaskId, None] = {}
     for trigger in question.triggers:
         for task_id in trigger.tasks:
             if task_id in live and live.unknown_effects(live.entry(task_id)):
-                found[task_id] = None
-    return list(found)
+                tasks[task_id] = None
+    return list(tasks)
 
 
 # A decision
@@ -396,8 +396,8 @@ def decision_content(
         "traceback": _cut("\n".join(tracebacks[:1])),
         "outputs": dict(entry.outputs),
         "candidates": [
-            {**_candidate(one), "chosen": one == chosen and entry.executed}
-            for one in entry.candidates
+            {**_candidate(candidate), "chosen": candidate == chosen and entry.executed}
+            for candidate in entry.candidates
         ],
         "rejected": list(map(_candidate, entry.rejected)),
         "notes": entry.notes,
@@ -480,7 +480,9 @@ def task_content(reader: RunReader, task: TaskId, info: RunInfo, now: float) -> 
     effects: list[str] = []
     # Looking for effects reads the whole journal.
     if effect_of(entry.task, overview.replayed.live.tool_of(entry.task)):
-        effects = [effect_line(each) for each in reader.history.effects() if each.task == task]
+        effects = [
+            effect_line(effect) for effect in reader.history.effects() if effect.task == task
+        ]
     attempts = [_attempt(span, now) for span in reader.attempts_of(task)]
     offers: list[Offer] = []
     is_over = overview.status.status in FINISHED_STATUSES
