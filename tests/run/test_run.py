@@ -187,7 +187,10 @@ async def test_started_twice():
 @pytest.mark.parametrize(
     ("taken", "lack"),
     [
-        (lambda run: run.change_resource("cpu", capacity=1), "its resources are no longer available"),
+        (
+            lambda run: run.change_resource("cpu", capacity=1),
+            "its resources are no longer available",
+        ),
         (lambda run: run.change_resource("pip", available=False), "its tool 'pip' is unavailable"),
         (lambda run: run.observe(ceased=["online(pc)"]), "its facts do not hold"),
     ],
