@@ -42,22 +42,22 @@ _PENDING: Final = TaskState.PENDING
 class TaskResults(Mapping[str, Any]):
     """Results of finished tasks by the id of their lineage's root.
 
-    Any other id of the lineage is found as well.
+    Any other id of the lineage finds the result as well.
 
-    The whole plan is looked at when the results are first counted or listed, and from then on only
-    the lineages that have changed: work that counts them in every task would take quadratic time.
+    The first count or listing reads the whole plan, later ones only the lineages that have changed:
+    otherwise work that counts the results in every task would take quadratic time.
 
     Args:
         entries: the tasks.
-        missing: the output of a task that was skipped.
-        ended: whether a task that ended without an output in any other way has that one as well.
+        missing: the output of a skipped task.
+        ended: whether a task that ended in another way without an output has `missing`, too.
 
     Attributes:
-        changed: the roots of the lineages that have changed since; None before the first time, and
-            once the order of the plan has changed.
+        changed: the roots of the lineages that have changed since the last listing; None before
+            the first one, and after a change of the plan's order.
     """
 
-    # No dataclass, because conditions would read its fields instead of the results.
+    # Not a dataclass, because conditions would read its fields instead of the results.
     __slots__ = ("_ended", "_entries", "_known", "_missing", "changed")
 
     def __init__(
@@ -82,7 +82,7 @@ class TaskResults(Mapping[str, Any]):
         """Return whether a task has a result.
 
         Raises:
-            NoResult: the task is done, and its result was not stored.
+            NoResult: the task is done, but its result was not stored.
         """
         entry = self._entries.get(TaskId(str(key)))
         if entry is not None and entry.state is TaskState.DONE and not entry.output.recoverable:
@@ -90,7 +90,7 @@ class TaskResults(Mapping[str, Any]):
         return super().__contains__(key)
 
     def __iter__(self) -> Iterator[str]:
-        # What is done meanwhile must not move what is still to come.
+        # A task that ends during the iteration must not disturb it.
         return iter(tuple(self._roots()))
 
     def __len__(self) -> int:
@@ -102,11 +102,11 @@ class TaskResults(Mapping[str, Any]):
             self._known = sorted(self.outputs(), key=self._order)
         else:
             for root in self.changed:
-                # The outputs of elements are listed with that of their template.
+                # The outputs of elements are part of the output of their template.
                 if self._entries[root].parent is not None:
                     continue
                 place = bisect_left(self._known, self._order(root), key=self._order)
-                # Whether it has a result may have changed back and forth.
+                # It may be listed already: its result may have come and gone.
                 if self._known[place : place + 1] == [root]:
                     del self._known[place]
                 with suppress(NoResult):
@@ -121,21 +121,20 @@ class TaskResults(Mapping[str, Any]):
     def output_of(self, task_id: TaskId) -> Any:
         """Return the output found through the lineage of a task.
 
-        It is a mapping if several sinks replaced the task.
-
-        The output of a finished task that is done again counts until that is done.
+        It is a mapping if several sinks replaced the task. A finished task that is done again keeps
+        its earlier output until the new one exists.
 
         Args:
             task_id: the task, or one that it replaced.
 
         Raises:
             NoResult: the task has no result yet.
-            UnknownTask: there is no such task.
+            UnknownTask: no task has this id.
         """
         entry = self._entries.get(task_id)
         if entry is None:
             raise UnknownTask(task_id)
-        # A redone task keeps its earlier result until the new one is there.
+        # A redone task keeps its earlier result until the new one exists.
         while entry.state is TaskState.REPLACED_BY_REPLAN and not (
             entry.replacement.redone and entry.replacement.unsatisfied
         ):
@@ -156,23 +155,23 @@ class TaskResults(Mapping[str, Any]):
         if isinstance(output.value, AnnotatedJson):
             raise NoResult(
                 task_id,
-                f"it is an object of the function of the tool {entry.task.tool!r}; "
-                "give that function to the engine again, as one of its `tools`, or for the kind "
-                "`python` execute the run with a ToolExecutor that can import it",
+                f"it is an object returned by the function of the tool {entry.task.tool!r}; "
+                "pass that function to the engine again in `tools`, or for the kind `python`, "
+                "execute the run with a ToolExecutor that can import it",
             )
         if not output.recoverable:
             why = f": {output.unstored}" if output.unstored else ""
             raise NoResult(
                 task_id,
-                f"it is done, and its output was not stored{why}; with `idempotent: true` or "
+                f"it is done, but its output was not stored{why}; with `idempotent: true` or "
                 "`effect: none`, a resume runs it again",
             )
         return output.value
 
     def _output_of_parts(self, template: TaskEntry) -> Any:
-        """Return the outputs of the elements in the order of the list, or that of an included plan.
+        """Return the outputs of a list's elements, in its order, or the output of an included plan.
 
-        That of a skipped part is null.
+        The output of a skipped part is null.
 
         Raises:
             NoResult: a part has no result yet.
@@ -192,7 +191,7 @@ class TaskResults(Mapping[str, Any]):
         for part, part_id in zip(included.tasks, template.replacement.tasks, strict=True):
             entry = self._entries[part_id]
             if template.task.on_item_failure == "skip" and entry.state is TaskState.SKIPPED:
-                # The element failed in one of its tasks, so that it has no result.
+                # One of the element's tasks failed, so the element has no result.
                 if entry.condition_revision is None:
                     return None
             outputs[part.id] = self._output_or_null(entry)
@@ -224,7 +223,7 @@ class TaskResults(Mapping[str, Any]):
     def missing(self, known: Container[str] = ()) -> dict[str, str]:
         """Return the reasons why tasks have no result, by the ids of the roots.
 
-        Those with a known result are left out.
+        Tasks in `known` are left out.
         """
         reasons: dict[str, str] = {}
         for task_id, entry in self._entries.items():
@@ -237,12 +236,12 @@ class TaskResults(Mapping[str, Any]):
 
 
 class Standstill(NamedTuple):
-    """What failed or was cancelled, and what cannot run because of that.
+    """Failed and cancelled tasks, and the tasks that cannot run because of them.
 
     Attributes:
-        tasks: the tasks that failed or were cancelled, and all that wait for them in vain.
-        waiting: the waiting tasks with `run_if: always` that depend on some of these, each with
-            the number of them.
+        tasks: the failed and cancelled tasks, and all tasks that wait for them in vain.
+        waiting: the waiting tasks with `run_if: always` that depend on some of these, with the
+            number of such dependencies.
     """
 
     tasks: dict[TaskId, None]
@@ -251,14 +250,14 @@ class Standstill(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class EarlyStarts:
-    """Tasks that end or start although what they depend on is not satisfied.
+    """Tasks that end or start although their dependencies are not satisfied.
 
     Attributes:
         happened: whether a task was ever skipped or run before its dependencies were settled, or
             was left out with them; then a satisfied task may wait again.
         possible: whether a task with dependencies ever had a `run_if`.
         allowed: the tasks with `run_if: always` that may start although dependencies failed.
-        standstill: what cannot run now; None if it has to be found anew.
+        standstill: the tasks that cannot run now; None if they must be found anew.
     """
 
     happened: bool = False
@@ -268,11 +267,11 @@ class EarlyStarts:
 
 
 class CopyOnRead(Mapping[str, Any]):
-    """View of shared values that copies each on first access, so an attempt may change it.
+    """View of shared values that copies each on first access, so that an attempt may change it.
 
     Args:
         shared: the values.
-        on_read: called with each key that is read, also where it has no value.
+        on_read: called with each key that is read, even if it has no value.
         lost: keys whose values a resumed run lacks.
     """
 
@@ -321,10 +320,10 @@ _TASK_BATCH_SIZE: Final = 500
 """Tasks loaded between two pauses."""
 
 _GROUNDING_BATCH_SIZE: Final = 100
-"""The same where the actions of tasks have to be grounded, which takes longer."""
+"""Tasks loaded between two pauses if their actions must be grounded, which takes longer."""
 
 _PROGRESS_EVENTS: Final = frozenset({TaskEvent.SATISFY, TaskEvent.START})
-"""Events that neither lead into nor out of a finished or stuck state."""
+"""Events that lead neither into nor out of a finished or stuck state."""
 
 _BY_WEIGHT: Final = (
     TaskState.FAILED,
@@ -335,7 +334,7 @@ _BY_WEIGHT: Final = (
     TaskState.DONE,
     TaskState.SKIPPED,
 )
-"""States of the parts of a replaced task: the first of them is the state of the whole."""
+"""States by precedence: a replaced task has the first of these that one of its parts has."""
 
 _IN_PROGRESS_STATES: Final = (TaskState.RUNNING, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
 
@@ -348,20 +347,21 @@ _MAX_NAMED_IN_DOUBT: Final = 5
 
 @dataclass(slots=True, repr=False, eq=False)
 class Statistics:
-    """Numbers of tasks of a run, and outcomes and durations of attempts for scores and estimates.
+    """Numbers of tasks, and outcomes and durations of attempts, for scores and estimates.
 
     Attributes:
         added_tasks: number of tasks that were ever added.
-        expanded: the tasks that were expanded into one for each element of a list, which are
+        expanded: the tasks that were expanded into the elements of a list; their elements are
             counted together.
-        taken_out: number of finished elements of lists that are made again, and do not have them.
-        forgotten_calls: for each tool the highest number in the ids of calls that were forgotten.
+        taken_out: number of finished elements that were removed when their list was expanded again.
+        forgotten_calls: for each tool, the highest number in the ids of forgotten calls.
         ended_attempts: number of attempts that have ended.
-        outcomes: for each tool whether its last attempts succeeded, the newest last.
-        successes: number of successful attempts and their total seconds.
-        tool_durations: the same for each tool.
-        busy_seconds: seconds in which some attempt ran; interruptions do not count.
-        busy_since: when the present stretch of such seconds began, in seconds since the epoch.
+        outcomes: for each tool, whether its last attempts succeeded, the newest last.
+        successes: number of successful attempts, and their total duration in seconds.
+        tool_durations: for each tool, the number of successful attempts, and their total duration
+            in seconds.
+        busy_seconds: total time in which any attempt ran, in seconds; interruptions do not count.
+        busy_since: start of the current busy time, in seconds since the epoch.
         recent_ends: whether each of the last attempts succeeded; an applied replan is a failure.
     """
 
@@ -384,8 +384,8 @@ class Statistics:
 
         Args:
             tool: its tool.
-            at: the time, in seconds since the epoch.
-            seconds: the time that it took.
+            at: the time of its end, in seconds since the epoch.
+            seconds: its duration in seconds.
             succeeded: whether it succeeded.
             by_itself: whether its work has ended; otherwise it was cut off, maybe long ago.
         """
@@ -397,8 +397,7 @@ class Statistics:
         if by_itself:
             self.busy_seconds += at - self.busy_since
             self.recent_ends.append(succeeded)
-        # The process of an attempt that was cut off may have been gone for long, so these seconds
-        # say nothing.
+        # The process of an interrupted attempt may have ended long ago: its time does not count.
         self.busy_since = at
         if succeeded:
             count, total = self.successes
@@ -411,7 +410,7 @@ class Statistics:
 class Progress(NamedTuple):
     """How much of a plan is done.
 
-    A task that was expanded counts as one task, so that no progress is lost when its list is known.
+    An expanded task counts as one task, so that progress does not drop when its list is known.
 
     Attributes:
         done: number of tasks that are done or skipped.
@@ -445,10 +444,10 @@ class TaskGraph:
             that were forgotten.
         counts: number of tasks in each state.
         stuck: the tasks that are FAILED or BLOCKED.
-        doubtful: the tasks that may have taken effect without being known to, at least for a time.
+        doubtful: the tasks that were ever in doubt: they may have taken effect unnoticed.
         results: the results of finished tasks.
         unsatisfied_count: number of required lineages that are not satisfied.
-        aborted: the reason for which the run is to be aborted.
+        aborted: the reason for aborting the run, or None.
         early: the tasks that do not wait for their dependencies.
         version: number of changes to the plan; a draft is valid while it stays the same.
         revision: number of revisions so far.
@@ -535,7 +534,7 @@ class TaskGraph:
         self.scheduler.queue.fill(ready)
         self.counts[_READY] += len(ready)
         self.counts[_PENDING] += len(waiting)
-        # Dependencies may point forward, so all tasks are there before any is linked.
+        # Dependencies may point forward, so all tasks are inserted before any is linked.
         for start in range(0, len(waiting), _TASK_BATCH_SIZE):
             for entry in waiting[start : start + _TASK_BATCH_SIZE]:
                 self.link(entry)
@@ -563,7 +562,7 @@ class TaskGraph:
         """
         try:
             return self.entries[task_id]
-        except (KeyError, TypeError):  # TypeError: what was given has no hash
+        except (KeyError, TypeError):  # TypeError: the id is not hashable
             raise UnknownTask(task_id) from None
 
     def tool_of(self, task: Task) -> ToolSpec | None:
@@ -577,8 +576,8 @@ class TaskGraph:
     def changed_tools(self, adopted: Plan) -> dict[str, ToolSpec]:
         """Return the tools that a corrected plan adds or describes differently.
 
-        A tool keeps its availability, which is an observation, unless the correction is about that,
-        or the tool is unavailable only because it kept failing as it was described before.
+        A tool keeps its observed availability, unless the correction changes it, or the tool is
+        unavailable only because it kept failing under its earlier description.
         """
         changed: dict[str, ToolSpec] = {}
         for tool in adopted.tools:
@@ -604,7 +603,7 @@ class TaskGraph:
         return changed
 
     def scope_after(self, adopted: Plan) -> TaskScope:
-        """Return what tasks may refer to once a corrected plan applies."""
+        """Return the names that tasks may refer to once a corrected plan applies."""
         tools = {**self.tools, **self.changed_tools(adopted)}
         capacity = {**self.scheduler.pool.capacity, **self.changed_capacities(adopted)}
         return TaskScope(tools, capacity, self.plan.objects, parameters=adopted.parameters)
@@ -628,7 +627,7 @@ class TaskGraph:
         self.scheduler.unpark()
 
     def set_removed(self, entry: TaskEntry, removed: bool) -> None:
-        """Note whether a task is removed; a finished one does not count as done then."""
+        """Mark a task as removed, or as not removed; a removed task does not count as done."""
         if entry.removed is removed:
             return
         entry.removed = removed
@@ -636,9 +635,9 @@ class TaskGraph:
             self.statistics.taken_out += 1 if removed else -1
 
     def list_limits(self, task: Task) -> dict[str, float]:
-        """Return what a task takes of the resources that enforce `max_parallel` of lists.
+        """Return a task's demand for the resources that enforce `max_parallel` of lists.
 
-        The plan declares none of them, and every other one.
+        These are the only resources that the plan does not declare.
         """
         limits: dict[str, float] = {}
         for name, amount in task.resources.items():
@@ -647,7 +646,7 @@ class TaskGraph:
         return limits
 
     def set_capacity(self, resource: str, amount: float) -> None:
-        """Set how much there is of a resource."""
+        """Set the capacity of a resource."""
         pool = self.scheduler.pool
         pool.capacity[resource] = amount
         pool.limited = True
@@ -656,7 +655,7 @@ class TaskGraph:
         )
 
     def _change_tools(self, changed: Mapping[str, ToolSpec]) -> None:
-        """Replace descriptions of tools, and index the unfinished tasks by them again."""
+        """Replace descriptions of tools, and index the unfinished tasks again."""
         index = self.dependency_index
         unfinished = [entry.task for entry in self if entry.state not in FINISHED]
         for task in unfinished:
@@ -767,8 +766,8 @@ class TaskGraph:
         Args:
             condition: the condition.
             task: the task that has it, if any.
-            context: a context to use instead of the current one. parameters: values of parameters
-                to use instead of the current ones.
+            context: a context to use instead of the current one.
+            parameters: values of parameters to use instead of the current ones.
 
         Raises:
             ExpressionError: it cannot be evaluated.
@@ -793,10 +792,10 @@ class TaskGraph:
         return parsed.holds(roots)
 
     def status_of(self, entry: TaskEntry) -> TaskState:
-        """Return how a task has ended, as conditions see it.
+        """Return the state of a task as `status` in a condition.
 
-        A replaced task has ended like its replacements: failed, if one of them failed. A task that
-        cannot run because of its dependencies is BLOCKED.
+        A replaced task has the state of its replacements: FAILED, if one of them failed. A task
+        that cannot run because of its dependencies is BLOCKED.
         """
         states: list[TaskState] = []
         stack = [entry]
@@ -806,7 +805,7 @@ class TaskGraph:
             if state is TaskState.REPLACED_BY_REPLAN:
                 stack += entry.replacement.sinks
                 continue
-            # What has failed itself is among these, but is not blocked.
+            # Failed tasks are in the standstill as well, but are not blocked.
             if state is _PENDING:
                 if entry.id in self.standstill.tasks:
                     state = TaskState.BLOCKED
@@ -825,7 +824,7 @@ class TaskGraph:
     def insert(self, task: Task, parent: TaskEntry | None) -> TaskEntry:
         """Add a task without its dependencies, which `link` adds.
 
-        The caller counts it in its state, which is PENDING.
+        Its state is PENDING, and the caller adds it to `counts`.
         """
         task_id = task.id
         root = task_id
@@ -836,7 +835,7 @@ class TaskGraph:
         entry = TaskEntry(task, order, parent, task_id, root, AttemptLog(), ReadLog())
         self.statistics.added_tasks += 1
         self.entries[task_id] = entry
-        # One task that wants to be done again makes every change of the context worth a look.
+        # Because of one such task, every change of the context must be checked.
         if task.on_stale == "redo":
             self.staleness.redoes = True
         self.dependency_index.add(task)
@@ -848,13 +847,12 @@ class TaskGraph:
     def forget(self, task_id: TaskId) -> None:
         """Forget a call that was done at its first attempt, unless something may refer to it.
 
-        The journal has it, and so has a replay of that: only the process that executes an
-        open-ended run forgets. The numbers of tasks by state count it as before. Kept are calls
-        that other tasks depend on, that a question holds, or whose work has read the context, which
-        may make their results stale.
+        The journal keeps it, and a replay restores it: only the process that executes an open-ended
+        run forgets. `counts` still includes it. A call is kept if other tasks depend on it, if a
+        question holds it, or if its work has read the context and its result may become stale.
 
         Args:
-            task_id: the call; its id ends in a hyphen and a number, as that of every call.
+            task_id: the call; its id ends in a hyphen and a number, like the id of every call.
         """
         entry = self.entries[task_id]
         if entry.state is not _DONE:
@@ -943,8 +941,8 @@ class TaskGraph:
     def is_left_out(self, entry: TaskEntry) -> bool:
         """Return whether a waiting task must not run because all of its dependencies are left out.
 
-        One whose dependency failed and was skipped by a decision runs without that output, and so
-        does one for which at least one dependency has run.
+        A task runs if a decision skipped one of its dependencies after a failure, without that
+        output, and also if at least one dependency has run.
         """
         depends_on = entry.task.depends_on
         if not depends_on or entry.unsatisfied_dependencies:
@@ -954,22 +952,22 @@ class TaskGraph:
         return entry.state in WAITING and all(self.entries[dep].left_out for dep in depends_on)
 
     def leave_out(self, entry: TaskEntry, at: float) -> None:
-        """Skip a task because all that it depends on was left out."""
+        """Skip a task because all of its dependencies were left out."""
         names = join_names([repr(dep) for dep in entry.task.depends_on], _MAX_NAMED_DEPENDENCIES)
         self.transition(entry, TaskEvent.SKIP)
         entry.condition_revision = LEFT_OUT
         entry.log.started_at = at
         entry.reads.started = self.statistics.ended_attempts
         entry.reads.context_version = self.staleness.history.version
-        entry.reason = f"all that it depends on was left out: {names}"
+        entry.reason = f"all of its dependencies were left out: {names}"
         self.early.happened = True
         self.satisfy_dependents(entry)
 
     def leave_out_dependents(self, entry: TaskEntry, at: float) -> None:
         """Leave out the branch behind a task that was left out.
 
-        This is derived, not recorded: the record of the condition says that it takes its branch
-        along, so a replay leaves out the same tasks, and nobody ever sees one of them ready.
+        This is derived, not recorded: the record of the condition says that its branch is left out,
+        so a replay leaves out the same tasks, and none of them is ever seen as ready.
         """
         stack = [entry]
         while stack:
@@ -1001,7 +999,7 @@ class TaskGraph:
         return started
 
     def _take_in(self, entry: TaskEntry) -> None:
-        """Let a task wait again that was left out."""
+        """Make a task that was left out wait again."""
         self.transition(entry, TaskEvent.REVIVE)
         self.dependency_index.add(entry.task)
         entry.reason = ""
@@ -1062,7 +1060,7 @@ class TaskGraph:
         self.early.happened = True
 
     def wait_for_dependencies(self) -> None:
-        """Make such tasks wait again, because a change may have brought their dependencies back."""
+        """Make tasks in `early.allowed` wait again: a change may have revived dependencies."""
         for entry in self.early.allowed.values():
             if not entry.unsatisfied_dependencies:
                 continue
@@ -1147,7 +1145,7 @@ class TaskGraph:
         self.scheduler.release_resources(entry)
         if self.world.closed:
             self.world.running.pop(entry.id, None)
-        # The end may give back a fact, or the one place of a tool that is being tried again.
+        # The end may restore a fact, or allow the next trial of a tool.
         if self.world.closed or self.scheduler.breakers:
             self.scheduler.unpark()
 
@@ -1155,9 +1153,9 @@ class TaskGraph:
 
     @property
     def quiescent(self) -> bool:
-        """True if no task runs, backs off, is handed out, or could be handed out.
+        """True if no task runs, backs off, is claimed, or could be claimed.
 
-        A tool that its breaker made unavailable once is waited for, like a task that backs off.
+        A tool whose breaker opened once is waited for, like a task that backs off.
         """
         scheduler = self.scheduler
         # A claimed task is about to run, and a cancelled body holds what others may wait for.
@@ -1177,7 +1175,7 @@ class TaskGraph:
         return not (self.counts[_READY] and scheduler.has_claimable())
 
     def expanded_tasks(self) -> Iterator[TaskEntry]:
-        """Yield the tasks that the elements of their lists stand for."""
+        """Yield the tasks that the elements of their lists have replaced."""
         for entry in self.statistics.expanded.values():
             if entry.removed:
                 continue
@@ -1185,7 +1183,7 @@ class TaskGraph:
                 yield entry
 
     def progress(self) -> Progress:
-        """Return how much of the plan is done; it takes time for each expanded task only."""
+        """Return how much of the plan is done; only expanded tasks take time."""
         counts = self.counts
         done = counts[TaskState.DONE] + counts[TaskState.SKIPPED] - self.statistics.taken_out
         total = sum(counts.values()) - self.statistics.taken_out
@@ -1231,5 +1229,5 @@ class TaskGraph:
         return overdue
 
     def reserve(self, root: TaskEntry, on_push: Callable[[], None]) -> None:
-        """Queue the tasks of a lineage apart, for one caller, who is called when one was added."""
+        """Queue the tasks of a lineage separately; `on_push` is called when one was added."""
         self.scheduler.reserve(root.id, self.leaves(root), on_push)

@@ -1,4 +1,4 @@
-"""Read-only views of a live plan, for plugins and people, and its problem over facts."""
+"""Read-only views of a live plan for plugins and people, and its STRIPS problem."""
 
 from __future__ import annotations
 
@@ -43,12 +43,11 @@ class TaskView(NamedTuple):
         iteration: number of replacements between the root and this task.
         replaced_by: the tasks that replaced it.
         reason: why it was skipped, cancelled or blocked.
-        failures: number of failures that were not followed by a retry.
-        duration: seconds that its last attempt took.
+        failures: number of failures that no retry followed.
+        duration: duration of its last attempt in seconds.
         condition_not_met: whether it was skipped because its condition did not hold.
-        is_held: whether it is held back by a question to a person.
-        in_doubt: whether one of its attempts may have had its effect, without being known to have
-            succeeded.
+        is_held: whether a question or a trigger holds it back.
+        in_doubt: whether one of its attempts may have taken effect although no success is known.
     """
 
     id: TaskId
@@ -124,7 +123,7 @@ class PlanView:
         """Return whether a fact does not hold, or began to after the last attempt at a task.
 
         Raises:
-            UnknownTask: there never was such a task.
+            UnknownTask: no task ever had this id.
         """
         return self._live.world.facts.get(fact, inf) >= self._live.entry(task_id).reads.ended
 
@@ -145,7 +144,7 @@ class PlanView:
         """Return a task by its id, past ones included.
 
         Raises:
-            UnknownTask: there never was such a task.
+            UnknownTask: no task ever had this id.
         """
         entry = self._live.entry(task_id)
         return TaskView(
@@ -179,14 +178,14 @@ class PlanView:
 
     @property
     def has_doubtful(self) -> bool:
-        """Whether a task may have taken effect without being known to, at least for a time."""
+        """Whether any task was ever in doubt: it may have taken effect without a known success."""
         return bool(self._live.doubtful)
 
     def has_used_retries(self, task_id: TaskId) -> bool:
-        """Return whether a task was retried, as it or its tool states, before it failed for good.
+        """Return whether a task used up the retries that it or its tool states.
 
         Raises:
-            UnknownTask: there never was such a task.
+            UnknownTask: no task ever had this id.
         """
         entry = self._live.entry(task_id)
         failure = entry.log.failure
@@ -195,8 +194,7 @@ class PlanView:
         stated = stated_retry(task, tool)
         if failure is None or stated is None:
             return False
-        # A call in doubt that is not repeated by itself has used up none of them, and a person
-        # decides.
+        # A call in doubt that is not repeated automatically has used no retries: a person decides.
         if not failure.in_doubt:
             return True
         is_named = failure.transient
@@ -205,9 +203,9 @@ class PlanView:
         return allows_repetition(task, tool, is_named=is_named)
 
     def given_up_in_doubt(self) -> list[TaskId]:
-        """Return the tasks that failed or were left out, and may have taken effect all the same.
+        """Return the failed, blocked, skipped and cancelled tasks that may have taken effect.
 
-        Tasks without a tool are not among them: no later task is known to do the same.
+        Tasks without a tool are excluded: no later task is known to repeat their work.
         """
         given_up = []
         for task_id in self._live.doubtful:
@@ -225,17 +223,17 @@ class PlanView:
         return tuple(map(self.task, self._live.dependency_index.context_references.get(key, ())))
 
     def stale_results(self) -> Mapping[TaskId, StaleResult]:
-        """Return the finished tasks whose results are stale: the context changed since."""
+        """Return the finished tasks whose results are stale, in the order of the plan."""
         return stale_results(self._live)
 
     def followers(self, task_ids: Collection[TaskId]) -> Mapping[TaskId, Sequence[TaskId]]:
-        """Return the tasks that must wait if these are done again, with what each lacks.
+        """Return the tasks that must wait if these run again, with their additional dependencies.
 
         A task that depends on one of these only through tasks that are kept would not wait for it
         otherwise.
 
         Raises:
-            UnknownTask: there never was such a task.
+            UnknownTask: no task ever had this id.
         """
         return followers(self._live, [self._live.entry(task_id).id for task_id in task_ids])
 
@@ -248,10 +246,10 @@ class PlanView:
         return self._live.entry(task_id).dependent_ids()
 
     def left_out_with(self, task_id: TaskId) -> tuple[TaskId, ...]:
-        """Return the tasks that were left out because a condition has skipped a task.
+        """Return the tasks that were left out because a condition skipped a task.
 
         Raises:
-            UnknownTask: there never was such a task.
+            UnknownTask: no task ever had this id.
         """
         return tuple(other.id for other in self._live.left_out_with(self._live.entry(task_id)))
 
@@ -267,26 +265,26 @@ class PlanView:
         """Return the output found through the lineage of a task.
 
         Raises:
-            NoResult: there is none yet.
+            NoResult: the task has no result yet.
         """
         return shown_form(self._live.results.output_of(self._live.entry(task_id).id))
 
     def list_of(self, task_id: TaskId) -> TaskId | None:
-        """Return the expanded task of whose elements a task is one, or stands for one."""
+        """Return the expanded task that a task, or one it replaced, is a part of; else None."""
         template = self._live.entry(task_id).template
         if template is None:
             return None
         return template.id
 
     def element_states(self, task_id: TaskId) -> Mapping[TaskState, int] | None:
-        """Return the number of elements in each state; None of a task that was not expanded."""
+        """Return the number of elements in each state; None if the task was not expanded."""
         entry = self._live.entry(task_id)
         if not entry.is_expanded:
             return None
         return Counter(self._live.status_of(element) for element in entry.replacement.sinks)
 
     def group_elements(self, task_ids: Iterable[TaskId]) -> list[TaskGroup]:
-        """Return tasks as sentences name them, each once, elements of one list together."""
+        """Return tasks grouped for a sentence: each once, elements of one list together."""
         return group_elements(self._live, task_ids)
 
     def lineage(self, task_id: TaskId) -> tuple[TaskView, ...]:
@@ -300,7 +298,7 @@ class PlanView:
         tasks: Collection[TaskId] = (),
         facts: Collection[str] = (),
     ) -> StripsProblem:
-        """Return facts, remaining steps and goal: as they are, or as changes would leave them.
+        """Return the facts, remaining steps and goal, now or as changes would leave them.
 
         Args:
             changes: the changes.
@@ -322,7 +320,7 @@ class PlanView:
         return DraftView(self._live, Draft(self._live, changes))
 
     def unused_id(self, base: TaskId, taken: Container[TaskId] = ()) -> TaskId:
-        """Return an id derived from another that no task has had and that is not in `taken`."""
+        """Return an id derived from another that no task ever had and `taken` lacks."""
         live = self._live
         stem = _ID_SUFFIX.sub("", base)[:180]
         number = 2
@@ -342,14 +340,14 @@ class PlanView:
 
     @property
     def successful_seconds(self) -> float:
-        """Total seconds of the successful attempts."""
+        """Total duration of the successful attempts, in seconds."""
         return self._live.statistics.successes[1]
 
     @property
     def remaining_cost(self) -> float:
-        """Cost of the unfinished tasks: that of each one's tool, or 1 if it declares none."""
+        """Total cost of the unfinished tasks: of each one, the cost of its tool, by default 1."""
         live = self._live
-        # Counted from the index, because a large plan would be walked for every score.
+        # Counted from the index: otherwise every score would walk a large plan.
         users = live.dependency_index.resource_users
         priced = {tool.name: tool.cost for tool in live.tools.values() if tool.cost is not None}
         count = sum(number for state, number in live.counts.items() if state not in FINISHED)
@@ -357,7 +355,7 @@ class PlanView:
 
     @property
     def busy_seconds(self) -> float:
-        """Seconds during which any attempt ran, up to the last end."""
+        """Total time in which any attempt ran, in seconds, up to the last end of one."""
         return self._live.statistics.busy_seconds
 
     @property
@@ -369,7 +367,7 @@ class PlanView:
         return tuple(self._live.statistics.recent_ends)
 
     def unfinished_by_tool(self) -> Iterator[tuple[str, int, float | None]]:
-        """Yield each tool in use: name, number of unfinished tasks, mean seconds of successes."""
+        """Yield the tools in use: name, number of unfinished tasks, mean seconds of a success."""
         live = self._live
         for name, users in live.dependency_index.resource_users.items():
             if users and (name in live.tools or name not in live.scheduler.pool.capacity):
@@ -444,12 +442,12 @@ class DraftView:
         """Return a task by its id, new and past ones included.
 
         Raises:
-            UnknownTask: there is no such task.
+            UnknownTask: no task has this id.
         """
         draft = self._draft
         if task_id in draft.new_tasks:
             return self._new_task(task_id)
-        # Attempts and failures stay those of the plan: changes stage no execution.
+        # Changes execute nothing, so attempts and failures stay those of the plan.
         found = self._base.task(task_id)._replace(state=draft.state(task_id))
         if task_id in draft.tasks:
             found = found._replace(task=draft.tasks[task_id])
@@ -515,7 +513,7 @@ class ReplanningInfo(NamedTuple):
         max_iterations: limit of replans per lineage.
         original_task_id: the first task of the lineage.
         replaced_by: the tasks that replaced this one.
-        replan_reason: why it was replaced; for a task that was not, why it replaced another.
+        replan_reason: why it was replaced; if it was not, why it replaced another task.
     """
 
     iteration: int
@@ -526,14 +524,14 @@ class ReplanningInfo(NamedTuple):
 
 
 MIN_SUBGRAPH_LIMIT: Final = 1_000
-"""Number of tasks that are always followed.
+"""Number of related tasks that are always followed.
 
-A part with more than this and a quarter of the plan is not reduced.
+If a part is larger than this and than a quarter of the plan, the whole plan is used instead.
 """
 
 
 Subgraph = tuple[frozenset[TaskId], frozenset[str]]
-"""Part of a plan that is related to some tasks and facts, and all facts of that part."""
+"""Tasks related to some tasks and facts, and all facts of these tasks."""
 
 
 def strips_problem(
@@ -545,7 +543,7 @@ def strips_problem(
 ) -> StripsProblem:
     """Return the planning problem of a plan now, or as staged changes would leave it.
 
-    The problem of the plan itself is kept until something happens to the plan.
+    The problem of the plan without changes is cached until the plan changes.
 
     Args:
         live: the plan.
@@ -571,7 +569,7 @@ def strips_problem(
 
 
 def _build_problem(live: LivePlan, draft: Draft, part: Subgraph | None) -> StripsProblem:
-    """Return the problem of the unfinished tasks, or of a part of them: running ones come first."""
+    """Return the problem of the unfinished tasks, or of a part of them, running tasks first."""
     goal = tuple(live.goal.facts)
     task_ids: list[TaskId] = [*live.entries, *draft.new_tasks]
     if part is not None:
@@ -613,11 +611,10 @@ def _build_problem(live: LivePlan, draft: Draft, part: Subgraph | None) -> Strip
 def _relevant_subgraph(
     live: LivePlan, draft: Draft, tasks: Collection[TaskId], facts: Collection[str]
 ) -> Subgraph | None:
-    """Return all unfinished tasks and facts related to some of them, however indirectly.
+    """Return the unfinished tasks and facts related to some of them, directly or indirectly.
 
-    It returns None if that is most of the plan.
-
-    Tasks are related if one depends on the other, or if they share a fact that one of them changes.
+    The result is None if that is most of the plan. Tasks are related if one depends on the other,
+    or if they share a fact that one of them changes.
     """
     index = live.dependency_index.fact_index
     # Without an index nothing is known to be unrelated, and without a subject everything counts.

@@ -48,7 +48,7 @@ def test_unrecoverable_results():
     run = journaled("a")
     run.start("a")
     run.fold(AttemptSucceeded("a#1", "a", None, recoverable=False))
-    with pytest.raises(NoResult, match="it is done, and its output was not stored"):
+    with pytest.raises(NoResult, match="it is done, but its output was not stored"):
         run.live.results.output_of("a")
     assert run.live.results.outputs() == {}
     for condition in ("results.a == 1", "'a' in results"):
@@ -60,7 +60,7 @@ def test_results_of_annotated_functions():
     """An object that only the annotation of its function can restore is missing without that."""
     run = journaled(task("a", tool="make"))
     run.run("a", output=AnnotatedJson({"n": 1}))
-    with pytest.raises(NoResult, match="the function of the tool 'make'; give that function"):
+    with pytest.raises(NoResult, match="returned by the function of the tool 'make'; pass that function"):
         run.live.results.output_of("a")
     assert run.live.results.outputs() == {}
 

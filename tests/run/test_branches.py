@@ -57,8 +57,8 @@ async def test_branch_is_left_out_as_a_whole():
         "announce": "SKIPPED",
         "other": "DONE",
     }
-    assert reasons["smoke"] == "all that it depends on was left out: 'deploy'"
-    assert reasons["announce"] == "all that it depends on was left out: 'smoke', 'deploy'"
+    assert reasons["smoke"] == "all of its dependencies were left out: 'deploy'"
+    assert reasons["announce"] == "all of its dependencies were left out: 'smoke', 'deploy'"
 
 
 async def test_join_goes_on_with_what_ran():
@@ -388,7 +388,7 @@ async def test_performed_task_is_left_out():
     async with open_run(document) as run, anyio.create_task_group() as group:
 
         async def perform_last() -> None:
-            with pytest.raises(CallSkipped, match="all that it depends on was left out"):
+            with pytest.raises(CallSkipped, match="all of its dependencies were left out"):
                 await run.perform("c", failing())
 
         group.start_soon(perform_last)
