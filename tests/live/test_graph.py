@@ -60,7 +60,9 @@ def test_results_of_annotated_functions():
     """An object that only the annotation of its function can restore is missing without that."""
     run = journaled(task("a", tool="make"))
     run.run("a", output=AnnotatedJson({"n": 1}))
-    with pytest.raises(NoResult, match="returned by the function of the tool 'make'; pass that function"):
+    with pytest.raises(
+        NoResult, match="returned by the function of the tool 'make'; pass that function"
+    ):
         run.live.results.output_of("a")
     assert run.live.results.outputs() == {}
 
