@@ -529,17 +529,15 @@ def notify(
 
         posted: list[str] = []
         problems: list[str] = []
-        try:
-            for exporter in exporters:
-                try:
-                    anyio.run(post, exporter)
-                except ReplanningError as error:
-                    problems.append(str(error))
-                    continue
-                posted.append(str(getattr(exporter, "endpoint", exporter.name)))
-                print_message(f"{posted[-1]} has all notices about run {info.run}")
-        finally:
-            opened.release(lease)
+        for exporter in exporters:
+            try:
+                anyio.run(post, exporter)
+            except ReplanningError as error:
+                problems.append(str(error))
+                continue
+            posted.append(str(getattr(exporter, "endpoint", exporter.name)))
+            print_message(f"{posted[-1]} has all notices about run {info.run}")
+        opened.release(lease)
         if as_json:
             print_json({"run": info.run, "posted_to": posted, "unsent": problems})
         if problems:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.backends import eventually
-from tests.support.cli import Started, answer, cli, planning_server, process, write_tools
+from tests.support.cli import answer, cli, planning_server, process, write_tools
 from tests.support.forges import TOKEN, FakeForge, FakeGitHub, FakeGitLab, Fault, served
 from tests.support.llm_server import LLMRequest
 from tests.support.planning import Replies, go_on, replan
@@ -208,22 +206,6 @@ def test_what_is_missing_is_sent_later(folder):
         "**Success Criteria** (met: all, according to the model):"
         in (folder / "news.md").read_text()
     )
-
-
-def test_an_interrupted_notify_frees_the_run(folder):
-    """After Ctrl-C while a forge makes `notify` wait, the next `notify` works at once."""
-    fake, issue = FakeGitHub(), "octo/repo#12"
-    with world(fake) as (environ, _):
-        fake.faults = [Fault("POST", 403, message="the issue is locked") for _ in range(50)]
-        cli(folder, *SOLVE, "--issue", issue, **environ)
-        fake.faults = [Fault("POST", 429, {"retry-after": "600"}) for _ in range(50)]
-        before = fake.count("POST")
-        with Started(folder, "notify", "r", **environ) as started:
-            eventually(lambda: fake.count("POST") > before)
-            started.process.send_signal(signal.SIGINT)
-            started.end(130)
-    told = answer(folder, "notify", "r", "--to", "news.md")
-    assert told == {"run": "r", "posted_to": ["news.md"], "unsent": []}
 
 
 def test_a_forge_that_fails_harms_no_run(folder):
