@@ -94,15 +94,15 @@ class Draft:
     Args:
         graph: the live plan.
         changes: the changes, in order; none for the plan as it is.
-        adopted: the corrected plan that the changes bring about. Its tools and resources hold for
-            them, and they may do finished tasks again.
+        adopted: the corrected plan that the changes lead to. They may use its tools and resources,
+            and do finished tasks again.
 
     Attributes:
         changes: the changes.
         adopted: the corrected plan, if there is one.
         problems: the reasons why the changes cannot be committed.
-        version: the version of the plan that they were staged against; the draft is valid while the
-            plan has it.
+        version: the version of the plan that they were staged against; the draft is valid for this
+            version only.
         plan_hash: the hash of the plan with the changes, once `LivePlan.prepare` has accepted them.
         new_tasks: the tasks that the changes add.
         tasks: the new tasks and the changed documents of others.
@@ -182,7 +182,7 @@ class Draft:
         return entry.task.priority, entry.order
 
     def follow_replacements(self, task_ids: Iterable[TaskId]) -> Iterator[TaskId]:
-        """Yield the tasks that these stand for: replaced ones are followed to their sinks."""
+        """Yield the current tasks for some ids: replaced ones are followed to their sinks."""
         # Reversed, because the tasks are yielded in order and taken from the end.
         stack = list(task_ids)
         stack.reverse()
@@ -208,10 +208,10 @@ class Draft:
             yield entry.id
 
     def diff(self) -> str:
-        """Return the effect of the changes.
+        """Return the effect of the changes, as lines.
 
-        The lines are one for each task that is expanded; per task, `-` before and `+` after; the
-        dependents that wait for others; and the changes that concern no single task.
+        These are one line for each expanded task; for each other task, `-` before and `+` after;
+        the dependents that now wait for other tasks; and the changes that concern no single task.
         """
         graph = self._graph
         before: dict[TaskId, str] = {}
@@ -245,12 +245,12 @@ class Draft:
             elif isinstance(change, AbortRun):
                 what = "the run is aborted"
                 if change.undo:
-                    what = "what the run has changed is taken back, and the run is aborted"
+                    what = "the effects of the run are taken back, and the run is aborted"
                 lines.append(f"  {what}: {change.reason or _ABORT_REASON}")
         return "\n".join(lines)
 
     def _waiting_lines(self) -> Iterator[str]:
-        """Yield a line for each replaced task, about the tasks that now wait instead."""
+        """Yield a line for each replaced task, with the dependents that now wait for its sinks."""
         expanded = {change.task_id for change in self.changes if isinstance(change, ExpandTask)}
         for task_id, sinks in self.sinks.items():
             # Dependents of a list stay dependent on it.
@@ -258,7 +258,7 @@ class Draft:
                 continue
             entry = self._graph.entry(task_id)
             waiting = entry.dependent_ids()
-            # Nor does it matter to them what stands for one of its elements.
+            # They also stay dependent on the list if one of its elements is replaced.
             if entry.template is not None:
                 of_list = set(entry.template.dependent_ids())
                 waiting = tuple(one for one in waiting if one not in of_list)
@@ -292,12 +292,12 @@ class Draft:
 
         New tasks that depend on none of the others begin the replacement, so they inherit the
         dependencies of the replaced task. Those that none of the others depend on end it: they are
-        the sinks, for which its dependents wait.
+        the sinks, and its dependents wait for them.
         """
         task_id = change.task_id
         event = TaskEvent.REPLACE
         if task_id in self._graph.entries and self.state(task_id) in SATISFIED:
-            # A finished task may be replaced only if its result must be made again.
+            # A finished task may be replaced only if it must be done again.
             stale = self._stale.get(task_id)
             # A person who corrects a plan has agreed to run finished tasks again.
             if self.adopted is not None or (stale is not None and stale.redo):
@@ -330,10 +330,10 @@ class Draft:
         self._commit_steps.append(step)
 
     def _stage_expand(self, change: ExpandTask) -> None:
-        """Stage a task for each element of a list, for all of which the dependents wait.
+        """Stage a task for each element of a list; the dependents wait for all of them.
 
-        They are copies of a task that was checked, and read nothing else than that. Of a list that
-        is made again, the elements that are the same as before, and done, are kept.
+        They are copies of a checked task and read nothing else. If the list is expanded again, the
+        unchanged elements that are done are kept.
         """
         task_id = change.task_id
         if not self._stage_event(task_id, TaskEvent.REPLACE, "be expanded"):
@@ -368,7 +368,7 @@ class Draft:
     def _stage_include(self, change: IncludePlan) -> None:
         """Stage the tasks of an included plan, which were checked with the plan."""
         task_id = change.task_id
-        if not self._stage_event(task_id, TaskEvent.REPLACE, "be carried out"):
+        if not self._stage_event(task_id, TaskEvent.REPLACE, "be expanded"):
             return
         task = self.task(task_id)
         try:
@@ -385,14 +385,14 @@ class Draft:
         self._commit_steps.append(partial(Draft._replace, task_id=task_id, parts=ids, sinks=sinks))
 
     def _stage_part(self, task: Task, parent: TaskId) -> None:
-        """Stage a task that a plan has foreseen, and that was checked with it."""
+        """Stage a task of a list or an included plan; it was checked with the plan."""
         order = self._graph.statistics.added_tasks + len(self.new_tasks)
         self._positions[task.id] = (task.priority, order)
         self.new_tasks[task.id] = StagedTask(task, parent, self._change_path)
         self.tasks[task.id] = task
 
     def _earlier_element(self, task: Task, template: TaskId) -> TaskId:
-        """Return the element that was done before and is the same; else an id that is unused."""
+        """Return the earlier element that is equal and done; else an unused id."""
         number = 1
         task_id = task.id
         while task_id in self:
@@ -426,7 +426,7 @@ class Draft:
         # Only the fields that were set, so that the defaults stay defaults.
         fields = old.model_dump(exclude_unset=True)
         if change.fields.get("tool", old.tool) != old.tool:
-            # The declared effect of a task belongs to the tool that it had.
+            # The declared effect of a task belongs to its earlier tool.
             fields.update(for_another_tool(old))
         fields.update(change.fields)
         try:
@@ -439,19 +439,19 @@ class Draft:
             self._stage_edit(old, new)
 
     def _stage_modify_elements(self, template: TaskEntry, change: ModifyTask) -> None:
-        """Stage a change of all elements of a task that are waiting."""
-        # Alone among these, `on_item_failure` is about elements that are there.
+        """Stage a change of all waiting elements of a task."""
+        # Of these fields, only `on_item_failure` is about existing elements.
         of_list = {"for_each", *LIST_FIELDS} - {"on_item_failure"}
         for name in change.fields:
             if name in of_list:
                 self._add_problem(
-                    f"task {template.id!r}: `{name}` cannot change once there are elements: retry "
-                    "the task in the same changes, before this one, to have its list made again"
+                    f"task {template.id!r}: `{name}` cannot change once the list is expanded: "
+                    "retry the task in the same changes, before this one, to expand it again"
                 )
                 return
         waiting: list[TaskId] = []
         for element in template.replacement.sinks:
-            # Whether they were tried does not matter: a backoff ends without a record.
+            # Elements that back off are included: a backoff ends without a record.
             if element.state in WAITING:
                 waiting.append(element.id)
         if not waiting:
@@ -462,7 +462,7 @@ class Draft:
     def _reject_modification(self, change: ModifyTask) -> str:
         """Return why a task's state does not allow a modification; empty if it does."""
         if not self.exists(change.task_id):
-            return "was removed: it cannot be modified, only be retried"
+            return "was removed: it cannot be modified, only retried"
         state = self.state(change.task_id)
         if state in _UNFINISHED:
             return ""
@@ -486,7 +486,7 @@ class Draft:
         state = self.state(new.id)
         if state in FINISHED and new.depends_on != old.depends_on:
             if not self._is_left_out_in_correction(new.id):
-                self._add_problem(f"task {new.id!r} is {state}: what it depends on cannot change")
+                self._add_problem(f"task {new.id!r} is {state}: its dependencies cannot change")
                 return
         # A running task has begun without waiting: a new dependency would come too late.
         if state is TaskState.RUNNING:
@@ -512,7 +512,7 @@ class Draft:
         self._commit_steps.append(partial(Draft._edit, task=new))
 
     def _stage_reorder(self, change: ReorderTasks) -> None:
-        """Stage an order of waiting tasks: they exchange the positions that they have."""
+        """Stage an order of waiting tasks: they exchange their positions."""
         order = tuple(dict.fromkeys(change.order))
         if len(order) != len(change.order):
             self._add_problem(f"order names tasks twice: {list(change.order)}")
@@ -520,7 +520,9 @@ class Draft:
         for task_id in task_ids:
             state = self.state(task_id)
             if state not in WAITING:
-                self._add_problem(f"task {task_id!r} is {state}: only waiting tasks have an order")
+                self._add_problem(
+                    f"task {task_id!r} is {state}: only waiting tasks can be reordered"
+                )
         positions = sorted(map(self.position, task_ids))
         for task_id, position in zip(task_ids, positions, strict=True):
             self._positions[task_id] = position
@@ -536,7 +538,7 @@ class Draft:
         if self._find_task(task_id) is None:
             return
         state = self.state(task_id)
-        # It comes back already, with the branch that it was left out with.
+        # It comes back anyway, with the branch that it was left out with.
         if self.states.get(task_id) is TaskState.PENDING and task_id not in self._revived:
             return
         rejection = self._reject_retry(task_id)
@@ -561,15 +563,15 @@ class Draft:
         self._commit_steps.append(partial(Draft._retry, task_id=task_id, delay=change.delay))
 
     def _reject_retry(self, task_id: TaskId) -> str:
-        """Return why others than the task stand in the way of its retry; empty if none do."""
+        """Return why other tasks prevent a retry of a task; empty if none do."""
         withdrawn = task_id in self._withdrawn
         if task_id in self._graph:
             replacement = self._graph.entry(task_id).replacement
             if replacement.redone:
-                return "was done and is done again by others: it cannot be retried"
+                return "was done and is done again by other tasks: it cannot be retried"
             withdrawn = withdrawn or replacement.withdrawn
         if withdrawn:
-            return "was withdrawn for what it had replaced: it cannot be retried"
+            return "was withdrawn in favour of the task that it replaced: it cannot be retried"
         return ""
 
     def _reject_retry_in_state(self, task_id: TaskId, state: TaskState) -> str:
@@ -580,7 +582,7 @@ class Draft:
             if started:
                 return f"was skipped and {started} have started since"
         if state is TaskState.DONE:
-            # A result lost with its process must be made again.
+            # A result lost with its process must be produced again.
             if not known or self._graph.entry(task_id).output.recoverable:
                 return f"is {state}: it cannot be retried"
         return ""
@@ -622,7 +624,7 @@ class Draft:
         self._added_dependencies.append(dependency)
 
     def _find_task(self, task_id: TaskId) -> Task | None:
-        """Return a task as the changes so far leave it; None, with a problem, if there is none."""
+        """Return a task as the changes so far leave it; None, with a problem, if it is missing."""
         try:
             return self.task(task_id)
         except UnknownTask as error:
@@ -644,7 +646,7 @@ class Draft:
             return False
         revives = event is TaskEvent.REVIVE
         if state is TaskState.CANCELLED and not revives and not self.exists(task_id):
-            self._add_problem(f"task {task_id!r} was removed: it cannot {verb}, only be retried")
+            self._add_problem(f"task {task_id!r} was removed: it cannot {verb}, only retried")
             return False
         follows = TRANSITIONS.get((state, event))
         if follows is None or (allowed is not None and state not in allowed):
@@ -654,7 +656,7 @@ class Draft:
         return True
 
     def _take_in_branch(self, task_id: TaskId) -> None:
-        """Stage that the tasks wait again that were left out because of one that runs again."""
+        """Stage the return of the tasks that were left out with a task that runs again."""
         if task_id in self._graph:
             for entry in self._graph.left_out_with(self._graph.entry(task_id)):
                 self.states.setdefault(entry.id, TaskState.PENDING)
@@ -675,7 +677,7 @@ class Draft:
         if inherited and depends_on != task.depends_on:
             new = task.model_copy(update={"depends_on": depends_on})
         if inherited and parent is not None and task.run_if is None:
-            # It goes with the dependencies: what replaces a task starts when that one would have.
+            # It goes with the dependencies: a replacement starts when its original would have.
             run_if = self.task(parent).run_if
             if run_if is not None:
                 new = new.model_copy(update={"run_if": run_if})
@@ -703,9 +705,9 @@ class Draft:
         return self._withdraw_replacement(task_id)
 
     def _collapse_elements(self, template: TaskEntry) -> bool:
-        """Stage that the list of a task is made again: its elements are removed.
+        """Stage the removal of a task's elements, because its list is expanded again.
 
-        Their results are kept, for elements that turn out to be the same.
+        Their results are kept for elements that turn out to be equal.
         """
         if self.adopted is None and template.satisfied:
             started = template.started_dependents()
@@ -729,7 +731,7 @@ class Draft:
         return True
 
     def _withdraw_replacement(self, task_id: TaskId) -> bool:
-        """Stage the removal of what replaced a task, unless something has followed from it."""
+        """Stage the removal of a task's replacements, unless one of them has started."""
         parts: list[TaskEntry] = []
         if task_id not in self.new_tasks:
             # Replacements may have been replaced themselves.
@@ -779,8 +781,8 @@ class Draft:
     def _check_plan(self) -> None:
         """Check dependencies, removals, cycles and references, and collect their problems.
 
-        The cycles and references of a plan with tasks that do not exist cannot be followed, so
-        they are checked only if there are no problems yet.
+        Cycles and references cannot be followed in a plan with missing tasks, so they are checked
+        only if there are no problems yet.
         """
         for task_id in dict.fromkeys([*self.tasks, *self._revived]):
             exists: Callable[[TaskId], bool] = self.exists
@@ -800,8 +802,8 @@ class Draft:
                 needed = [repr(dep) for dep in self.task(task_id).depends_on]
                 names = join_names(needed, _MAX_TASKS_IN_PROBLEM)
                 message = (
-                    f"task {task_id!r} would be left out again, because all that it depends on "
-                    "was: "
+                    f"task {task_id!r} would be left out again, because all of its dependencies "
+                    "were: "
                     f"retry {names} as well, or state `run_if: always`"
                 )
                 self.problems.append(Problem(path, message))
@@ -815,7 +817,7 @@ class Draft:
                 self.problems.append(Problem(path, message))
         if self.problems:
             return
-        # Where nothing new depends on anything, as with a call, nothing can close a cycle.
+        # If nothing new depends on anything, as with a call, nothing can close a cycle.
         is_linked = bool(self._added_dependencies)
         for new in self.new_tasks.values():
             if new.task.depends_on:
@@ -826,7 +828,7 @@ class Draft:
             self._check_references()
 
     def _would_be_left_out(self, task_id: TaskId) -> bool:
-        """Return whether all that a task depends on was left out, and the changes leave it so."""
+        """Return whether all dependencies of a task were left out and the changes keep them so."""
         task = self.task(task_id)
         if task.run_if == "always":
             return False
@@ -838,7 +840,7 @@ class Draft:
         return bool(task.depends_on)
 
     def _path_of_dependency(self, task_id: TaskId, dep: TaskId) -> str:
-        """Return the path of the change that is to blame for a dependency on no task."""
+        """Return the path of the change that caused a dependency on a missing task."""
         for edge in reversed(self._added_dependencies):
             if edge.waiting == task_id and edge.needed == dep:
                 return edge.change_path
@@ -847,7 +849,7 @@ class Draft:
         return self._revived.get(task_id) or self.removed.get(dep, "")
 
     def _check_cycles(self) -> bool:
-        """Check that no tasks wait for one another, and return whether none do.
+        """Check that no tasks wait for one another; return whether that is so.
 
         Following only new tasks finds a cycle among them. One that leads through the rest
         of the plan contains a dependency that a change adds there, so the search starts at those.
@@ -870,7 +872,7 @@ class Draft:
         return True
 
     def _check_references(self) -> None:
-        """Check that tasks refer only to results that are there when they start."""
+        """Check that tasks refer only to results that exist when they start."""
         for task_id, path in self._changed_references.items():
             if task_id in self.removed:
                 continue
@@ -891,7 +893,7 @@ class Draft:
             return self.exists(other) and self.state(other) is not _REPLACED
 
         def is_replaced(other: TaskId) -> bool:
-            # A list that is made again removes its elements together with what replaced them.
+            # A list that is expanded again removes its elements and their replacements.
             return self.exists(other) and self.state(other) is _REPLACED
 
         for other, task in self.tasks.items():
@@ -903,14 +905,14 @@ class Draft:
         if task_id in self._graph:
             entry = self._graph.entry(task_id)
             for dependent in entry.dependents:
-                # The changed documents of others were looked at above.
+                # Tasks with changed documents were examined above.
                 if dependent.id not in self.tasks and is_active(dependent.id):
                     yield dependent.id
             if entry.sink_of is not None and is_replaced(entry.sink_of.id):
                 yield entry.sink_of.id
 
     def _is_satisfied(self, task_id: TaskId) -> bool:
-        """Return whether a task was satisfied before the changes and they leave it so."""
+        """Return whether a task was satisfied before the changes and they keep it so."""
         if task_id in self.new_tasks:
             return False
         entry = self._graph.entry(task_id)
@@ -919,8 +921,8 @@ class Draft:
     def _unsatisfied_dependencies(self, task_id: TaskId) -> Iterator[TaskId]:
         """Yield the dependencies that a task still waits for.
 
-        All are yielded if a task ever ended before its own, because such a task is satisfied
-        although its dependencies are not, or was left out, because it may wait for them again.
+        If a task ever ended before its dependencies, or was left out, all are yielded: a satisfied
+        task may then have unsatisfied dependencies, or wait for them again.
         """
         include_satisfied = self._graph.early.happened
         for dep in self.follow_replacements(self.task(task_id).depends_on):
@@ -957,11 +959,12 @@ class Draft:
     def _reference_error(self, task_id: TaskId, name: TaskId) -> str:
         """Return why a task cannot see the result of another; empty if it can."""
         if not self.exists(name):
-            return f"and {name!r} is no task of the plan"
+            return f"and {name!r} is not a task of the plan"
         if name == task_id:
             return "its own output"
         if name in self.ancestors(task_id):
-            return f"the output of what it replaces: there is none until {task_id!r} is done"
+            missing = f"it does not exist until {task_id!r} is done"
+            return f"the output of a task that it replaces: {missing}"
         sources: set[TaskId] = set()
         for other in self.follow_replacements([name]):
             if not self._is_satisfied(other):
@@ -974,15 +977,15 @@ class Draft:
                 if needed not in seen:
                     seen.add(needed)
                     stack.append(needed)
-        # A search that was given up counts as a success: the task then fails when it starts.
+        # An abandoned search counts as a success: at worst, the task fails when it starts.
         if sources and not stack:
             return f"and does not depend on {name!r}: add {name!r} to its depends_on"
         return ""
 
-    # Committing; none of these can fail
+    # Committing; none of these methods can fail
 
     def commit(self, at: float) -> None:
-        """Apply the changes as a new revision; only a draft that `LivePlan.prepare` has accepted.
+        """Apply the changes as a new revision, after `LivePlan.prepare` has accepted the draft.
 
         Args:
             at: now, in seconds since the epoch; the delay of a retry counts from it.
@@ -995,7 +998,7 @@ class Draft:
         graph.aborted = self._abort_reason or graph.aborted
         self._committed_at = at
         for change in self.changes:
-            # Before its parts are there, which are roots of their own lineages.
+            # Before its parts are inserted, because they are roots of their own lineages.
             if isinstance(change, ExpandTask):
                 self._prepare_elements(change.task_id)
             elif isinstance(change, IncludePlan):
@@ -1006,7 +1009,7 @@ class Draft:
                 parent = graph.entries[new.parent]
             graph.insert(new.task, parent)
         graph.counts[TaskState.PENDING] += len(self.new_tasks)
-        # Linked once all are there, because they may depend on one another in any order.
+        # Linked once all are inserted, because they may depend on one another in any order.
         for task_id in self.new_tasks:
             graph.link(graph.entries[task_id])
         for step in self._commit_steps:
@@ -1048,7 +1051,7 @@ class Draft:
         if original.replacement.expanded:
             for part in graph.parts_of(original):
                 graph.set_removed(part, False)
-                # A kept element is the one that the current list asks for.
+                # A kept element counts as made for the current list, so it is not stale.
                 part.reads.started = graph.statistics.ended_attempts
             # A list without elements, or only with finished ones, is done at once.
             if not unsatisfied:
@@ -1057,12 +1060,12 @@ class Draft:
     def _mark_expanded(self, task_id: TaskId, expanded: Literal["", "elements", "plan"]) -> None:
         entry = self._graph.entries[task_id]
         entry.replacement = entry.replacement._replace(expanded=expanded)
-        # The progress of a run counts each list as one task, and the parts of a plan as several.
+        # Progress counts each list as one task, but each part of an included plan separately.
         if expanded == "elements":
             self._graph.statistics.expanded[task_id] = entry
 
     def _prepare_elements(self, task_id: TaskId) -> None:
-        """Prepare a task for its elements, and for the limit of running ones."""
+        """Mark a task as expanded into elements, and set the limit of running ones."""
         self._mark_expanded(task_id, "elements")
         limit = self.task(task_id).max_parallel
         if limit is not None:
@@ -1115,7 +1118,7 @@ class Draft:
     def _withdraw(self, task_id: TaskId) -> None:
         """Remove a replacement for good because the task it replaced is retried."""
         entry = self._graph.entries[task_id]
-        # A replaced one can be cancelled only from its earlier state.
+        # A replaced task can be cancelled only after it is revived.
         if entry.state is TaskState.REPLACED_BY_REPLAN:
             self._graph.transition(entry, TaskEvent.REVIVE)
         if entry.state is not TaskState.CANCELLED:
@@ -1125,7 +1128,7 @@ class Draft:
         entry.sink_of = None
 
     def _collapse(self, task_id: TaskId) -> None:
-        """Take out the elements of a task whose list is made again."""
+        """Remove the elements of a task whose list is expanded again."""
         graph = self._graph
         template = graph.entries[task_id]
         if template.satisfied:
@@ -1187,7 +1190,7 @@ _STAGE_HANDLERS: dict[type, Callable[..., None]] = {
 
 
 def _is_done(entry: TaskEntry) -> bool:
-    """Return whether a task, or what stands for it, has been done and was not skipped."""
+    """Return whether a task or its replacement was done, and not skipped."""
     return entry.satisfied and entry.state is not TaskState.SKIPPED
 
 
@@ -1195,7 +1198,7 @@ def _format_task(task: Task, state: TaskState) -> str:
     """Return a task in one line: its id, the fields that are set, and its state."""
     fields: list[str] = []
     for name, value in display_fields(task).items():
-        # Texts stand as they are in a plan file, without quotes.
+        # Strings are shown as in a plan file, without quotes.
         text = value
         if not isinstance(text, str):
             text = json.dumps(value, ensure_ascii=False)

@@ -724,7 +724,7 @@ class _Branches:
         """Return whether a task may run without the output of one that it depends on."""
         if reader.run_if == "always":
             return True
-        # An element of a list is no task of the plan.
+        # An element of a list is not a task of the plan.
         if source not in self.tasks:
             return False
         skipped = self._least_skipped(source)

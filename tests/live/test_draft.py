@@ -65,7 +65,7 @@ REJECTED = {
             "changes[1]: task 'a' is DONE: it cannot be cancelled",
             "changes[2]: the id 'b' is already used; ids are never used again",
             "changes[3]: order names tasks twice: ['a', 'b', 'b']",
-            "changes[3]: task 'a' is DONE: only waiting tasks have an order",
+            "changes[3]: task 'a' is DONE: only waiting tasks can be reordered",
             "changes[4]: task 'b', timeout: must be more than 0, got -1",
             "changes[4]: task 'b', colour: there is no field 'colour' here",
             "changes[5]: task 'c' depends on 'nowhere', which does not exist",
@@ -86,7 +86,7 @@ REJECTED = {
         [add("x", before=("a",)), add("y", before=("b",)), add("z", before=("ghost",))],
         [
             "changes[0]: task 'a' is RUNNING: it cannot be made to wait for another task",
-            "changes[1]: task 'b' is DONE: what it depends on cannot change",
+            "changes[1]: task 'b' is DONE: its dependencies cannot change",
             "changes[2]: there is no task 'ghost'",
         ],
     ),
@@ -156,10 +156,10 @@ REJECTED = {
             modify("b", depends_on=["a"]),
         ],
         [
-            "changes[0]: task 'a' was removed: it cannot be skipped, only be retried",
-            "changes[1]: task 'a' was removed: it cannot be modified, only be retried",
-            "changes[2]: task 'a' was removed: it cannot be removed, only be retried",
-            "changes[3]: task 'a' was removed: it cannot be replaced, only be retried",
+            "changes[0]: task 'a' was removed: it cannot be skipped, only retried",
+            "changes[1]: task 'a' was removed: it cannot be modified, only retried",
+            "changes[2]: task 'a' was removed: it cannot be removed, only retried",
+            "changes[3]: task 'a' was removed: it cannot be replaced, only retried",
             "changes[4]: task 'b' depends on 'a', which was removed",
         ],
     ),
@@ -213,7 +213,9 @@ REJECTED = {
     "a task that is withdrawn and retried": (
         after(chain("a", "b"), PART),
         [retry("a"), retry("x")],
-        ["changes[1]: task 'x' was withdrawn for what it had replaced: it cannot be retried"],
+        [
+            "changes[1]: task 'x' was withdrawn in favour of the task that it replaced: it cannot be retried"
+        ],
     ),
     "the retry of a ready task": (
         chain("a"),
@@ -585,14 +587,14 @@ def test_repeated_reordering():
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (AddTask(task=reading("x", "${ghost.output}")), "${ghost.output}, and 'ghost' is no task of the plan"),
+        (AddTask(task=reading("x", "${ghost.output}")), "${ghost.output}, and 'ghost' is not a task of the plan"),
         (AddTask(task=reading("x", "${x.output}")), "${x.output}, its own output"),
         (AddTask(task=reading("x", "${b.output}")), "${b.output}, and does not depend on 'b': add 'b' to its depends_on"),
         (add("x", when="results.b == 1"), "results.b, and does not depend on 'b': add 'b' to its depends_on"),
-        (AddTask(task=reading("x", "${gone.output}")), "${gone.output}, and 'gone' is no task of the plan"),
+        (AddTask(task=reading("x", "${gone.output}")), "${gone.output}, and 'gone' is not a task of the plan"),
         (
             replace("b", reading("x", "${b.output}")),
-            "${b.output}, the output of what it replaces: there is none until 'x' is done",
+            "${b.output}, the output of a task that it replaces: it does not exist until 'x' is done",
         ),
     ],
 )  # fmt: skip
@@ -607,7 +609,7 @@ def test_references_stay_valid():
     """A replacement cannot refer to any task of its lineage, and no change takes away a dependency that is referred to."""
     run = after(chain("a", "b"), replace("b", "b2"))
     assert (
-        "the output of what it replaces"
+        "the output of a task that it replaces"
         in rejections(run, replace("b2", reading("b3", "${b.output}")))[0]
     )
     after(run, [add("c"), replace("b2", reading("b3", "${a.output}"))])

@@ -387,7 +387,7 @@ def test_a_retry_withdraws_the_whole_replacement(inner):
     for part in run.states().keys() - {"a", "b"}:
         with pytest.raises(
             ChangeRejected,
-            match=f"'{part}' was withdrawn for what it had replaced: it cannot be retried",
+            match=f"'{part}' was withdrawn in favour of the task that it replaced: it cannot be retried",
         ):
             run.apply(retry(part))
     after(run, replace("a", "w"), [remove("b"), add("c", "a")], retry("a"), "run a c")

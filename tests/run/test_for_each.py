@@ -700,7 +700,9 @@ async def test_elements_cannot_be_given_another_list():
                     attempt.output = [1, 2]
                 continue
             break
-        with pytest.raises(ChangeRejected, match="`max_parallel` cannot change once there are"):
+        with pytest.raises(
+            ChangeRejected, match="`max_parallel` cannot change once the list is expanded"
+        ):
             run.modify_task("convert", max_parallel=1)
         run.modify_task("convert", on_item_failure="skip")
         assert run.view.task("convert[1]").task.on_item_failure == "skip"

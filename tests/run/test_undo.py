@@ -623,7 +623,7 @@ async def test_tools_that_take_back_and_need_agreement() -> None:
     assert "'cancel', which takes effects back, needs a person's agreement" in question.text
     assert question.effects == "2 effects so far, 2 can be taken back"
     (diff,) = question.diffs
-    assert "what the run has changed is taken back, and the run is aborted: sold out" in diff
+    assert "the effects of the run are taken back, and the run is aborted: sold out" in diff
     engine.answer(question.id, "approve")
     assert (await resumed(engine, desk)).status == "aborted"
     assert len(desk.cancelled) == 2
