@@ -1,9 +1,9 @@
-"""Corrected plans, and tasks that run again: changes by a person in a running plan.
+"""Corrected plans, and tasks that run again: changes that a person makes to a running plan.
 
-A plan file is compared with the plan that the run was given last, so that a difference is what the
-person has changed. Later changes by replans and edits stay, unless the person changed the same
-task. Tasks correspond by their ids; a change of a task that was replaced concerns the task that
-replaced it. The result is one edit, made of the same changes as any other.
+A plan file is compared with the plan that the run was given last, so every difference is a change
+by the person. Later changes by replans and edits stay, unless the person changed the same task.
+Tasks correspond by their ids; a change of a replaced task applies to its replacement. The result is
+an ordinary edit.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _WORK_FIELDS: Final = {"tool", "arguments", "when", "depends_on", "acceptance", 
 """Fields of a task that its result depends on."""
 
 _PROSE_FIELDS: Final = {*_WORK_FIELDS, "name", "goal", "metadata"}
-"""Fields for a task without a tool: how its work uses them is unknown here."""
+"""Fields that the result of a task without a tool may depend on: its work may use any of them."""
 
 _START_FIELDS: Final = {"when", "run_if", "depends_on"}
 """Fields of a task that decide whether it runs at all."""
@@ -67,11 +67,11 @@ _START_FIELDS: Final = {"when", "run_if", "depends_on"}
 _ANNOTATIONS: Final = ("name", "goal", "metadata", "undo_on_replace")
 """Fields that can change in a finished task."""
 
-DONE_REASON: Final = "it is done, as a person says"
-"""Why a task is skipped that took effect, or that somebody has done by hand."""
+DONE_REASON: Final = "a person says that it is done"
+"""Reason for skipping a task that took effect or was done by hand."""
 
-_TOOL_SAYINGS: Final = ("effect", "idempotent", "retry", "undo", "undo_on_replace", "confirm")
-"""Fields of a task that are lost with its tool, unless they are stated again."""
+_TOOL_DECLARATIONS: Final = ("effect", "idempotent", "retry", "undo", "undo_on_replace", "confirm")
+"""Fields of a task that are lost when its tool changes, unless they are stated again."""
 
 _FIXED_PARTS: Final = ("mcp", "facts", "objects")
 """Parts of a plan that cannot change while it runs."""
@@ -82,26 +82,25 @@ _UNFINISHED: Final = WAITING | STUCK
 _MAX_KEYS_IN_REASON: Final = 5
 _MAX_NAMED_TASKS: Final = 5
 
-_OTHER_PLAN: Final = ("id", "name")
-"""Parts that tell one plan from another."""
+_IDENTITY_FIELDS: Final = ("id", "name")
+"""Fields that identify a plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """The changes that a corrected plan, or a request to run or try tasks again, makes in a run.
+    """Changes that a corrected plan, or a request to run or try tasks again, makes to a run.
 
     Attributes:
-        plan: the plan as the run takes it: with the tools that the run has found by itself.
+        plan: the plan that the run adopts, including the tools that the run has found by itself.
         changes: the changes of tasks, in order.
-        parts: what else of the plan changes: `tool NAME`, `context.KEY`, `parameters.NAME`,
-            `resource NAME`, `goal`.
-        again: the tasks that would be run again, each with the reason. They have finished or are
-            running, or a condition left them out and others have gone on without them. Of failed
-            tasks that are tried again: those of which nobody knows whether they took effect.
-        effects: those of them that had been done, or may have taken effect, and whose repetition is
-            a second effect. Each has what is stated of it: `reversible`, `partly`, `irreversible`,
-            or nothing.
-        diff: the effect in lines for people, as alternatives show theirs; empty if there is none.
+        parts: the other parts of the plan that change: `tool NAME`, `context.KEY`,
+            `parameters.NAME`, `resource NAME`, `goal`.
+        again: the tasks that would be run again, with the reasons: finished and running tasks,
+            tasks that a condition left out while others went on without them, and failed tasks that
+            may have taken effect.
+        effects: the tasks of `again` that have begun and whose repetition is a second effect, with
+            their declared effect: `reversible`, `partly`, `irreversible`, or empty.
+        diff: the effect in readable lines, as in alternatives; empty without one.
     """
 
     plan: Plan
@@ -116,13 +115,13 @@ class Correction:
 
 
 def unstated_reruns(correction: Correction) -> list[Problem]:
-    """Return a problem for each task that is only run again if the caller states so."""
+    """Return a problem for each task that is run again only if the caller states `rerun`."""
     problems: list[Problem] = []
     for task_id, why in correction.again.items():
         message = (
             f"task {task_id!r} would be run again, because {why}: state `rerun`, as `changed` "
-            "to run"
-            " such tasks again or `none` to keep them"
+            "to run such"
+            " tasks again or as `none` to keep them"
         )
         problems.append(Problem("", message))
     return problems
@@ -141,14 +140,15 @@ def correct_plan(
     Args:
         live: the running plan.
         given: the corrected plan; masks stand for the values that the running plan has there.
-        redactor: masks secrets, which a journal and a message do not keep.
-        rerun: whether finished tasks are run again, with what follows from them, if they are
-            changed or have read a value of the context that is.
-        undecided: tasks that a replan or a question is about. If they have failed and are not
-            changed, they are left to it; other failed tasks are tried again.
+        redactor: masks secrets, which no journal and no message may contain.
+        rerun: whether finished tasks run again, with all tasks that used their results, if they or
+            context values that they read have changed.
+        undecided: tasks that an open replan or question is about. Those that failed and are not
+            changed are left to it; other failed tasks are tried again.
 
     Raises:
-        ChangeRejected: it is another plan, or cannot be brought about; names every reason.
+        ChangeRejected: it is not a version of the running plan, or a change is impossible; with
+            every problem.
     """
     comparison = _Comparison(live, given, redactor)
     problems = comparison.problems()
@@ -167,16 +167,16 @@ def correct_plan(
 
 
 def rerun_tasks(live: LivePlan, tasks: Collection[str], *, only: bool = False) -> Correction:
-    """Return how tasks are run again, with all that depends on them.
+    """Return the changes that run tasks again, with all tasks that depend on them.
 
     Args:
-        live: the plan, of a run that is over.
+        live: the plan of a finished run.
         tasks: the tasks, by the id of any task of their lineage.
-        only: leave what depends on them as it is.
+        only: leave the tasks that depend on them as they are.
 
     Raises:
-        ChangeRejected: a task has not run yet, or cannot be run again; names every one.
-        UnknownTask: there never was such a task.
+        ChangeRejected: a task has not run yet, or cannot be run again; with every problem.
+        UnknownTask: no task ever had this id.
     """
     edit = _Edit(live, live.plan)
     requested: dict[TaskId, str] = {}
@@ -186,9 +186,9 @@ def rerun_tasks(live: LivePlan, tasks: Collection[str], *, only: bool = False) -
         entry = live.entries[live.entry(TaskId(name)).root]
         parts = [leaf for leaf in live.leaves(entry) if not leaf.removed]
         if all(leaf.state in WAITING for leaf in parts):
-            edit.reject(f"task {name!r} has not run yet: resume the run to have it run")
+            edit.reject(f"task {name!r} has not run yet: resume the run to run it")
         for leaf in parts:
-            requested[leaf.id] = "it was asked for"
+            requested[leaf.id] = "it was requested"
     edit.run_again(requested, {}, only=only)
     return edit.correction([])
 
@@ -200,21 +200,21 @@ def retry_failed(
     not_done: Collection[str] = (),
     done: Collection[str] = (),
 ) -> Correction:
-    """Return how all failed tasks are tried again, once a person has removed the cause.
+    """Return the changes that try all failed tasks again, once a person has removed the cause.
 
-    `again` of the result has those about which the person must still decide: it is unknown whether
-    they took effect, and a second effect could do harm.
+    `again` of the result has the tasks that the person must still decide about: it is unknown
+    whether they took effect, and a second effect could do harm.
 
     Args:
         live: the plan.
-        undecided: tasks that a replan or a question is about, which are left to it.
-        not_done: failed tasks of which the person knows that they did not take effect.
+        undecided: tasks that an open replan or question is about; they are left to it.
+        not_done: failed tasks that did not take effect, as the person knows.
         done: failed tasks that are skipped instead: they took effect, or the person has done them.
 
     Raises:
-        ChangeRejected: a task that is named has not failed, or a question about it is open; names
-            every one.
-        UnknownTask: there never was a task that is named.
+        ChangeRejected: a named task has not failed, or a question about it is open; with every
+            problem.
+        UnknownTask: no task ever had a named id.
     """
     edit = _Edit(live, live.plan)
     looked_at = {entry.id for entry in _named_failures(live, not_done, undecided, edit)}
@@ -232,10 +232,10 @@ def retry_failed(
 def _named_failures(
     live: LivePlan, names: Collection[str], undecided: Collection[TaskId], edit: _Edit
 ) -> list[TaskEntry]:
-    """Return the failed tasks that stand in the place of named ones; a name without any is noted.
+    """Return the failed current tasks of named ones; a name without one is a problem of the edit.
 
     Raises:
-        UnknownTask: there never was such a task.
+        UnknownTask: no task ever had this id.
     """
     found: list[TaskEntry] = []
     for name in dict.fromkeys(names):
@@ -264,7 +264,7 @@ def _is_safe_to_retry(entry: TaskEntry, live: LivePlan) -> bool:
 
 
 def retry_reason(correction: Correction) -> str:
-    """Return why a revision tries failed tasks again, as the history tells it."""
+    """Return the reason of a revision that tries failed tasks again, as the history shows it."""
     again: list[str] = []
     done: list[str] = []
     for change in correction.changes:
@@ -282,7 +282,7 @@ def retry_reason(correction: Correction) -> str:
 
 
 def unstated_retries(correction: Correction) -> list[Problem]:
-    """Return a problem for each failed task that is only tried again if the caller says so."""
+    """Return a problem for each failed task that is tried again only if the caller decides so."""
     problems: list[Problem] = []
     for task_id, unknown in correction.again.items():
         message = (
@@ -337,7 +337,7 @@ def restore_plan(masked: Plan, true: Plan, redactor: Redactor, clean: Plan | Non
 
 
 def _restored_parameters(masked: Plan, true: Plan, clean: Plan) -> Parameters:
-    """Return the parameters of a plan with the values that another one has, and JSON has not."""
+    """Return the parameters of a masked plan with the secret values of the true plan."""
     restored = dict(with_values_of(masked.parameters, true.parameters, secret_only=True))
     for name, parameter in masked.parameters.items():
         if name in true.parameters and parameter == clean.parameters[name]:
@@ -349,7 +349,7 @@ PartT = TypeVar("PartT", Task, ToolSpec)
 
 
 def restore_part(masked: PartT, true: PartT | None, redactor: Redactor) -> PartT:
-    """Return a task or a tool with the fields of another one that its fields are the masks of."""
+    """Return a task or a tool with true values in its fields that are masked."""
     if true is None or masked == true:
         return masked
     clean = redactor.document(true)
@@ -412,7 +412,7 @@ def restore_changes(
         if true is None:
             true = tasks.get(live.entry(change.task_id).root)
         if true is None:
-            # A task of a replan, which is run again because it follows another.
+            # A task of a replan, which runs again because it depends on another.
             restored.append(change)
         elif isinstance(change, ModifyTask):
             restored.append(_restore_modification(change, true))
@@ -433,20 +433,20 @@ def _restore_modification(change: ModifyTask, true: Task) -> ModifyTask:
 
 
 class _Comparison:
-    """Differences between the plan that a run was given last, and a corrected one.
+    """Differences between the plan that a run was given last and a corrected one.
 
     Attributes:
         adopted: the corrected plan, with true values and with the tools that the run has found.
-        lines: the differences beside tasks, in lines for people.
-        called_anew: the tools that work differently from now on.
-        changed_parameters: the parameters with another value, or that there are no more.
+        lines: the differences apart from tasks, in readable lines.
+        changed_calls: the tools whose calls change.
+        changed_parameters: the parameters that are removed or have another value.
     """
 
     def __init__(self, live: LivePlan, given: Plan, redactor: Redactor) -> None:
         self._live = live
         # A message has masks instead of the run's secrets.
         given = restore_plan(given, live.plan, redactor)
-        # Values that are not set again stay as they were set.
+        # Values that are not set again stay as they are.
         parameters = with_values_of(given.parameters, live.plan.parameters)
         if parameters is not given.parameters:
             given = given.model_copy(update={"parameters": parameters})
@@ -454,7 +454,7 @@ class _Comparison:
         self._redactor = redactor
         base = live.plan
         self.tasks_before = {task.id: task for task in base.tasks}
-        self.called_anew: set[str] = set()
+        self.changed_calls: set[str] = set()
         self.changed_parameters = _changed_parameters(base, given)
         self.adopted = given.model_copy(update={"tools": self._tools()})
         self.lines = list(self._part_lines())
@@ -464,21 +464,21 @@ class _Comparison:
         base = self._live.plan
         given = self.adopted
         problems: list[Problem] = []
-        for name in _OTHER_PLAN:
+        for name in _IDENTITY_FIELDS:
             before = getattr(base, name)
             now = getattr(self._given, name)
             if now != before:
-                message = f"this is another plan: its {name} is {now!r}, that of the run {before!r}"
+                message = f"this is another plan: its {name} is {now!r}, not {before!r}"
                 problems.append(Problem(name, message))
         known = any(task.id in self._live for task in given.tasks)
         if base.tasks and not known:
             problems.append(Problem("tasks", "this is another plan: it has no task of the run"))
         for name in _FIXED_PARTS:
             if getattr(given, name) != getattr(base, name):
-                message = "this part cannot change while the plan runs; run the plan anew"
+                message = "this part cannot change while the plan runs; start a new run instead"
                 problems.append(Problem(name, message))
         if base.budget is not None and given.budget is None:
-            message = "a budget cannot be taken away from a run; state a larger one"
+            message = "the budget of a run cannot be removed; state a larger one"
             problems.append(Problem("budget", message))
         problems += missing_values(given.parameters)
         for place, part in self._maskable_parts():
@@ -491,7 +491,7 @@ class _Comparison:
         return problems
 
     def _maskable_parts(self) -> Iterator[tuple[str, JsonValue]]:
-        """Yield changed parts of the plan, except tasks, that may have a mask without a secret."""
+        """Yield changed parts of the plan, except tasks, whose masks may have no known secret."""
         for name in self._live.changed_tools(self.adopted):
             tool = self.adopted.tool(name)
             assert tool is not None
@@ -506,8 +506,8 @@ class _Comparison:
     def _tools(self) -> tuple[ToolSpec, ...]:
         """Return the tools that the run has from now on.
 
-        A tool that the file leaves out stays: tasks that replans have made may use it, and the
-        tools of servers and of functions are in no file.
+        A tool that the file leaves out stays: tasks of replans may use it, and no file contains the
+        tools of servers and functions.
         """
         base = self._live.plan
         given = {tool.name: tool for tool in self._given.tools}
@@ -528,7 +528,7 @@ class _Comparison:
         if new == before:
             return before
         if any(getattr(new, name) != getattr(before, name) for name in CALL_FIELDS):
-            self.called_anew.add(new.name)
+            self.changed_calls.add(new.name)
         return new
 
     # Differences for people, apart from tasks
@@ -564,7 +564,7 @@ class _Comparison:
         if budget != base.budget:
             if base.budget is not None:
                 yield f"- budget: {self._shown(base.budget)}"
-            # That it cannot be removed is a separate problem.
+            # Its removal is reported as a problem.
             if budget is not None:
                 yield f"+ budget: {self._shown(budget)}"
         if self.adopted.on_stale != base.on_stale:
@@ -594,9 +594,9 @@ class _Comparison:
 
 
 def _changed_parameters(before: Plan, after: Plan) -> tuple[str, ...]:
-    """Return the parameters whose values are not the same in two plans.
+    """Return the parameters whose values differ between two plans.
 
-    A secret does not count: its purpose stays, and its values cannot be compared after a resume.
+    Secrets do not count: their purpose stays, and their values cannot be compared after a resume.
     """
     changed: list[str] = []
     for name in dict.fromkeys((*before.parameters, *after.parameters)):
@@ -608,7 +608,7 @@ def _changed_parameters(before: Plan, after: Plan) -> tuple[str, ...]:
 
 
 def _comparable_value(parameter: Parameter | None) -> tuple[str, JsonValue]:
-    """Return a key that tells values of a parameter apart, and a missing one from all."""
+    """Return a key that compares values of a parameter; a missing parameter equals no value."""
     if parameter is None:
         return "missing", None
     if parameter.secret:
@@ -617,13 +617,13 @@ def _comparable_value(parameter: Parameter | None) -> tuple[str, JsonValue]:
 
 
 class _Edit:
-    """The changes that a person's edit consists of, while they are collected.
+    """Collects the changes of a person's edit.
 
     Attributes:
         changes: the changes so far.
         again: the finished and running tasks that are run again, with the reasons.
-        settled: the tasks that are tried again, taken out or skipped, or made again with their
-            list.
+        settled: the tasks that are tried again, removed or skipped, or whose list is expanded
+            again.
     """
 
     def __init__(self, live: LivePlan, adopted: Plan) -> None:
@@ -644,7 +644,7 @@ class _Edit:
         live = self._live
         draft = Draft(live, self.changes, self._adopted)
         for problem in draft.problems:
-            # Its place is one among changes that the person did not write.
+            # Its path is that of a change which the person did not write.
             self._problems.append(Problem("", problem.message))
         if self._problems:
             raise ChangeRejected(self._problems)
@@ -668,7 +668,7 @@ class _Edit:
         )
 
     def reject(self, message: str) -> None:
-        """Note why the edit cannot be made."""
+        """Record why the edit cannot be made."""
         self._problems.append(Problem("", message))
 
     def add(self, change: PlanChange) -> None:
@@ -676,13 +676,13 @@ class _Edit:
         self.changes.append(change)
 
     def revive(self, entry: TaskEntry) -> None:
-        """Have a task that has failed, or was cancelled, removed or skipped, tried again."""
+        """Retry a task that has failed, or was cancelled, removed or skipped."""
         if entry.id not in self.settled:
             self.settled.add(entry.id)
             self.add(RetryTask(task_id=entry.id))
 
     def give_up(self, change: RemoveTask | SkipTask) -> None:
-        """Take a task out, or skip it."""
+        """Remove or skip a task."""
         self.settled.add(change.task_id)
         self.add(change)
 
@@ -698,8 +698,8 @@ class _Edit:
 
         Args:
             tasks: the tasks, with the reasons.
-            corrected: the new documents of tasks, by their ids; others stay as before. only:
-                whether to leave tasks that used their results as they are.
+            corrected: the new documents of tasks, by their ids; others stay as before.
+            only: whether to leave tasks that used their results as they are.
         """
         live = self._live
         reasons = dict(tasks)
@@ -713,7 +713,7 @@ class _Edit:
                 other = live.entry(other_id)
                 if other_id in reasons or other.state in WAITING:
                     continue
-                # A person or a decision has given it up, regardless of its dependencies.
+                # Skipped by a person or a decision, it stays so, whatever its dependencies do.
                 if other.state is TaskState.SKIPPED:
                     if other.condition_revision == LEFT_OUT:
                         # It comes back automatically; tasks that went on without it run again.
@@ -723,7 +723,7 @@ class _Edit:
                         continue
                     if not other.condition_not_met:
                         continue
-                reasons[other_id] = f"it follows {live.entry(task_id).root!r}"
+                reasons[other_id] = f"it depends on {live.entry(task_id).root!r}"
                 queue.append(other_id)
         for task_id in sorted(reasons, key=lambda task_id: live.entry(task_id).order):
             entry = live.entry(task_id)
@@ -748,8 +748,8 @@ class _Edit:
             return
         self.again[entry.id] = reason
         if state is TaskState.RUNNING:
-            self.again[entry.id] = f"{reason}, and what runs now is cut off"
-            self.add(CancelTask(task_id=entry.id, reason="it is run again, as corrected"))
+            self.again[entry.id] = f"{reason}, and its running work is cut off"
+            self.add(CancelTask(task_id=entry.id, reason="it runs again, as corrected"))
         new_id = PlanView(self._live).unused_id(entry.root, self._taken)
         self._taken.add(new_id)
         task = corrected or entry.task
@@ -757,24 +757,24 @@ class _Edit:
         self.add(ReplaceTask(task_id=entry.id, tasks=(new,)))
 
     def _expand_again(self, template: TaskEntry, corrected: Task | None, reason: str) -> None:
-        """Have a list made again; the elements that are the same as before, and done, are kept."""
+        """Expand a list again; unchanged elements that are done are kept."""
         self.again[template.id] = reason
         for part in self._live.parts_of(template):
             self.settled.add(part.id)
             if part.state is TaskState.RUNNING:
-                self.again[template.id] = f"{reason}, and what runs now is cut off"
-                self.add(CancelTask(task_id=part.id, reason="its list is made again"))
+                self.again[template.id] = f"{reason}, and its running work is cut off"
+                self.add(CancelTask(task_id=part.id, reason="its list is expanded again"))
         self.add(RetryTask(task_id=template.id))
         if corrected is not None:
             self.modify(template.id, _changed_fields(template.task, corrected))
 
 
 class _TaskCorrections:
-    """Changes of tasks that bring a corrected plan about.
+    """Collects the changes of tasks that a corrected plan requires.
 
     Attributes:
-        again: the tasks that are run again if the person wants that, with the reasons.
-        corrected: the new forms of tasks that the person has changed after they had begun.
+        again: the tasks that are run again if the person agrees, with the reasons.
+        corrected: the new documents of tasks that had begun before the person changed them.
     """
 
     def __init__(self, edit: _Edit, live: LivePlan, comparison: _Comparison) -> None:
@@ -783,7 +783,7 @@ class _TaskCorrections:
         self._edit = edit
         self._live = live
         self._draft = Draft(live)
-        self._called_anew = comparison.called_anew
+        self._changed_calls = comparison.changed_calls
         self._on_stale = comparison.adopted.on_stale
         changes, removed = live.changed_context(comparison.adopted)
         self._context = {**live.context, **changes}
@@ -799,11 +799,11 @@ class _TaskCorrections:
         """Add the changes to the edit. The cases are a task that is
 
         1. new: it is added;
-        2. there as before: it stays;
-        3. there and changed: see `_correct`;
-        4. left out: it is taken out, unless it has begun.
+        2. unchanged: it stays;
+        3. changed: see `_correct`;
+        4. missing: it is removed, unless it has begun.
 
-        Then come the tasks that stay, but have used a tool or a value that is another one now.
+        Then come the unchanged tasks that used a tool or a value which has changed.
         """  # noqa: D415 # a list follows
         given_roots: set[TaskId] = set()
         for stated in self._tasks:
@@ -832,9 +832,9 @@ class _TaskCorrections:
                 self._use_changed_parts(entry)
 
     def _with_known_dependencies(self, task: Task, base: Task) -> Task:
-        """Return a task with the earlier names of its dependencies, if they are the same tasks.
+        """Return a task with the earlier ids of its dependencies, if their current tasks are equal.
 
-        A file that was written from the run names the tasks that have replaced these.
+        A file that was written from the run has the ids of replacements.
         """
         if task.depends_on == base.depends_on:
             return task
@@ -843,7 +843,7 @@ class _TaskCorrections:
         return task.model_copy(update={"depends_on": base.depends_on})
 
     def _current(self, task_ids: Collection[TaskId]) -> dict[TaskId, None]:
-        """Return the tasks that these stand for now."""
+        """Return the current tasks for some ids."""
         current: dict[TaskId, None] = {}
         for task_id in task_ids:
             if task_id in self._live:
@@ -865,20 +865,20 @@ class _TaskCorrections:
         if policy == "ignore":
             keys = []
         if entry.state is TaskState.SKIPPED:
-            # Its condition has read a value that is changed, and has the opposite outcome now,
-            # unless the condition is corrected as well.
+            # Its condition read a value that has changed, and now has the opposite outcome, unless
+            # the condition is corrected as well.
             is_concerned = bool(keys or parameters)
             if is_concerned and self._would_run(entry, self.corrected.get(entry.id, entry.task)):
                 self._bring_back(entry)
             return
-        if entry.task.tool in self._called_anew:
-            why = f"its tool {entry.task.tool!r} is changed"
+        if entry.task.tool in self._changed_calls:
+            why = f"its tool {entry.task.tool!r} was changed"
         elif parameters:
             names = join_names([f"parameters.{name}" for name in parameters], _MAX_KEYS_IN_REASON)
-            why = f"it depends on what is changed: {names}"
+            why = f"it depends on changed values: {names}"
         elif keys:
             names = join_names([f"context.{key}" for key in keys], _MAX_KEYS_IN_REASON)
-            why = f"what it has read is changed: {names}"
+            why = f"it has read values that changed: {names}"
         else:
             return
         if entry.state in (TaskState.DONE, TaskState.RUNNING):
@@ -887,18 +887,18 @@ class _TaskCorrections:
             self._try_again(entry, why)
 
     def _correct(self, entry: TaskEntry, task: Task, changed: JsonObject) -> None:
-        """Apply a person's change of a task. The cases are the states of what it is now:
+        """Apply a person's change of a task. The cases are its current states:
 
-        1. several tasks that replaced it: these must be changed instead;
+        1. replaced by several tasks: these must be changed instead;
         2. waiting: its fields change;
         3. failed, cancelled or removed: its fields change, and it is tried again;
         4. left out by a condition: its fields change, and it comes back if it would run now;
         5. finished or running: it is run again in its new form, if its result depends on the
-           change; else what people read about it changes.
+           change; else only its annotations change.
         """  # noqa: D415 # a list follows
         if entry.replacement.expanded:
             self.corrected[entry.id] = task
-            self.again[entry.id] = "it is changed"
+            self.again[entry.id] = "it was changed"
             return
         if entry.state is TaskState.REPLACED_BY_REPLAN:
             replacement = self._single_replacement(entry)
@@ -907,13 +907,13 @@ class _TaskCorrections:
             entry = replacement
             changed = _changed_fields(entry.task, task)
         if "tool" in changed:
-            changed |= _dumped(task, _TOOL_SAYINGS)
+            changed |= _dumped(task, _TOOL_DECLARATIONS)
         state = entry.state
         if state in WAITING:
             self._edit.modify(entry.id, changed)
             return
         if state in STUCK:
-            self._try_again(entry, "it is changed")
+            self._try_again(entry, "it was changed")
             self._edit.modify(entry.id, changed)
             return
         if state is TaskState.CANCELLED:
@@ -932,7 +932,7 @@ class _TaskCorrections:
         if task.tool is None and entry.task.tool is None:
             decisive = _PROSE_FIELDS
         if not decisive.isdisjoint(changed):
-            self.again[entry.id] = "it is changed"
+            self.again[entry.id] = "it was changed"
         elif state in SATISFIED:
             annotations = [name for name in _ANNOTATIONS if name in changed]
             self._edit.modify(entry.id, {name: changed[name] for name in annotations})
@@ -969,8 +969,8 @@ class _TaskCorrections:
     def _bring_back(self, entry: TaskEntry) -> None:
         """Run a task that its condition left out, and evaluate the tasks behind it again.
 
-        It has never run, so nothing is repeated, unless tasks have gone on without it: these would
-        have to be run again, so the person is asked.
+        It has never run, so nothing is repeated, unless tasks went on without it. These would have
+        to run again, so the person is asked.
         """
         live = self._live
         found = {entry.id: entry}
@@ -978,7 +978,7 @@ class _TaskCorrections:
         while stack:
             skipped = stack.pop()
             if live.has_gone_on_without(skipped):
-                self.again[entry.id] = "it was left out and is to run now"
+                self.again[entry.id] = "it was left out, and would run now"
                 return
             for other in (skipped, *live.left_out_with(skipped)):
                 for task_id in other.dependent_ids():
@@ -990,9 +990,9 @@ class _TaskCorrections:
             self._edit.revive(skipped)
 
     def _single_replacement(self, entry: TaskEntry) -> TaskEntry | None:
-        """Return the task that stands for a replaced one, if it is one; else note the problem.
+        """Return the single current task of a replaced one; None, with a problem, if several exist.
 
-        Further tasks that were to prepare it are given up.
+        Other unfinished tasks of the replacement are skipped.
         """
         parts = [part for part in self._live.leaves(entry) if not part.removed]
         sinks = list(self._current([entry.id]))
@@ -1008,7 +1008,7 @@ class _TaskCorrections:
         return self._live.entry(sinks[0])
 
     def _take_out(self, entry: TaskEntry) -> None:
-        """Remove a task that the plan leaves out; a task that has begun or ended is history."""
+        """Remove a task that the plan leaves out, unless it is running or finished."""
         for part in self._live.leaves(entry):
             if part.removed or part.state is TaskState.RUNNING or part.state in SATISFIED:
                 continue

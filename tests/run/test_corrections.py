@@ -159,7 +159,7 @@ async def test_finished_and_changed_is_asked_about():
     async with engine.resume(RUN) as run:
         corrected = steps(fetch={"arguments": {"page": 2}})
         preview = run.compare(corrected)
-        assert preview.again == {"fetch": "it is changed", "charge": "it follows 'fetch'"}
+        assert preview.again == {"fetch": "it was changed", "charge": "it depends on 'fetch'"}
         assert preview.effects == {"charge": "irreversible"}
         with pytest.raises(ChangeRejected) as refused:
             run.adopt(corrected)
@@ -211,7 +211,7 @@ async def test_prose_task():
     await failed_at(before, "b", engine=engine)
     after = plan(Task(id="a", goal="write more"), Task(id="b", depends_on=("a",)))
     async with engine.resume(RUN) as run:
-        assert run.compare(after).again == {"a": "it is changed"}
+        assert run.compare(after).again == {"a": "it was changed"}
 
 
 async def test_changed_tool():
@@ -224,7 +224,7 @@ async def test_changed_tool():
         dearer = run.compare(plan(*tasks, tools=[{**tool, "cost": 3}]))
         assert (dearer.again, [change.kind for change in dearer.changes]) == ({}, ["retry"])
         other = plan(*tasks, tools=[{**tool, "command": "make all"}])
-        assert run.compare(other).again == {"a": "its tool 't' is changed"}
+        assert run.compare(other).again == {"a": "its tool 't' was changed"}
         run.adopt(other, rerun="none")
         used = []
 
@@ -242,7 +242,7 @@ async def test_running_task():
         run.started("fetch")
         corrected = steps(fetch={"arguments": {"page": 2}})
         seen = run.compare(corrected)
-        assert seen.again == {"fetch": "it is changed, and what runs now is cut off"}
+        assert seen.again == {"fetch": "it was changed, and its running work is cut off"}
         assert seen.effects == {}, "it has no effect to repeat"
         run.adopt(corrected, rerun="changed")
         assert states(run)["fetch"] == "REPLACED_BY_REPLAN"
@@ -259,8 +259,8 @@ async def test_running_task_with_an_effect():
         assert seen.effects == {"charge": "irreversible"}
         seen = run.compare(steps(fetch={"arguments": {"page": 2}}))
         assert seen.again == {
-            "fetch": "it is changed",
-            "charge": "it follows 'fetch', and what runs now is cut off",
+            "fetch": "it was changed",
+            "charge": "it depends on 'fetch', and its running work is cut off",
         }
         assert seen.effects == {"charge": "irreversible"}
         assert not run.compare(steps(charge={"arguments": {"card": 2}}), rerun="none").effects
@@ -692,7 +692,7 @@ async def test_list_whose_element_runs():
         first = await anext(run.ready())
         run.started(first.id)
         correction = run.compare(listed(True))
-        assert correction.again["each"].endswith(", and what runs now is cut off")
+        assert correction.again["each"].endswith(", and its running work is cut off")
         run.adopt(listed(True), rerun="changed")
         assert await perform(run) == ["each[0]~2", "each[1]~2"]
     assert run.result.status == "succeeded"
@@ -710,7 +710,7 @@ async def test_rerun():
     seen = engine.compare_rerun(RUN, "charge")
     new = engine.rerun(RUN, "charge", new_id="run-2", by="eve")
 
-    assert dict(seen.again) == {"charge": "it was asked for", "report": "it follows 'charge'"}
+    assert dict(seen.again) == {"charge": "it was requested", "report": "it depends on 'charge'"}
     assert dict(seen.effects) == {"charge": "irreversible", "report": ""}
     async with engine.resume(new) as run:
         assert await perform(run) == ["charge~2", "report~2"]
@@ -1046,9 +1046,9 @@ async def test_values_that_finished_tasks_have_read():
         assert not run.compare(reading(other=2)).again
         seen = run.compare(reading(x=2))
         assert seen.again == {
-            "refers": "what it has read is changed: context.x",
-            "reads": "what it has read is changed: context.x",
-            "follows": "it follows 'refers'",
+            "refers": "it has read values that changed: context.x",
+            "reads": "it has read values that changed: context.x",
+            "follows": "it depends on 'refers'",
         }
         assert seen.effects == {"refers": "irreversible", "reads": ""}
         with pytest.raises(ChangeRejected, match="state `rerun`"):
@@ -1093,7 +1093,7 @@ async def test_value_that_is_taken_out():
     async with make_engine().open(before, run_id=RUN) as run:
         run.succeeded(run.started("a"), 1)
         after = plan(Task(id="a", arguments={"x": "${context.x}"}), Task(id="b"))
-        assert run.compare(after).again == {"a": "what it has read is changed: context.x"}
+        assert run.compare(after).again == {"a": "it has read values that changed: context.x"}
 
 
 async def test_finished_task_that_is_left_out_of_the_file():
@@ -1117,7 +1117,7 @@ async def test_value_of_a_call_in_doubt():
     """A failed task that may have had its effect with a corrected value is asked about."""
     async with make_engine().open(reading(), run_id=RUN) as run:
         run.failed(run.started("refers"), TimeoutError("gone"))
-        why = "what it has read is changed: context.x, and it is unknown whether it took effect"
+        why = "it has read values that changed: context.x, and it is unknown whether it took effect"
         assert run.compare(reading(x=2)).again == {"refers": why}
 
 
@@ -1229,9 +1229,9 @@ async def test_what_went_on_without_it():
     after = before.model_copy(update={"context": {"go": True}})
     async with engine.resume(RUN) as run:
         assert run.compare(after).again == {
-            "a": "it was left out and is to run now",
-            "asks": "it follows 'a'",
-            "join": "it follows 'branch'",
+            "a": "it was left out, and would run now",
+            "asks": "it depends on 'a'",
+            "join": "it depends on 'branch'",
         }
         run.adopt(after, rerun="changed")
         assert sorted(await perform(run)) == ["asks~2", "a~2", "branch", "join~2", "last"]

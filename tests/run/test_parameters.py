@@ -290,7 +290,7 @@ async def test_corrected_values():
             '+ parameters.region: "us"',
         ]
         assert correction.parts == ("parameters.region",)
-        assert correction.again["a"] == "it depends on what is changed: parameters.region"
+        assert correction.again["a"] == "it depends on changed values: parameters.region"
         with pytest.raises(ChangeRejected, match="state `rerun`"):
             run.adopt(corrected)
         run.adopt(corrected, rerun="changed")
@@ -365,7 +365,7 @@ async def test_corrected_value_in_a_check():
     engine = make_engine()
     async with engine.open(sized("eu"), run_id=RUN) as run:
         await perform(run, failing("last"))
-    why = "it depends on what is changed: parameters.region"
+    why = "it depends on changed values: parameters.region"
     assert engine.compare(RUN, sized("us")).again == {"a": why, "b": why}
 
 
