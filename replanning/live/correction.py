@@ -119,9 +119,9 @@ def unstated_reruns(correction: Correction) -> list[Problem]:
     problems: list[Problem] = []
     for task_id, why in correction.again.items():
         message = (
-            f"task {task_id!r} would be run again, because {why}: state `rerun`, as `changed` "
-            "to run such"
-            " tasks again or as `none` to keep them"
+            f"task {task_id!r} would be run again, because {why}: "
+            "state `rerun`, as `changed` to run such tasks again"
+            " or as `none` to keep them"
         )
         problems.append(Problem("", message))
     return problems

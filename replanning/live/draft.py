@@ -802,8 +802,8 @@ class Draft:
                 needed = [repr(dep) for dep in self.task(task_id).depends_on]
                 names = join_names(needed, _MAX_TASKS_IN_PROBLEM)
                 message = (
-                    f"task {task_id!r} would be left out again, because all of its dependencies "
-                    "were: "
+                    f"task {task_id!r} would be left out again, "
+                    "because all of its dependencies were: "
                     f"retry {names} as well, or state `run_if: always`"
                 )
                 self.problems.append(Problem(path, message))

@@ -1197,7 +1197,7 @@ class TaskGraph:
             satisfied = len(sinks) - template.replacement.unsatisfied
             elements += len(sinks)
             elements_done += satisfied
-            # Its elements were counted above, and it stands for them.
+            # Its elements were counted above; it counts in their place.
             counted = len(sinks)
             if counts[TaskState.CANCELLED]:
                 counted -= sum(sink.state is TaskState.CANCELLED for sink in sinks)

@@ -251,7 +251,7 @@ class LivePlan(TaskGraph):
 
         Replacements are in the place of the tasks that they replaced, and other tasks depend on
         them and refer to them. A list or an included plan is one task, without the changes to its
-        parts: it is expanded anew when the document is run.
+        parts: it is expanded again when the document is run.
         """
         tasks: list[Task] = []
         renamed: dict[TaskId, TaskId] = {}
