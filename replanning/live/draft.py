@@ -580,7 +580,8 @@ class Draft:
         if state is TaskState.SKIPPED and known:
             started = self._graph.has_gone_on_without(self._graph.entry(task_id))
             if started:
-                return f"was skipped and {started} have started since"
+                names = _format_names(started)
+                return f"was skipped, and since then {names} started: it cannot be retried"
         if state is TaskState.DONE:
             # A result lost with its process must be produced again.
             if not known or self._graph.entry(task_id).output.recoverable:
@@ -712,8 +713,9 @@ class Draft:
         if self.adopted is None and template.satisfied:
             started = template.started_dependents()
             if started:
+                names = _format_names(started)
                 self._add_problem(
-                    f"task {template.id!r} is done and {started} have started since: it cannot be "
+                    f"task {template.id!r} is done, and since then {names} started: it cannot be "
                     "retried"
                 )
                 return False
@@ -751,9 +753,10 @@ class Draft:
             if part.log.count or self.state(part.id) in SATISFIED:
                 started.append(part.id)
         if started:
+            names = _format_names(started)
             self._add_problem(
-                f"task {task_id!r} was replaced and {started} have started since: it cannot be "
-                "retried"
+                f"task {task_id!r} was replaced, and since then {names} started or ended: "
+                "it cannot be retried"
             )
             return False
         for part in parts:
@@ -799,8 +802,7 @@ class Draft:
                     self.problems.append(Problem(path, message))
         for task_id, path in self._revived.items():
             if self._would_be_left_out(task_id):
-                needed = [repr(dep) for dep in self.task(task_id).depends_on]
-                names = join_names(needed, _MAX_TASKS_IN_PROBLEM)
+                names = _format_names(self.task(task_id).depends_on)
                 message = (
                     f"task {task_id!r} would be left out again, "
                     "because all of its dependencies were: "
@@ -810,7 +812,7 @@ class Draft:
         for task_id, path in self.removed.items():
             stranded = sorted(set(self._stranded_by_removal(task_id)))
             if stranded:
-                names = join_names([repr(name) for name in stranded], _MAX_TASKS_IN_PROBLEM)
+                names = _format_names(stranded)
                 message = (
                     f"task {task_id!r} cannot be removed: {names} would be left waiting for it"
                 )
@@ -1187,6 +1189,11 @@ _STAGE_HANDLERS: dict[type, Callable[..., None]] = {
     CancelTask: Draft._stage_end,
     AbortRun: Draft._stage_abort,
 }
+
+
+def _format_names(task_ids: Iterable[TaskId]) -> str:
+    """Return the tasks that a problem names, at most the first few of them."""
+    return join_names([repr(task_id) for task_id in task_ids], _MAX_TASKS_IN_PROBLEM)
 
 
 def _is_done(entry: TaskEntry) -> bool:

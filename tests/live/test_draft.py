@@ -192,7 +192,7 @@ REJECTED = {
         after(chain("a", "b"), replace("a", "x", "y"), "start x"),
         [skip("y"), retry("a")],
         [
-            "changes[1]: task 'a' was replaced and ['x', 'y'] have started since: it cannot be retried"
+            "changes[1]: task 'a' was replaced, and since then 'x', 'y' started or ended: it cannot be retried"
         ],
     ),
     "a task that is replaced and retried": (
@@ -225,12 +225,12 @@ REJECTED = {
     "the retry of a skip after a dependent has started": (
         after(chain("a", "b", "c"), skip("a"), "start b"),
         [retry("a")],
-        ["changes[0]: task 'a' was skipped and ['b'] have started since"],
+        ["changes[0]: task 'a' was skipped, and since then 'b' started: it cannot be retried"],
     ),
     "the retry of a skipped replacement after a dependent has started": (
         after(chain("a", "b"), PART, skip("x"), "run b"),
         [retry("x")],
-        ["changes[0]: task 'x' was skipped and ['b'] have started since"],
+        ["changes[0]: task 'x' was skipped, and since then 'b' started: it cannot be retried"],
     ),
     "fields that the state does not allow": (
         after(journaled("a", "b", "d"), "run a", "start b"),

@@ -510,7 +510,7 @@ async def test_kept_elements_are_not_stale():
         (ModifyTask(task_id="over", fields={"tool": "x"}), "none of its elements is waiting"),
         (
             RetryTask(task_id="over"),
-            "task 'over' is done and ['after'] have started since: it cannot be retried",
+            "task 'over' is done, and since then 'after' started: it cannot be retried",
         ),
     ],
 )
