@@ -32,7 +32,7 @@ class TaskEvent(StrEnum):
     START = "attempt started"
     SUCCEED = "attempt succeeded"
     FAIL = "attempt failed"
-    BACK_OFF = "attempt failed, to be run again"
+    BACK_OFF = "attempt failed, will be retried"
     CONTINUE = "attempt judged unfinished"
     CONDITION_ERROR = "condition failed"
     SKIP = "skipped"
@@ -41,7 +41,7 @@ class TaskEvent(StrEnum):
     REDO = "to be done again"
     BLOCK = "blocked"
     REVIVE = "retried by a change"
-    WAIT = "to be run later"
+    WAIT = "start delayed"
 
 
 _S = TaskState
