@@ -136,9 +136,10 @@ def what_if(
 ) -> None:
     """Decide recorded runs again with other providers or settings, and compare; nothing is executed.
 
-    Each decision sees the run as it was at the time. Without --provider, the recorded alternatives
-    are scored and decided again, which costs nothing. Without --settings, each run keeps its own
-    settings, apart from --set. A model is asked only if --max-cost allows its estimated cost.
+    At least one of --provider, --set and --settings names the difference. Each decision sees the
+    run as it was at the time. Without --provider, the recorded alternatives are scored and decided
+    again, which costs nothing. Without --settings, each run keeps its own settings, apart from
+    --set. A model is asked only if --max-cost allows its estimated cost.
     """
     overrides = parse_overrides(changed or (), "--set")
     if not (providers or overrides or settings):

@@ -405,7 +405,7 @@ class RunSummary:
             )
         yield (
             self._command("history", run),
-            "tasks, attempts and replans in the order of time",
+            "tasks, attempts and replans, each with its time",
         )
         # The pages are an extra, which may not be installed.
         if self._journal.repairs and can_show_pages():

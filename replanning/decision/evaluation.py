@@ -80,7 +80,9 @@ class PlanEvaluator:
         # A handful of failures is no trend, and a few among many are what retries are for.
         elif failures > 3 and failures > 0.3 * len(ends):
             health = "strained"
-            advice = (f"{failures} of the last {len(ends)} attempts failed or led to a replan",)
+            advice = (
+                f"of the last {len(ends)} attempts and replans, {failures} were failures or replans",
+            )
         return PlanEvaluation(
             found.done,
             found.total,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Final
 
 from replanning.changes import ReplaceTask
@@ -116,7 +116,7 @@ def _report_head(history: ReplanHistory) -> list[str]:
         f"{title} {status_phrase(history.status)}{reason}",
         f"  goal:     {printable_line(history.goal.objective)}",
         f"  started:  {format_time(history.started)}{origin}",
-        f"  progress: {evaluation_line(history.evaluate())}",
+        f"  progress: {_progress_line(history)}",
         f"  replans:  {_metrics_line(history.metrics)}",
     ]
     effects = _effects_text(history)
@@ -131,6 +131,14 @@ def _report_head(history: ReplanHistory) -> list[str]:
         lines.append(f"  unstored: the output of {printable_line(task_id)}: {printable_line(why)}")
     lines.append("")
     return lines
+
+
+def _progress_line(history: ReplanHistory) -> str:
+    """Return the progress of a run in one line, without a remaining time.
+
+    A history is read when nothing is executed, too, and `status` knows whether the run goes on.
+    """
+    return evaluation_line(replace(history.evaluate(), remaining_seconds=None))
 
 
 def _effects_text(history: ReplanHistory) -> str:
@@ -487,7 +495,7 @@ def markdown_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None
         f"- **Goal**: {_escape_inline(history.goal.objective)}",
         f"- **Status**: {status}{reason}",
         f"- **Started**: {format_time(history.started)}",
-        f"- **Progress**: {_escape_inline(evaluation_line(history.evaluate()))}",
+        f"- **Progress**: {_escape_inline(_progress_line(history))}",
         f"- **Replans**: {_escape_inline(_metrics_line(metrics))}",
     ]
     if metrics.by_trigger:

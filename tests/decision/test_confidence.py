@@ -351,7 +351,9 @@ def test_replans_strain():
         new = f"a~{number}"
         change = replace("a" if number == 1 else f"a~{number - 1}", new)
         run.fold(PlanRevised(number, number - 1, (change,), "", "policy", replan=f"r{number}"))
-    assert evaluated(run).recommendations == ("4 of the last 4 attempts failed or led to a replan",)
+    assert evaluated(run).recommendations == (
+        "of the last 4 attempts and replans, 4 were failures or replans",
+    )
     run.run(*(f"b{n}" for n in range(12)))
     assert evaluated(run).health == "good"
 
@@ -374,7 +376,7 @@ def test_strained():
         run.fail("a", retry_at=run.now)
     found = evaluated(run)
     assert (found.health, len(found.recommendations)) == ("strained", 1)
-    assert "attempts failed or led to a replan" in found.recommendations[0]
+    assert "were failures or replans" in found.recommendations[0]
 
 
 def test_stuck():
