@@ -280,16 +280,16 @@ def status_report(
     opened, live, ledger, first, last = replayed
     status: CurrentRunStatus = "running"
     reason = ""
-    until = now
     if ledger.run_end is not None:
         status = ledger.run_end.status
         reason = ledger.run_end.reason
-        # The time after the end does not count.
-        until = last
-
     owner = None
     if info.owner is not None:
         owner = RunOwner(info.owner, is_owner_alive(info))
+    until = now
+    # The time after the end does not count, nor that without a process, as in a resumed run.
+    if ledger.run_end is not None or owner is None or not owner.alive:
+        until = last
     budget = ledger.budget_tracker
     # A person who takes a day to answer must not use up the time of the run.
     elapsed = max(0.0, until - first - ledger.questions.waiting_seconds(until))

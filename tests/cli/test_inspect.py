@@ -202,6 +202,8 @@ def test_status_of_a_dead_process(tmp_path):
     assert ([task["task"] for task in found["running"]], found["owner_alive"]) == (["a"], False)
     assert found["running"][0]["age"] > 0
     assert found["evaluation"]["remaining_seconds"] is None
+    # Time without a process does not count.
+    assert data("status", "dead")["spent"] == found["spent"]
     assert " left" not in call("status") + call("show")
 
 
