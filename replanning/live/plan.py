@@ -558,6 +558,7 @@ class LivePlan(TaskGraph):
         if handler is None:
             if isinstance(body, DecisionMade) and body.blocks:
                 self.version += 1
+                self.world.problems.clear()
                 self._end_tasks(body.blocks, TaskEvent.BLOCK, body.reason)
             if isinstance(body, PlanRevised):
                 # If the record comes from a journal, its changes are staged again.

@@ -640,8 +640,11 @@ class Lifecycle:
         except StoreError:
             self.live.scheduler.return_claim(entry)
             return False
-        if copied and arguments:
-            claim.task = with_arguments(task, copy_json(arguments))
+        if copied:
+            # Empty ones are copied as well: work may fill them, and the task itself is the one of
+            # the caller's plan.
+            arguments = copy_json(arguments) if arguments else {}
+            claim.task = with_arguments(task, arguments)
         return True
 
     def _expand(self, entry: TaskEntry) -> None:

@@ -643,6 +643,27 @@ async def test_work_changes_nothing_that_others_get():
     assert document.context == {"more": ["x"]}
 
 
+async def test_work_fills_empty_arguments():
+    """Arguments that work adds to a task without any reach no other attempt, element or run."""
+    document = plan(
+        Task(id="a", retry=Retry(max_attempts=2, delay=0.0)),
+        Task(id="each", for_each=[1, 2]),
+    )
+    seen: list[JsonObject] = []
+
+    async def work(task, context):
+        seen.append(dict(task.arguments))
+        task.arguments["user"] = len(seen)
+        if len(seen) == 1:
+            raise ValueError("again")
+
+    engine = ReplanningEngine()
+    for _ in range(2):
+        assert (await engine.execute(document, work)).status == "succeeded"
+    assert seen == [{}] * 7
+    assert not any(task.arguments for task in document.tasks)
+
+
 async def test_edits():
     """A running plan can be edited by hand; every edit is a revision, and a wrong one changes nothing."""
     async with open_run(chain("a", "b", "c")) as run:
