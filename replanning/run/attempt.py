@@ -365,6 +365,8 @@ class Attempt:
     @property
     def agreements(self) -> list[Agreement]:
         """The other tools that must agree with the output; usually there are none."""
+        if self.cancelled:
+            return []  # the body went on after its time was up, and its output is not accepted
         entry = self.run.live.entry(self.task.id)
         if entry.log.doubt is not None:
             return []  # what was asked is whether the task was done

@@ -316,7 +316,8 @@ class PlanRun(ObservedRun):
 
         The work runs in the async task of the caller, with its context variables, cancellation and
         spans. The caller waits while the engine decides what follows a failure. Meanwhile no other
-        caller or worker executes these tasks.
+        caller or worker executes these tasks. The parts of a task with `for_each` or `include` are
+        tasks of their own: workers execute them.
 
         Args:
             task_id: the task; it may have dependencies.

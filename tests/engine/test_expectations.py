@@ -441,6 +441,22 @@ async def test_second_tool_that_disagrees(clock):
     assert failed.output == 10
 
 
+async def test_second_tool_after_the_time_is_up(clock):
+    """Work that returns although its time was up has an output that counts for nothing, and that nobody is asked about."""
+    calls: list[str | None] = []
+
+    async def work(task: Task, context: Any) -> object:
+        calls.append(task.tool)
+        with anyio.CancelScope(shield=True):
+            await clock.sleep(10)
+        return 10
+
+    document = pricing(timeout=5)
+    result = await make_engine(clock=clock).execute(document, work)
+    assert result.status == "failed"
+    assert set(calls) == {"shop"}
+
+
 async def test_second_tool_of_a_task(clock):
     """What a task expects to be confirmed holds for whatever stands in, but not for the second tool itself."""
     document = pricing(expect=None)
