@@ -340,6 +340,15 @@ def with_reason(changes: Sequence[PlanChange], reason: str) -> tuple[PlanChange,
     return tuple(stated)
 
 
+def stated_reasons(changes: Sequence[PlanChange]) -> tuple[str, ...]:
+    """Return the reasons that skips, cancellations and aborts state, each once."""
+    reasons: dict[str, None] = {}
+    for change in changes:
+        if isinstance(change, SkipTask | CancelTask | AbortRun) and change.reason:
+            reasons[change.reason] = None
+    return tuple(reasons)
+
+
 def dump_change(change: PlanChange) -> JsonObject:
     """Return a change as JSON for `parse_changes`."""
     return {"kind": change.kind, **change.model_dump(mode="json", exclude_defaults=True)}

@@ -10,7 +10,14 @@ from typing import Final
 import anyio
 import anyio.lowlevel
 
-from replanning.changes import AbortRun, PlanChange, SkipTask, target_task_ids, with_reason
+from replanning.changes import (
+    AbortRun,
+    PlanChange,
+    SkipTask,
+    stated_reasons,
+    target_task_ids,
+    with_reason,
+)
 from replanning.decision.answers import (
     HUMAN_VERDICTS,
     STALE_QUESTION_REASON,
@@ -237,7 +244,7 @@ class Questions:
 
         chosen: int | None = None
         changes = with_reason(closing.changes, closing.comment)
-        why = closing.comment or f"changes by {who}"
+        why = closing.comment or "; ".join(stated_reasons(changes)) or f"changes by {who}"
         if closing.verdict == "approve":
             chosen = closing.choice
             alternative = asked.candidates[chosen].alternative

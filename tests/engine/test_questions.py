@@ -264,6 +264,14 @@ async def test_comment_is_the_reason_of_a_skip(clock, stated, shown):
     assert result.revisions[0].changes == (SkipTask(task_id="a", reason=shown),)
 
 
+async def test_reason_of_a_skip_is_the_reason_of_the_revision(clock):
+    """Without a comment, a revision by a person has the reasons of its changes."""
+    skip = SkipTask(task_id="a", reason="a person says that it is done")
+    engine = asking(clock, gate=ScriptedGate([Answer("modify", "ada", changes=(skip,))]))
+    result = await engine.execute(chain("a", "b"), failing("a"))
+    assert result.revisions[0].reason == "a person says that it is done"
+
+
 async def test_changes_that_do_not_fit(clock):
     """Changes of a person that do not fit are refused, with every problem; the question stays and is asked again."""
     wrong = Answer(
