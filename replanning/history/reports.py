@@ -49,6 +49,7 @@ from replanning.journal.records import (
     Candidate,
     PlanRevised,
     Record,
+    RunResumed,
     Score,
 )
 from replanning.plan.messages import format_duration, spoken_id
@@ -116,6 +117,11 @@ def _report_head(history: ReplanHistory) -> list[str]:
         f"{title} {status_phrase(history.status)}{reason}",
         f"  goal:     {printable_line(history.goal.objective)}",
         f"  started:  {format_time(history.started)}{origin}",
+    ]
+    resumed = _resumed_text(history)
+    if resumed:
+        lines.append(f"  resumed:  {resumed}")
+    lines += [
         f"  progress: {_progress_line(history)}",
         f"  replans:  {_metrics_line(history.metrics)}",
     ]
@@ -131,6 +137,19 @@ def _report_head(history: ReplanHistory) -> list[str]:
         lines.append(f"  unstored: the output of {printable_line(task_id)}: {printable_line(why)}")
     lines.append("")
     return lines
+
+
+def _resumed_text(history: ReplanHistory) -> str:
+    """Return when a process resumed the run last, and how often that was; "" if none has."""
+    text = ""
+    count = 0
+    for _, at, body in history.records(0):
+        if isinstance(body, RunResumed):
+            count += 1
+            text = f"{format_time(at)}, after {format_duration(body.waited)} without a process"
+    if count > 1:
+        text += f"; {count} times in all"
+    return text
 
 
 def _progress_line(history: ReplanHistory) -> str:
@@ -495,6 +514,11 @@ def markdown_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None
         f"- **Goal**: {_escape_inline(history.goal.objective)}",
         f"- **Status**: {status}{reason}",
         f"- **Started**: {format_time(history.started)}",
+    ]
+    resumed = _resumed_text(history)
+    if resumed:
+        lines.append(f"- **Resumed**: {resumed}")
+    lines += [
         f"- **Progress**: {_escape_inline(_progress_line(history))}",
         f"- **Replans**: {_escape_inline(_metrics_line(metrics))}",
     ]

@@ -67,6 +67,22 @@ async def test_history_as_text():
     )
 
 
+async def test_history_of_a_resumed_run(clock):
+    """The report says when a run was resumed, and how long it had been without a process before."""
+    engine = ReplanningEngine(environment=environment(clock))
+    for pause in (20.0, 0.0):
+        async with engine.run_or_resume(chain("a"), run_id="run-1") as run:
+            run.pause()
+        await clock.sleep(pause)
+    history = engine.history("run-1")
+    resumed = "2023-11-14 22:13:40Z, after 20 s without a process"
+    assert f"\n  resumed:  {resumed}\n" in text_report(history)
+    assert f"\n- **Resumed**: {resumed}\n" in markdown_report(history)
+    async with engine.resume("run-1") as run:
+        run.pause()
+    assert "; 2 times in all\n" in text_report(engine.history("run-1"))
+
+
 async def test_why_on_one_screen():
     """One screen shows cause, candidates with score parts, what was rejected and why, the rule, and the difference."""
     history = await history_of(chain("a", "b", "c"), "b", propose=several)
