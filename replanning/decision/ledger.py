@@ -168,7 +168,7 @@ class PendingOutcome(NamedTuple):
 
 @dataclass(repr=False, eq=False)
 class QuestionLedger:
-    """Questions of a run to people, their answers, and the time spent only waiting for them.
+    """Questions of a run to people, their answers, and the time spent waiting for people or a process.
 
     Only the ledger of the run changes it, through `fold`, `close` and the methods that count time.
 

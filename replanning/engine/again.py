@@ -342,7 +342,7 @@ class ComparedRun:
 
 @dataclass(slots=True)
 class _RecordedReplan:
-    """What a journal holds about one replan.
+    """Records of one replan in a journal.
 
     Attributes:
         replan: the replan.

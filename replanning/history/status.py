@@ -87,7 +87,10 @@ class TasksReport:
 
 
 class UsageReport(NamedTuple):
-    """Usage against the budget, its limits, and the seconds elapsed without waits for people."""
+    """Usage against the budget, its limits, and the seconds elapsed.
+
+    Waits for people and times without a process are not counted as elapsed.
+    """
 
     spent: Usage
     budget: Budget

@@ -1046,7 +1046,7 @@ class RunOpened(_Body):
 
 @_record_body
 class RunResumed(_Body):
-    """A process resumed the run after it had been without an owner for `waited` seconds.
+    """A process, the new `owner`, resumed the run after `waited` seconds without one.
 
     `directory` and `settings` apply from here on; they are set only if they have changed.
     """

@@ -408,7 +408,7 @@ class Statistics:
 
 
 class Progress(NamedTuple):
-    """How much of a plan is done.
+    """Progress of a plan: what is done, and what is left.
 
     An expanded task counts as one task, so that progress does not drop when its list is known.
 

@@ -381,7 +381,7 @@ class PlanView:
 
     @property
     def progress(self) -> Progress:
-        """How much of the plan is done."""
+        """Progress of the plan."""
         return self._live.progress()
 
     def evaluate(self, condition: str) -> bool:

@@ -129,7 +129,7 @@ class TaskContext:
 
     @property
     def continuations(self) -> int:
-        """How often a judge has had the task run again."""
+        """Number of times that a judge had the task run again."""
         return self._run.live.entry(self._task.id).log.continuations
 
     @property
