@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
@@ -338,6 +339,13 @@ class TaskEntry:
             entries.append(parent)
             parent = parent.parent
         return entries[::-1]
+
+    def roots(self) -> Iterator[TaskId]:
+        """Yield the root of the lineage, then those of the expanded tasks that it is a part of."""
+        entry: TaskEntry | None = self
+        while entry is not None:
+            yield entry.root
+            entry = entry.template
 
     @property
     def element(self) -> TaskEntry | None:

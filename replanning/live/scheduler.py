@@ -102,7 +102,8 @@ class ReadyQueue:
     decisions wait for the answer.
 
     Attributes:
-        reserved: for each lineage that one caller executes alone, its queue by root.
+        reserved: for each lineage that one caller executes alone, its queue by root. It also has
+            the elements of a list and the tasks of an included plan.
         on_push: called after an entry was added.
         in_doubt: the tasks that await a confirmation.
     """
@@ -122,9 +123,17 @@ class ReadyQueue:
         items.sort()
         self._fifo.extend(items)
 
+    def _reserved_queue(self, entry: TaskEntry) -> ReadyQueue | None:
+        """Return the queue of the innermost reserved lineage of an entry; None without one."""
+        if self.reserved:
+            for root in entry.roots():
+                if root in self.reserved:
+                    return self.reserved[root]
+        return None
+
     def push(self, entry: TaskEntry) -> None:
         """Add an entry; one of a reserved lineage goes to the queue of that lineage."""
-        queue = self.reserved.get(entry.root)
+        queue = self._reserved_queue(entry)
         if queue is not None:
             queue.push(entry)
             return
@@ -139,7 +148,7 @@ class ReadyQueue:
 
     def push_in_doubt(self, entry: TaskEntry) -> None:
         """Add a task that awaits a confirmation, to the queue that `push` would use."""
-        queue = self.reserved.get(entry.root)
+        queue = self._reserved_queue(entry)
         if queue is not None:
             queue.push_in_doubt(entry)
             return
@@ -152,7 +161,7 @@ class ReadyQueue:
         while self.in_doubt:
             entry = self.in_doubt.popleft()
             # Once a caller has reserved its lineage, it is in that queue as well.
-            if entry.claim or entry.root in self.reserved:
+            if entry.claim or self._reserved_queue(entry) is not None:
                 continue
             if entry.awaits_confirmation and entry.not_before is None:
                 return entry
@@ -175,9 +184,10 @@ class ReadyQueue:
             moved = priority != entry.task.priority or order != entry.order
             if moved or entry.state is not _READY or entry.claim or entry.holds:
                 continue
-            if entry.root not in self.reserved:
+            queue = self._reserved_queue(entry)
+            if queue is None:
                 return entry
-            self.push(entry)
+            queue.push(entry)
         return None
 
 
@@ -498,14 +508,14 @@ class Scheduler:
             entries: its current tasks.
             on_push: called after one of its tasks was queued.
         """
-        queue = ReadyQueue(on_push)
-        self.queue.reserved[root] = queue
+        self.queue.reserved[root] = ReadyQueue(on_push)
         for entry in entries:
+            # Another caller may have reserved an element of this list, and keeps it.
             if entry.state is _READY:
                 self.queue.withdraw(entry)
-                queue.push(entry)
+                self.queue.push(entry)
             elif entry.awaits_confirmation:
-                queue.push_in_doubt(entry)
+                self.queue.push_in_doubt(entry)
 
     def unreserve(self, root: TaskId) -> None:
         """Return the tasks of a lineage to the common queue."""

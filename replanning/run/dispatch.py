@@ -358,7 +358,8 @@ class Dispatcher:
             if entry is None or task_id in seen:
                 continue
             seen.add(task_id)
-            self.wake_lineage(entry.root)
+            for root in entry.roots():
+                self.wake_lineage(root)
             # Its dependents may wait in vain now, or be left out with it.
             if not entry.satisfied or entry.left_out:
                 stack.extend(entry.dependent_ids())

@@ -77,7 +77,7 @@ class Worker:
 class LineageExecution:
     """Attempts at the tasks of one lineage, executed by the caller of `PlanRun.perform`.
 
-    They are reserved for it.
+    They are reserved for it, and so are the elements of a list and the tasks of an included plan.
 
     Args:
         run: the run.
@@ -233,7 +233,11 @@ class LineageExecution:
         outputs = self.outputs
         # The object that the work returned: the recorded output is only its JSON.
         leaf = root
-        while leaf.state is TaskState.REPLACED_BY_REPLAN and len(leaf.replacement.sinks) == 1:
+        while (
+            leaf.state is TaskState.REPLACED_BY_REPLAN
+            and not leaf.is_expanded
+            and len(leaf.replacement.sinks) == 1
+        ):
             leaf = leaf.replacement.sinks[0]
         if leaf.state is TaskState.DONE and leaf.id in outputs:
             return outputs[leaf.id]
@@ -256,7 +260,9 @@ class LineageExecution:
         Raises:
             BaseException: the work was interrupted, or raised one of the exceptions in `passes`.
         """
-        is_own_tool = task.tool == self.root.task.tool
+        # The parts of an expanded task are several calls: none of their errors is the task's own.
+        is_part = entry.root != self.root.id
+        is_own_tool = task.tool == self.root.task.tool and not is_part
         doubt = entry.log.doubt
         self.last = None
         # The exception of another tool would mislead the caller, who knows only its own tool.
@@ -285,7 +291,7 @@ class LineageExecution:
         self.last = attempt.error
         if is_own_tool:
             self.error = self.last
-        elif _is_refusal(self.last):
+        elif _is_refusal(self.last) and not is_part:
             self.refusal = self.last
 
 

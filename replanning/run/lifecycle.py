@@ -896,7 +896,7 @@ class Lifecycle:
             if entry.satisfied or entry.id in needed:
                 continue
             if entry.replacement.sinks:
-                stack += entry.replacement.sinks
+                stack += reversed(entry.replacement.sinks)
                 continue
             needed[entry.id] = entry
             # It may run even though its dependencies are given up.
@@ -904,7 +904,7 @@ class Lifecycle:
                 continue
             for dep in entry.task.depends_on:
                 other = self.live.entry(dep)
-                if self.opening.open_ended or other.root == root.id:
+                if self.opening.open_ended or root.id in other.roots():
                     stack.append(other)
         return needed
 

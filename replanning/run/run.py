@@ -316,13 +316,13 @@ class PlanRun(ObservedRun):
 
         The work runs in the async task of the caller, with its context variables, cancellation and
         spans. The caller waits while the engine decides what follows a failure. Meanwhile no other
-        caller or worker executes these tasks. The parts of a task with `for_each` or `include` are
-        tasks of their own: workers execute them.
+        caller or worker executes these tasks. Those of a task with `for_each` or `include` are its
+        elements, or the tasks of the included plan, one after the other.
 
         Args:
             task_id: the task; it may have dependencies.
-            work: executes the task, and each task that replaces it: returns its output, raises when
-                it fails.
+            work: executes the task, its parts, and each task that replaces one: returns its output,
+                raises when it fails.
             passes: exceptions that are control flow rather than failures. They propagate at once,
                 and the task may be performed again.
 
@@ -331,7 +331,8 @@ class PlanRun(ObservedRun):
 
         Raises:
             CallFailed: no alternative is left, and the tool of the task raised no exception, as
-                after a timeout; or the task was done before, and its output was not recorded.
+                after a timeout; or a part of it failed; or it was done before, and its output was
+                not recorded.
             CallSkipped: the engine or a person decided to skip the task, or its condition does not
                 hold.
             Exception: no alternative is left; the last exception of the task's own tool, not of a

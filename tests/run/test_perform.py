@@ -342,3 +342,164 @@ async def test_failing_store(clock: VirtualClock) -> None:
     assert began >= 8
     assert store.failures
     assert run.result.ok
+
+
+INCLUDED = {"tasks": [{"id": "fetch", "tool": "small"}, {"id": "save", "depends_on": ["fetch"]}]}
+
+EXPANDED = {
+    "elements of a list": (Task(id="load", for_each=["a", "b"]), ["load[0]", "load[1]"]),
+    "one element": (Task(id="load", for_each=["a"]), ["load[0]"]),
+    "no elements": (Task(id="load", for_each=[]), []),
+    "tasks of an included plan": (
+        Task.model_validate({"id": "load", "include": INCLUDED}),
+        "load/save",
+    ),
+    "an included plan for each element": (
+        Task.model_validate({"id": "load", "include": INCLUDED, "for_each": ["a", "b"]}),
+        ["load[0]/save", "load[1]/save"],
+    ),
+}
+
+
+async def returning_ids(task: Task, context: TaskContext) -> object:
+    """Fail with one tool, and return the id with all others."""
+    if task.tool == "small":
+        raise MemoryError("too small")
+    return task.id
+
+
+@pytest.mark.parametrize("case", EXPANDED)
+@pytest.mark.parametrize("kind", ["run", "session"])
+async def test_parts_are_executed_by_the_caller(clock: VirtualClock, kind: str, case: str) -> None:
+    """The caller of a task with a list or an included plan executes its parts and what replaces them, and gets its result."""
+    task, result = EXPANDED[case]
+    engine = make_engine("repair", clock=clock)
+    document = plan(task, tools=TOOLS)
+    if kind == "run":
+        async with engine.open(document) as run:
+            assert await run.perform("load", returning_ids) == result
+    else:
+        async with engine.session(document) as session:
+            run = session.run
+            assert await run.perform("load", returning_ids) == result
+    assert run.result.ok
+
+
+@pytest.mark.parametrize("kind", ["run", "session"])
+async def test_part_that_fails(clock: VirtualClock, kind: str) -> None:
+    """If parts fail for good, the caller gets one error that names each of them, after the others have been executed."""
+    executed: list[str] = []
+
+    async def even(task: Task, context: TaskContext) -> object:
+        executed.append(task.id)
+        if task.id in ("a[0]", "a[2]"):
+            raise ValueError("odd")
+        return task.id
+
+    engine = make_engine(clock=clock)
+    document = plan(Task(id="a", for_each=[1, 2, 3, 4]))
+    expected = r"'a\[0\]' failed \(ValueError: odd\); 'a\[2\]' failed \(ValueError: odd\)"
+    if kind == "run":
+        async with engine.open(document) as run:
+            with pytest.raises(CallFailed, match=expected):
+                await run.perform("a", even)
+    else:
+        async with engine.session(document) as session:
+            with pytest.raises(CallFailed, match=expected):
+                await session.run.perform("a", even)
+    assert executed == ["a[0]", "a[1]", "a[2]", "a[3]"]
+
+
+async def test_list_that_goes_on_without_elements(clock: VirtualClock) -> None:
+    """A list that skips its failed elements is performed to its end, and its result has none for them."""
+
+    async def even(task: Task, context: TaskContext) -> object:
+        if task.id in ("a[0]", "a[2]"):
+            raise ValueError("odd")
+        return task.id
+
+    task = Task(id="a", for_each=[1, 2], on_item_failure="skip")
+    async with make_engine(clock=clock).open(plan(task)) as run:
+        assert await run.perform("a", even) == [None, "a[1]"]
+    assert run.result.ok
+
+
+async def test_workers_get_no_parts(clock: VirtualClock) -> None:
+    """Workers get no elements of a list while a caller performs it, and all of them once it was cancelled."""
+    release = anyio.Event()
+    pulled: list[str] = []
+
+    async def slow(task: Task, context: TaskContext) -> object:
+        await release.wait()
+        return task.id
+
+    async def pull(run: PlanRun) -> None:
+        async for task in run.ready():
+            async with run.attempt(task):
+                pulled.append(task.id)
+
+    tasks = Task(id="a", for_each=[1, 2, 3], idempotent=True), Task(id="b")
+    async with (
+        make_engine(clock=clock).open(plan(*tasks)) as run,
+        anyio.create_task_group() as group,
+    ):
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as callers:
+                callers.start_soon(run.perform, "a", slow)
+                await anyio.wait_all_tasks_blocked()
+                group.start_soon(pull, run)
+                await anyio.wait_all_tasks_blocked()
+                assert pulled == ["b"]
+                scope.cancel()
+    assert run.result.ok
+    assert sorted(pulled) == ["a[0]", "a[1]", "a[2]", "b"]
+
+
+async def test_part_that_another_caller_performs(clock: VirtualClock) -> None:
+    """An element that one caller performs is left to it by the caller of the list, who waits for it."""
+    release = anyio.Event()
+    results: dict[str, object] = {}
+
+    async def slow(task: Task, context: TaskContext) -> object:
+        await release.wait()
+        return "slow"
+
+    async def caller(run: PlanRun) -> None:
+        results["a"] = await run.perform("a", returning_ids)
+
+    engine = make_engine(clock=clock)
+    task = Task(id="a", for_each=[1, 2], when="context.go")
+    async with engine.open(plan(task, context={"go": True})) as run:
+        ready = run.ready()
+        first = await anext(ready)
+        assert first.id == "a[0]"
+        async with anyio.create_task_group() as group:
+            group.start_soon(run.perform, "a[1]", slow)
+            await anyio.wait_all_tasks_blocked()
+            async with run.attempt(first) as attempt:
+                attempt.output = "mine"
+            group.start_soon(caller, run)
+            await anyio.wait_all_tasks_blocked()
+            assert not results
+            release.set()
+    assert results == {"a": ["mine", "slow"]}
+
+
+async def test_question_about_a_part(clock: VirtualClock) -> None:
+    """A caller is told of the question about an element, and performs the list again after the answer."""
+    engine = asking(clock)
+    tasks = Task(id="a", for_each=[1, 2], arguments={"of": "${item}"}), Task(id="b")
+    async with engine.open(plan(*tasks)) as run:
+
+        async def once(task: Task, context: TaskContext) -> object:
+            if task.id == "a[0]":
+                raise OSError("disk full")
+            return task.id
+
+        with pytest.raises(NeedsHuman) as raised:
+            await run.perform("a", once)
+        (question,) = engine.pending(run.id)
+        assert list(raised.value.questions) == [question.id]
+        engine.answer(question.id, "approve")
+        result = await run.perform("a", once)
+    assert result == ["a[0]~2", "a[1]"]
