@@ -140,11 +140,15 @@ class RetryTask(_Change):
 
 
 class SkipTask(_Change):
-    """Skip a task: its dependents may run, without an output from it."""
+    """Skip a task: its dependents may run, without an output from it.
+
+    With `done`, a person states that its call took effect, or has done it by hand.
+    """
 
     kind: Literal["skip"] = "skip"
     task_id: TaskId
     reason: str = ""
+    done: bool = False
 
 
 class CancelTask(_Change):

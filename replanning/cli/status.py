@@ -667,7 +667,7 @@ def reject(
 
 @commands.command(
     epilog=_epilog(
-        "replanning modify --changes changes.yaml    with lines such as: - {kind: skip, task_id: pay, reason: paid by hand}",
+        "replanning modify --changes changes.yaml    with lines such as: - {kind: skip, task_id: pay, done: true}",
         "replanning modify latest 1 --done pay    it took effect: continue without it",
     )
 )
@@ -699,7 +699,7 @@ def modify(
     reason = options.comment or DONE_REASON
     answer: list[JsonObject] = []
     for task_id in done or ():
-        skip: JsonObject = {"kind": "skip", "task_id": task_id, "reason": reason}
+        skip: JsonObject = {"kind": "skip", "task_id": task_id, "reason": reason, "done": True}
         answer.append(skip)
     if changes is not None:
         answer += _read_changes(changes)

@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from replanning.changes import SkipTask
+from replanning.decision.ledger import AUTOMATIC
 from replanning.errors import ExpressionError, JournalCorrupt
 from replanning.journal.records import (
     AttemptFailed,
@@ -15,6 +17,7 @@ from replanning.journal.records import (
     AttemptSucceeded,
     AttemptTimedOut,
     FailureKind,
+    PlanRevised,
     Record,
     RunOpened,
 )
@@ -59,7 +62,8 @@ class RunEffect:
         started: time at which the call began, in seconds since the epoch.
         ended: time at which it ended; None if it is not known.
         key: the idempotency key of the call.
-        in_doubt: whether the call may have taken effect, although no success is recorded.
+        in_doubt: whether the call may have taken effect, although no success is recorded and no
+            person has said that it is done.
         can_undo: whether it can be taken back, if the call had it; a person decides first about one
             in doubt.
         compensation: the task that takes it back, if that was planned.
@@ -148,6 +152,8 @@ def run_effects(records: Iterable[Record]) -> tuple[RunEffect, ...]:
                 if body.in_doubt:
                     _end(begun, found, body.attempt, record.at, in_doubt=True)
                 begun.pop(body.attempt, None)
+            case PlanRevised():
+                _confirm(found, body)
     if live is None:
         return ()
     # A running or interrupted call has not reported its end.
@@ -231,6 +237,23 @@ def _end(
     effect = begun.pop(attempt, None)
     if effect is not None:
         found[attempt] = replace(effect, ended=at, in_doubt=in_doubt)
+
+
+def _confirm(found: dict[AttemptId, RunEffect], revised: PlanRevised) -> None:
+    """Mark calls in doubt as done if the person who made a revision says so of their tasks.
+
+    The earlier attempts at such a task stay in doubt: two calls may have had two effects.
+    """
+    if revised.by in AUTOMATIC:
+        return
+    done: set[TaskId] = set()
+    for change in revised.changes:
+        if isinstance(change, SkipTask) and change.done:
+            done.add(change.task_id)
+    for effect in reversed(list(found.values())):
+        if effect.task in done and effect.in_doubt:
+            done.remove(effect.task)
+            found[effect.attempt] = replace(effect, in_doubt=False)
 
 
 def _without_repetitions(effects: Iterable[RunEffect], live: LivePlan) -> list[RunEffect]:

@@ -219,7 +219,7 @@ def retry_failed(
     edit = _Edit(live, live.plan)
     looked_at = {entry.id for entry in _named_failures(live, not_done, undecided, edit)}
     for entry in _named_failures(live, done, undecided, edit):
-        edit.give_up(SkipTask(task_id=entry.id, reason=DONE_REASON))
+        edit.give_up(SkipTask(task_id=entry.id, reason=DONE_REASON, done=True))
     for entry in list(map(live.entry, live.stuck)):
         if entry.id in undecided or entry.id in edit.settled:
             continue

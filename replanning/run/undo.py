@@ -668,6 +668,8 @@ class _Undo:
         for reference in find_references(arguments, known):
             if reference.task in own:
                 reads_output = True
+        if reads_output and entry.state is TaskState.SKIPPED:
+            return {}, "its `undo` needs its output, which is not known"
         if reads_output and entry.state is not TaskState.DONE:
             return {}, "its `undo` needs its output, and another call has taken its place"
 

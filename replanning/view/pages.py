@@ -287,7 +287,7 @@ def _question(question: Question, live: LivePlan) -> Mapping[str, Any]:
         first = json.dumps([skip], indent=2)
     done: list[JsonValue] = []
     for task_id in _tasks_in_doubt(question, live):
-        done.append({"kind": "skip", "task_id": task_id, "reason": "it took effect"})
+        done.append({"kind": "skip", "task_id": task_id, "reason": "it took effect", "done": True})
     return {
         "id": question.id,
         "number": question.id.rpartition(".q")[2],

@@ -340,6 +340,7 @@ def test_what_may_have_taken_effect(doubtful: Path) -> None:
     result = answer(doubtful, "resume", "r", "--retry", "--done", "charge")
     assert (result["status"], result["tasks"]["charge"]) == ("succeeded", "SKIPPED")
     assert lines(doubtful / "paid") == ["paid"]
+    assert "unknown whether it took effect" not in cli(doubtful, "effects", "r").stdout
 
 
 def test_the_answer_that_it_took_effect(tmp_path: Path) -> None:
@@ -357,6 +358,7 @@ def test_the_answer_that_it_took_effect(tmp_path: Path) -> None:
     result = answer(tmp_path, "resume", "r", "--no-ask")
     assert (result["status"], result["tasks"]["charge"]) == ("succeeded", "SKIPPED")
     assert (lines(tmp_path / "paid"), lines(tmp_path / "looked")) == (["paid"], ["x"])
+    assert "unknown whether it took effect" not in cli(tmp_path, "effects", "r").stdout
 
 
 def test_what_was_not_done(doubtful: Path) -> None:

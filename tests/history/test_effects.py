@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from replanning import Plan, Task, TaskContext, ToolSpec, journal
-from replanning.changes import CancelTask, ModifyTask
+from replanning.changes import CancelTask, ModifyTask, SkipTask
 from replanning.errors import JournalCorrupt
 from replanning.history import ReplanHistory, RunEffect, markdown_report, text_report
 from replanning.journal import Failure, Record, RecordBody
@@ -144,6 +144,21 @@ def test_repeated_calls() -> None:
     again = (start(), late, changed, start(2), journal.AttemptSucceeded("a#2", "a"))
     expected = [("trip/a", True), ("trip/a#changed-1", False)]
     assert doubts(recorded(using("put"), *again)) == expected
+
+
+def test_call_that_a_person_says_is_done() -> None:
+    """Once a person has said that a call took effect, it is no longer in doubt; the attempts before it still are."""
+    late = journal.AttemptTimedOut("a#1", "a", 5.0, retry_at=3.0)
+    later = journal.AttemptTimedOut("a#2", "a", 5.0)
+    twice = (start(), late, start(2), later)
+
+    def told(change: SkipTask, by: str) -> list[bool]:
+        revised = journal.PlanRevised(1, 0, (change,), "", by)
+        return [doubt for _, doubt in doubts(recorded(using("reserve"), *twice, revised))]
+
+    assert told(SkipTask(task_id="a", done=True), "person:ada") == [True, False]
+    assert told(SkipTask(task_id="a"), "person:ada") == [True, True]
+    assert told(SkipTask(task_id="a", done=True), "policy") == [True, True]
 
 
 def test_arguments_that_nobody_has() -> None:

@@ -859,6 +859,33 @@ async def test_what_no_tool_takes_back() -> None:
     assert result.reason.endswith(": it is unknown whether 'two' took effect")
 
 
+@pytest.mark.parametrize("undo", ["arguments.what", "output.id"])
+async def test_a_call_that_a_person_says_is_done(undo: str) -> None:
+    """A call in doubt that a person says is done is taken back like any other, unless that needs its output."""
+    plan = Plan.parse(f"""
+    goal: {{objective: Book a trip}}
+    tools:
+      - {{name: book, effect: reversible, undo: {{tool: cancel, arguments: {{what: "${{{undo}}}"}}}}}}
+      - {{name: cancel, idempotent: true}}
+    tasks: [{{id: car, tool: book, arguments: {{what: car}}}}]
+    """)
+
+    async def work(task: Task, context: TaskContext) -> None:
+        raise TimeoutError("no answer")
+
+    engine = make_engine(store=MemoryStore())
+    await engine.execute(plan, work, run_id=RUN)
+    engine.answer(f"{RUN}.q1", "modify", changes=[SkipTask(task_id="car", done=True)], by="ada")
+    assert (await resumed(engine, Desk())).ok
+    planned = engine.compare_undo(RUN)
+    if undo == "arguments.what":
+        assert (list(planned.compensations), planned.undecided) == (["undo-car"], ())
+    else:
+        assert [one.why for one in planned.undecided] == [
+            "its `undo` needs its output, which is not known"
+        ]
+
+
 async def test_a_secret_output() -> None:
     """An output that the journal has masked takes nothing back in another process, and says so."""
     token = "ghp_abcdefghijklmnopqrstuvwxyz0123456789"

@@ -402,6 +402,7 @@ async def test_a_call_in_doubt() -> None:
     assert sent.status_code == 303
     result = await engine.execute(plan, pay, run_id="paid")
     assert result.status == "succeeded"
+    assert [effect.in_doubt for effect in engine.history("paid").effects()] == [False]
 
 
 async def test_modify(store: MemoryStore, pages: httpx.AsyncClient) -> None:
