@@ -281,14 +281,20 @@ def undo(
     ] = None,
     leave: Annotated[
         list[str] | None,
-        typer.Option("--leave", metavar="TASK", help="Leave the effect of this task. Repeatable."),
+        typer.Option(
+            "--leave",
+            metavar="TASK",
+            help="Leave the effect of this task, or of one attempt at it, such as pay#1."
+            " Repeatable.",
+        ),
     ] = None,
     by_hand: Annotated[
         list[str] | None,
         typer.Option(
             "--by-hand",
             metavar="TASK",
-            help="A person has taken back the effect of this task. Repeatable.",
+            help="A person has taken back the effect of this task, or of one attempt at it."
+            " Repeatable.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -753,7 +759,7 @@ def _decide_effects(plan: UndoPlan, left: list[str], done: list[str], options: R
     """
     _require_terminal(options, "--leave or --by-hand decides about these effects")
     for effect, _ in plan.undecided:
-        question = f"The effect of {effect.task}: [l]eave it, taken back by [h]and, or [s]top"
+        question = f"The effect of {effect.attempt}: [l]eave it, taken back by [h]and, or [s]top"
         answer = ""
         while answer not in ("l", "h", "s"):
             answer = typer.prompt(question, err=True).strip().lower()[:1]

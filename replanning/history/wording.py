@@ -425,7 +425,10 @@ _UNDO_WORDS: Final[Mapping[CanUndo, str]] = {
 
 
 def effect_line(effect: RunEffect) -> str:
-    """Return a line about a call that has changed something, or may have."""
+    """Return a line about a call that has changed something, or may have.
+
+    It names the attempt, because a person may decide about each attempt at a task.
+    """
     arguments = json.dumps(effect.arguments, ensure_ascii=False)
     call = f"{effect.tool or 'its work'} {arguments}"
     words: list[str] = [effect.effect or "effect not stated"]
@@ -441,7 +444,7 @@ def effect_line(effect: RunEffect) -> str:
     else:
         words.append(_UNDO_WORDS[effect.can_undo])
     time = format_time(effect.started)
-    shown = f"{printable_line(effect.task)}: {printable_line(call)}"
+    shown = f"{printable_line(effect.attempt)}: {printable_line(call)}"
     key = printable_line(effect.key)
     return f"{time} {shown}: {', '.join(words)}; key {key}"
 

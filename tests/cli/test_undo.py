@@ -40,7 +40,7 @@ def test_what_would_be_taken_back(tmp_path: Path) -> None:
     before = booked(tmp_path)
     shown = cli(tmp_path, "undo", "r", "--dry-run").stderr
     assert shown.index("its effect is irreversible: ") < shown.index("+ undo-hotel: tool: cancel")
-    assert " tell: mail {}: irreversible, cannot be taken back; key r/tell" in shown
+    assert " tell#1: mail {}: irreversible, cannot be taken back; key r/tell" in shown
     told = json.loads(cli(tmp_path, "undo", "r", "--dry-run", "--json").stdout)
     assert [one["task"] for one in told["compensations"]] == ["undo-hotel", "undo-car"]
     assert told["compensations"][0]["takes_back"]["attempt"] == "hotel#1"
@@ -96,7 +96,7 @@ def test_a_person_decides(tmp_path: Path) -> None:
         terminal.type("s")
         assert "nothing was changed" in terminal.end(0)
     with Terminal(tmp_path, "undo", "r", "-q") as terminal:
-        terminal.until("The effect of tell: [l]eave it, taken back by [h]and, or [s]top")
+        terminal.until("The effect of tell#1: [l]eave it, taken back by [h]and, or [s]top")
         terminal.type("h")
         terminal.until("Take this back?")
         terminal.type("y")
@@ -104,7 +104,7 @@ def test_a_person_decides(tmp_path: Path) -> None:
     assert lines(tmp_path / "log") == [*before, "cancelled hotel", "cancelled car"]
     told = cli(tmp_path, "effects", "r").stdout
     assert "3 effects, 0 can be taken back, 3 taken back" in told
-    assert "tell: mail {}: irreversible, undo-tell was skipped: it was taken back by hand" in told
+    assert "tell#1: mail {}: irreversible, undo-tell was skipped: it was taken back by hand" in told
 
 
 def test_a_call_in_doubt(tmp_path: Path) -> None:
@@ -116,10 +116,24 @@ def test_a_call_in_doubt(tmp_path: Path) -> None:
     expected = (
         "unknown whether it took effect, reversible, a person decides whether it is taken back"
     )
-    assert f'car: book {{"what": "car"}}: {expected}; key r/car' in told
+    assert f'car#1: book {{"what": "car"}}: {expected}; key r/car' in told
     shown = cli(tmp_path, "undo", "r", "--dry-run").stderr
     assert "it is unknown whether it took effect: " in shown
     assert expected in shown
+
+
+def test_attempts_in_doubt_are_decided_one_by_one(tmp_path: Path) -> None:
+    """Several attempts at a task that may each have taken effect are listed by their ids, and decided by these."""
+    plan = PLAN.replace("echo booked {what} >> log", "kill -9 $$")
+    plan = plan.replace("what: car}}", "what: car}, retry: {max_attempts: 2, delay: 0}}")
+    (tmp_path / "plan.yaml").write_text(plan)
+    cli(tmp_path, *RUN, code=1)
+    shown = cli(tmp_path, "undo", "r", "--leave", "car#1", "--dry-run").stderr
+    assert "car#2: book" in shown
+    assert "car#1: book" not in shown
+    cli(tmp_path, "undo", "r", "--leave", "car#1", "--by-hand", "car#2", "-y", "-q")
+    told = cli(tmp_path, "effects", "r").stdout
+    assert "2 effects, 0 can be taken back, 1 taken back, 1 in doubt" in told
 
 
 def test_a_part(tmp_path: Path) -> None:
