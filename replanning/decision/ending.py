@@ -6,7 +6,7 @@ given up (`Lifecycle._on_store_given_up`), and leaving the run (`Lifecycle.close
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
 
 from replanning.changes import RemoveTask, ReplaceTask, SkipTask
@@ -39,12 +39,12 @@ class Circumstances(NamedTuple):
     """State outside the plan and the ledger that decides whether a run ends.
 
     Attributes:
-        busy: returns pending decisions and writes that may lead to more work.
+        busy: returns whether decisions or writes are pending that may lead to more work.
         open_ended: whether more tasks may be added from outside.
         replans: whether the run may be replanned.
     """
 
-    busy: Callable[[], Sequence[str]]
+    busy: Callable[[], bool]
     open_ended: bool
     replans: bool
 
@@ -61,11 +61,10 @@ def decide_end(
     """
     if live.aborted is not None:
         return RunEnded("aborted", with_unknown_effects(live.aborted, live, ledger))
-    is_running = _is_running(live)
     exceeded = ledger.budget_tracker.exceeded
     if exceeded:
         # Running tasks may finish, because they are paid for.
-        if is_running:
+        if _is_running(live):
             return None
         reason = with_unknown_effects(f"the run {exceeded}", live, ledger)
         return RunEnded("aborted", reason)
@@ -82,7 +81,7 @@ def decide_end(
         reason = with_unknown_effects("the goal was reached early", live, ledger)
         return RunEnded("succeeded", reason, left)
     if ledger.pause is not None:
-        if is_running:
+        if _is_running(live):
             return None
         if _is_over(live, now):
             return _quiescent_end(live, ledger, now)

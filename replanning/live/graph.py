@@ -336,7 +336,6 @@ _BY_WEIGHT: Final = (
 )
 """States by precedence: a replaced task has the first of these that one of its parts has."""
 
-_IN_PROGRESS_STATES: Final = (TaskState.RUNNING, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
 
 _MAX_RECENT_ENDS: Final = 20
 
@@ -1157,13 +1156,17 @@ class TaskGraph:
 
         A tool whose breaker opened once is waited for, like a task that backs off.
         """
+        counts = self.counts
         scheduler = self.scheduler
+        if counts[TaskState.RUNNING]:
+            return False
+        if counts[_READY] and scheduler.has_startable():
+            return False
         # A claimed task is about to run, and a cancelled body holds what others may wait for.
         if scheduler.claimed_count or scheduler.kept_resources:
             return False
-        for state in _IN_PROGRESS_STATES:
-            if self.counts[state]:
-                return False
+        if counts[TaskState.BACKOFF] or counts[TaskState.NEEDS_CONTINUATION]:
+            return False
         if self.unsatisfied_count:
             for name, breaker in scheduler.breakers.items():
                 # After a second opening it is unknown whether the tool comes back: do not wait.
@@ -1172,7 +1175,7 @@ class TaskGraph:
                 for task_id in self.dependency_index.resource_users.get(name, ()):
                     if self.entries[task_id].state in WAITING:
                         return False
-        return not (self.counts[_READY] and scheduler.has_claimable())
+        return True
 
     def expanded_tasks(self) -> Iterator[TaskEntry]:
         """Yield the tasks that the elements of their lists have replaced."""

@@ -190,6 +190,10 @@ class ReadyQueue:
             queue.push(entry)
         return None
 
+    def put_back(self, entry: TaskEntry) -> None:
+        """Put the entry back that `pop` has just returned; it comes first again."""
+        self._fifo.appendleft((entry.task.priority, entry.order, entry.id, entry))
+
 
 @dataclass(slots=True, eq=False, repr=False)
 class Deadlines:
@@ -487,13 +491,17 @@ class Scheduler:
             self.pool.release(self.allotted.pop(entry.id))
             self.overtaken.pop(entry.id, None)
 
-    def has_claimable(self) -> bool:
-        """Return whether a task could be claimed now, without keeping the claim."""
+    def has_startable(self) -> bool:
+        """Return whether a queued task could start with all resources free; park those before it.
+
+        Nothing is claimed. Once no task runs or is claimed, the resources are free.
+        """
         for queue in (self.queue, *self.queue.reserved.values()):
-            entry = self.claim_next(queue)
-            if entry is not None:
-                self.return_claim(entry)
-                return True
+            while (entry := queue.pop()) is not None:
+                if not self.lacks(entry):
+                    queue.put_back(entry)
+                    return True
+                self.parked[entry.id] = entry
         return False
 
     # Reserved lineages

@@ -177,7 +177,11 @@ class Busy:
     _watches: dict[str, Callable[[], bool]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        return f"<Busy {self.reasons()}>"
+        reasons = list(self.blocks)
+        for reason, is_busy in self._watches.items():
+            if is_busy():
+                reasons.append(reason)
+        return f"<Busy {reasons}>"
 
     @contextmanager
     def __call__(self, reason: str, *, then_check: bool = True) -> Iterator[None]:
@@ -199,13 +203,14 @@ class Busy:
         """Register a function that returns whether the run is busy for this reason."""
         self._watches[reason] = is_busy
 
-    def reasons(self) -> list[str]:
-        """Return the reasons why the run is busy; empty if it is not."""
-        reasons = list(self.blocks)
-        for reason, is_busy in self._watches.items():
+    def has_reason(self) -> bool:
+        """Return whether there is a reason."""
+        if self.blocks:
+            return True
+        for is_busy in self._watches.values():
             if is_busy():
-                reasons.append(reason)
-        return reasons
+                return True
+        return False
 
 
 def _not_open(*args: object) -> None:
@@ -343,7 +348,7 @@ class Lifecycle:
         self.outputs = OutputKeeper(live, redactor, codec, settings.max_output, records[0].at)
         self.evaluation = Evaluation(live, ledger, store, environment.clock, self.record_error)
         self.opening = Opening(records[0].at, lease_ttl)
-        self.busy = Busy(partial(self.follow_up, block_ended=True))
+        self.busy = Busy(partial(self.follow_up, must_check=True))
         self.plugins = PluginTasks()
         self.people = People()
         self.end: RunEnded | None = None
@@ -693,16 +698,25 @@ class Lifecycle:
             problems = "; ".join(map(str, error.problems))
             self._fail_unstarted(entry, problems, kind="arguments")
 
+    def _proceed_without_failed(self) -> bool:
+        """Let the plan proceed without tasks that failed for good; return whether anything changed.
+
+        Their lists go on without failed elements, and tasks with `run_if: always` start although
+        dependencies have failed.
+        """
+        live = self.live
+        if not live.stuck and not live.early.possible:
+            return False
+        if self.busy.blocks or not self.can_hand_out():
+            return False
+        return self._skip_elements() or self._run_without_dependencies()
+
     def _skip_elements(self) -> bool:
         """Skip the elements that failed for good, where their list goes on without them.
 
         Return whether there were any.
         """
         live = self.live
-        if not live.stuck:
-            return False
-        if self.busy.blocks or not self.can_hand_out():
-            return False
         skipped: dict[TaskId, SkipTask] = {}
         failed: dict[TaskId, None] = {}
         for task_id in live.stuck:
@@ -757,7 +771,7 @@ class Lifecycle:
     def when_idle(self, root: TaskEntry | None) -> Idle:
         """Check for the end of the run, or of a lineage, when nothing can be handed out."""
         # The puller is not waiting yet, so nothing would wake it.
-        if self._skip_elements() or self._run_without_dependencies():
+        if self._proceed_without_failed():
             self.dispatcher.wake()
             return "again"
         # The end of a running attempt leads to another check.
@@ -1046,31 +1060,30 @@ class Lifecycle:
 
     # The end
 
-    def follow_up(self, *, block_ended: bool = False) -> None:
+    def follow_up(self, *, must_check: bool = False) -> None:
         """Follow up on an observation: wake pullers, and end the run if no tasks are left.
 
         Args:
-            block_ended: a `busy` block was just left; completion checks were suppressed inside it.
+            must_check: whether to check for the end even while tasks are ready: nobody pulls them,
+                or a `busy` block was just left, and checks were suppressed inside it.
         """
-        if self.live.stuck:
-            self._skip_elements()
-        if self.live.early.possible:
-            self._run_without_dependencies()
         self.dispatcher.wake()
         counts = self.live.counts
         is_drained = not counts[TaskState.READY] and not counts[TaskState.RUNNING]
         # Checking for the end takes time, so it is done only where the end is possible.
-        if is_drained or block_ended or self.stop_reason or self.live.goal.stop_when_reached:
+        if is_drained or must_check or self.stop_reason or self.live.goal.stop_when_reached:
             self.check_completion()
+        elif self._proceed_without_failed():
+            self.dispatcher.wake()
 
     def check_completion(self) -> None:
         """End the run, or record that it is quiescent, if it is."""
         while self.end is None and self.journal.state == "open" and not self.busy.blocks:
-            if self._skip_elements() or self._run_without_dependencies():
+            if self._proceed_without_failed():
                 self.dispatcher.wake()
                 return
             circumstances = Circumstances(
-                self.busy.reasons, self.opening.open_ended, replans=self.settings.enabled
+                self.busy.has_reason, self.opening.open_ended, replans=self.settings.enabled
             )
             decided = decide_end(self.live, self.ledger, circumstances)
             if decided is None:
@@ -1105,9 +1118,7 @@ class Lifecycle:
         recorded.
         """
         live = self.live
-        if not live.early.possible or self.busy.blocks:
-            return False
-        if not self.can_hand_out():
+        if not live.early.possible:
             return False
         ended = [entry for entry in live.ended_dependencies() if not self._may_be_repaired(entry)]
         for entry in ended:

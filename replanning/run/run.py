@@ -392,8 +392,8 @@ class PlanRun(ObservedRun):
         Raises:
             UnknownAttempt: there was no such attempt.
         """
-        self._lifecycle.attempts.failed(attempt_id, error)
-        self._lifecycle.check_completion()
+        # Pulling a task would look for the end; callers that only report never pull.
+        self._lifecycle.attempts.failed(attempt_id, error, must_check=True)
 
     @in_loop_thread
     def evaluate(self) -> PlanEvaluation:

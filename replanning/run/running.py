@@ -99,8 +99,8 @@ class AttemptHost(Protocol):
     async def wait_for_store(self) -> None:
         """Wait until the store works again."""
 
-    def follow_up(self) -> None:
-        """Follow up on an observation."""
+    def follow_up(self, *, must_check: bool = False) -> None:
+        """Follow up on an observation; `must_check` for the end even while tasks are ready."""
 
     def record_error(self, where: str, error: BaseException | str) -> None:
         """Record an error that was contained, and warn of it."""
@@ -349,17 +349,31 @@ class RunningAttempts:
             self._record_failure(attempt_id, entry, failure)
         return answer
 
-    def failed(self, attempt_id: AttemptId, error: BaseException | str | Failure) -> None:
-        """Record a failure, and decide when the task runs again."""
+    def failed(
+        self,
+        attempt_id: AttemptId,
+        error: BaseException | str | Failure,
+        *,
+        must_check: bool = False,
+    ) -> None:
+        """Record a failure, and decide when the task runs again.
+
+        Args:
+            attempt_id: the attempt.
+            error: why it failed.
+            must_check: whether to check for the end of the run even while tasks are ready.
+        """
         entry = self._take_out(attempt_id, "failed")
         if entry is not None:
-            self._record_failure(attempt_id, entry, error)
+            self._record_failure(attempt_id, entry, error, must_check=must_check)
 
     def _record_failure(
         self,
         attempt_id: AttemptId,
         entry: TaskEntry,
         error: BaseException | str | Failure,
+        *,
+        must_check: bool = False,
     ) -> None:
         doubt = entry.log.doubt
         if doubt is None:
@@ -388,7 +402,7 @@ class RunningAttempts:
                 next_step.confirm_at,
             )
         )
-        self._run.follow_up()
+        self._run.follow_up(must_check=must_check)
 
     def _failure_to_confirm(
         self, entry: TaskEntry, confirm: Confirmation, error: BaseException | str | Failure

@@ -13,7 +13,7 @@ from replanning.decision.ledger import Ledger
 from replanning.journal import Usage
 from tests.support.live import JournaledPlan, cancel, journaled, replace, retry, skip, task, tool
 
-SETTLED = Circumstances(busy=list, open_ended=False, replans=False)
+SETTLED = Circumstances(busy=bool, open_ended=False, replans=False)
 UNAVAILABLE = [tool("gone", available=False)]
 
 
@@ -60,7 +60,7 @@ def failed_with_parked(*parked: str) -> JournaledPlan:
 def test_why_a_run_failed(build: Callable[[], JournaledPlan], reason: str) -> None:
     """A failed run names the tasks that are stuck, with their errors, and required ones that wait."""
     run = build()
-    assert not run.live.scheduler.has_claimable()
+    assert not run.live.scheduler.has_startable()
     assert decided(run) == journal.RunEnded("failed", reason)
 
 
