@@ -4,8 +4,9 @@ docs/concepts/security.md states the scope. Rules find the secrets in a text: fo
 values next to names of secrets, headers, logins in addresses; also behind terminal colours and the
 escapes of JSON and `repr`. Nothing beyond these rules is promised.
 
-Every rule has a literal hint, which is searched for first, and reads a bounded number of characters
-around it. So the time is linear in the length of any text, and short if no hint occurs.
+Every rule has a literal hint, and reads a bounded number of characters around it. All hints are
+searched for first, at once. So the time is linear in the length of any text, and short if no hint
+occurs.
 """
 
 from __future__ import annotations
@@ -314,6 +315,14 @@ _FORMAT_RULES: Final = [
 ]
 _NAME_RULES: Final = tuple(_name_rules())
 
+
+def _any_of(hints: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, dict.fromkeys(hints))))
+
+
+_FORMAT_HINT: Final = _any_of(hint for hint, _ in _FORMAT_RULES)
+_NAME_HINT: Final = _any_of(rule.hint for rule in _NAME_RULES)
+
 _SIMPLE: Final = re.compile(r"(?:[!-9;<?-[\]-~]{0,14}+[ \n])*+[!-9;<?-[\]-~]{0,14}+")
 """Text of short words in ASCII without `:`, `=`, `>`, escapes and tabs.
 
@@ -330,16 +339,20 @@ def find_secrets(text: str, *, by_name: bool = True) -> list[Span]:
         text: the text.
         by_name: whether values are also found by the name before them, not only by their format.
     """
-    spans = []
-    for hint, pattern in _FORMAT_RULES:
-        if hint in text:
-            spans += [match.span() for match in pattern.finditer(text)]
+    spans: list[Span] = []
+    # Most texts have no hint, and one search is enough for them.
+    if _FORMAT_HINT.search(text):
+        for hint, pattern in _FORMAT_RULES:
+            if hint in text:
+                spans += [match.span() for match in pattern.finditer(text)]
     if not by_name:
         return spans
     low = text.lower()
     # Some characters, such as İ, become two in lower case.
     if len(low) != len(text):
         low = text.encode("ascii", "replace").decode().lower()
+    if not _NAME_HINT.search(low):
+        return spans
     if "{" in low:
         low = fill_references(low)
     for rule in _NAME_RULES:
@@ -609,6 +622,8 @@ class Redactor:
         """
         part: Any = document
         kind: Any = type(part)
+        if kind is str:
+            return cast("PartT", self.text(part))
         clean: Any
         names = _model_fields(kind)
         if names is not None:
@@ -624,8 +639,6 @@ class Redactor:
             if not changed:
                 return document
             return cast("PartT", part.model_copy(update=changed))
-        if kind is str:
-            return cast("PartT", self.text(part))
         if isinstance(part, tuple):
             clean = tuple([self.document(item) for item in part])
             if all(map(is_, clean, part)):

@@ -6,6 +6,7 @@ import json
 import os
 import pydoc_data.topics
 import random
+import re
 import sys
 import uuid
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, JsonValue
 
-from replanning import Goal, Plan, PlanError, Task
+from replanning import Goal, Plan, PlanError, Task, secrets
 from replanning.changes import ModifyTask
 from replanning.errors import RecordNotSerializable
 from replanning.journal import TriggerEvent
@@ -230,6 +231,20 @@ def test_any_text_is_stable(text: str):
     clean = REDACT.text(text)
     assert clean.encode().decode() == clean
     assert REDACT.text(clean) == clean
+
+
+@given(
+    st.lists(WORDS | st.sampled_from([*TOKENS, *(text for text, _ in BY_NAME)]), max_size=12).map(
+        "".join
+    )
+)
+def test_search_for_hints(text: str):
+    """The search for hints skips no text in which a rule finds a secret."""
+    found = secrets.find_secrets(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(secrets, "_FORMAT_HINT", re.compile(""))
+        patch.setattr(secrets, "_NAME_HINT", re.compile(""))
+        assert found == secrets.find_secrets(text)
 
 
 def test_secrets_of_users():
