@@ -622,9 +622,14 @@ class Redactor:
         """
         part: Any = document
         kind: Any = type(part)
+        clean: Any
         if kind is str:
             return cast("PartT", self.text(part))
-        clean: Any
+        if isinstance(part, tuple):
+            clean = tuple([self.document(item) for item in part])
+            if all(map(is_, clean, part)):
+                return document
+            return cast("PartT", clean)
         names = _model_fields(kind)
         if names is not None:
             changed: dict[str, Any] = {}
@@ -639,11 +644,6 @@ class Redactor:
             if not changed:
                 return document
             return cast("PartT", part.model_copy(update=changed))
-        if isinstance(part, tuple):
-            clean = tuple([self.document(item) for item in part])
-            if all(map(is_, clean, part)):
-                return document
-            return cast("PartT", clean)
         names = _init_fields(kind)
         if names:
             changed = self.changed_fields(part, names)
@@ -666,10 +666,13 @@ class Redactor:
         changed: dict[str, Any] = {}
         for name in names:
             value = getattr(part, name)
-            kind = type(value)
-            if not value or kind in _TEXTLESS_TYPES:
+            clean: object
+            if isinstance(value, str):
+                clean = self.text(value)
+            elif not value or type(value) in _TEXTLESS_TYPES:
                 continue
-            clean = self.text(value) if kind is str else self.document(value)
+            else:
+                clean = self.document(value)
             if clean is not value:
                 changed[name] = clean
         return changed

@@ -263,7 +263,12 @@ class TaskEntry:
     @property
     def iteration(self) -> int:
         """Number of replacements between the root of the lineage and this task."""
-        return len(self.lineage()) - 1
+        count = 0
+        parent = self.parent
+        while parent is not None and not parent.replacement.expanded:
+            count += 1
+            parent = parent.parent
+        return count
 
     @property
     def is_expanded(self) -> bool:

@@ -705,7 +705,8 @@ class Lifecycle:
         dependencies have failed.
         """
         live = self.live
-        if not live.stuck and not live.early.possible:
+        may_skip = live.stuck and live.statistics.expanded
+        if not may_skip and not live.early.possible:
             return False
         if self.busy.blocks or not self.can_hand_out():
             return False

@@ -360,10 +360,12 @@ def bounded(text: str, most: int) -> str:
 
 def redact_bounded(text: str, most: int, redactor: Redactor) -> str:
     """Return a text without secrets, or the beginning and the end of a long one."""
-    half = most // 2
     margin = _REDACTION_MARGIN
-    if len(text) <= most + 2 * margin and len(clean := redactor.text(text)) <= most:
-        return clean
+    if len(text) <= most + 2 * margin:
+        clean = redactor.text(text)
+        if len(clean) <= most:
+            return clean
+    half = most // 2
     # A cut may go through a secret, which is then not recognised.
     head = redactor.text(text[: half + margin])[:-margin]
     tail = redactor.text(text[-half - margin :])[margin:]
@@ -533,13 +535,24 @@ def _status(part: BaseException) -> int | None:
     """Return the HTTP status of an exception; None if it has none."""
     response = getattr(part, "response", None)
     if isinstance(response, dict):  # of botocore
-        statuses = [response.get("ResponseMetadata", {}).get("HTTPStatusCode")]
-    else:
-        owners = [part] if response is None else [part, response]
-        statuses = [getattr(owner, field, None) for owner in owners for field in _STATUS_FIELDS]
-    for status in statuses:
-        if isinstance(status, int) and 400 <= status <= 599:
-            return status
+        return _failure_status(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
+    for owner in (part, response):
+        if owner is None:
+            continue
+        for name in _STATUS_FIELDS:
+            value = getattr(owner, name, None)
+            if value is None:
+                continue
+            status = _failure_status(value)
+            if status is not None:
+                return status
+    return None
+
+
+def _failure_status(value: object) -> int | None:
+    """Return a value that is the HTTP status of a failure; None for any other."""
+    if isinstance(value, int) and 400 <= value <= 599:
+        return value
     return None
 
 
@@ -741,8 +754,10 @@ class FailureKeeper:
         """
         doubt = entry.log.doubt
         if doubt is None:
+            if not failure.in_doubt:
+                return None
             can_ask = confirmation_of(entry.task, live.tool_of(entry.task)) is not None
-            return now if failure.in_doubt and can_ask else None
+            return now if can_ask else None
         if failure.not_done:
             return None
         if failure.kind == "interrupted":  # not the fault of the confirmation
