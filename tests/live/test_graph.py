@@ -165,6 +165,22 @@ def test_quiescent():
     assert run.live.quiescent
 
 
+def test_a_look_claims_nothing():
+    """A look whether a task can start leaves the queue in its order, and passes over tasks that lack a tool."""
+    lacking = task("a", tool="gone", priority=-2)
+    run = journaled(
+        lacking, "b", task("c", priority=-1), "d", tools=[tool("gone", available=False)]
+    )
+    scheduler = run.live.scheduler
+    for _ in range(2):
+        assert scheduler.has_startable()
+        assert (scheduler.claimed_count, scheduler.last_claim) == (0, 0)
+    assert claimed(run.live) == ["c", "b", "d"]
+    for task_id in ("c", "b", "d"):
+        run.run(task_id)
+    assert not scheduler.has_startable()
+
+
 def test_claims_are_returned_once():
     """A claim is returned only by its own number, and only once."""
     run = journaled("a")
