@@ -15,7 +15,12 @@ from replanning.journal.records import RunEnded, RunQuiescent, normalised_cause
 from replanning.live.elements import TaskGroup, group_elements
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
-from replanning.live.states import SATISFIED, WAITING, TaskState
+from replanning.live.states import (
+    CANCELLED,
+    RUNNING,
+    SATISFIED,
+    WAITING,
+)
 from replanning.llm.quoting import truncate_text
 from replanning.plan.messages import join_names
 from replanning.plan.types import TaskId
@@ -107,7 +112,7 @@ def _compensates(live: LivePlan) -> bool:
             continue
         for leaf in live.leaves(entry):
             # A cancelled compensation is given up, and its effect stays.
-            if leaf.state not in SATISFIED and leaf.state is not TaskState.CANCELLED:
+            if leaf.state not in SATISFIED and leaf.state is not CANCELLED:
                 return True
     return False
 
@@ -117,7 +122,7 @@ def _taken_back_reason(live: LivePlan, reason: str) -> str:
     cancelled: list[str] = []
     for entry in live:
         is_compensation = live.entry(entry.root).task.undoes is not None
-        if is_compensation and entry.state is TaskState.CANCELLED and not entry.removed:
+        if is_compensation and entry.state is CANCELLED and not entry.removed:
             cancelled.append(repr(entry.id))
     if not cancelled:
         return reason
@@ -131,7 +136,7 @@ def _is_running(live: LivePlan) -> bool:
     for entry in live.scheduler.unconfirmed.values():
         if entry.awaits_confirmation:
             awaiting += 1
-    return live.counts[TaskState.RUNNING] > awaiting
+    return live.counts[RUNNING] > awaiting
 
 
 def _is_over(live: LivePlan, now: Circumstances) -> bool:
@@ -148,7 +153,7 @@ def _is_over(live: LivePlan, now: Circumstances) -> bool:
 def _unfinished(live: LivePlan) -> list[TaskEntry]:
     unfinished = []
     for entry in live:
-        if entry.state in WAITING or entry.state is TaskState.RUNNING:
+        if entry.state in WAITING or entry.state is RUNNING:
             unfinished.append(entry)
     return unfinished
 

@@ -441,7 +441,7 @@ def run_title(body: RecordBody) -> tuple[str, str]:
 
 def status_after(body: RecordBody) -> CurrentRunStatus | None:
     """Return the status of a run after this record, or None if the record does not change it."""
-    if not isinstance(body, STATUS_RECORDS):
+    if type(body) not in STATUS_RECORDS:
         return None
     return body.status if isinstance(body, RunEnded) else "running"
 

@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
 from replanning.journal.records import Failure
-from replanning.live.states import SATISFIED, TaskState
+from replanning.live.states import (
+    DONE,
+    PENDING,
+    REPLACED_BY_REPLAN,
+    RUNNING,
+    SATISFIED,
+    SKIPPED,
+    TaskState,
+)
 from replanning.plan.messages import truncate
 from replanning.plan.tasks import Confirmation, Task
 from replanning.plan.types import AttemptId, JsonObject, RunId, TaskId
@@ -242,7 +250,7 @@ class TaskEntry:
     root: TaskId
     log: AttemptLog
     reads: ReadLog
-    state: TaskState = TaskState.PENDING
+    state: TaskState = PENDING
     unsatisfied_dependencies: int = 0
     dependents: list[TaskEntry] | tuple[()] = ()
     sink_of: TaskEntry | None = None
@@ -273,7 +281,7 @@ class TaskEntry:
     @property
     def is_expanded(self) -> bool:
         """True if elements of its list, or tasks of an included plan, have replaced this task."""
-        if self.state is not TaskState.REPLACED_BY_REPLAN:
+        if self.state is not REPLACED_BY_REPLAN:
             return False
         return self.replacement.expanded != ""
 
@@ -289,14 +297,14 @@ class TaskEntry:
     def satisfied(self) -> bool:
         """True if the dependents of this task may run."""
         # A replaced task is satisfied once all of its sinks are.
-        if self.state is TaskState.REPLACED_BY_REPLAN:
+        if self.state is REPLACED_BY_REPLAN:
             return not self.replacement.unsatisfied
         return self.state in SATISFIED
 
     @property
     def condition_not_met(self) -> bool:
         """True if the task was skipped because its own condition did not hold."""
-        return self.state is TaskState.SKIPPED and self.condition_revision in (
+        return self.state is SKIPPED and self.condition_revision in (
             CONDITION_NOT_MET,
             CONDITION_NOT_MET_ALONE,
         )
@@ -308,7 +316,7 @@ class TaskEntry:
         while stack:
             entry = stack.pop()
             # A replaced task is left out once all of its sinks are.
-            if entry.state is TaskState.REPLACED_BY_REPLAN:
+            if entry.state is REPLACED_BY_REPLAN:
                 # Without the elements that are left out, the list still has a result.
                 if entry.replacement.expanded:
                     return False
@@ -380,7 +388,7 @@ class TaskEntry:
         entry = self
         while True:
             for waiting in entry.dependents:
-                if waiting.state in (TaskState.RUNNING, TaskState.DONE):
+                if waiting.state in (RUNNING, DONE):
                     started.append(waiting.id)
             # Behind another unsatisfied sink, no dependent can have started.
             if entry.sink_of is None or entry.sink_of.replacement.unsatisfied:

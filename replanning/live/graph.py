@@ -15,7 +15,18 @@ from replanning.live.entries import LEFT_OUT, AttemptLog, ReadLog, TaskEntry
 from replanning.live.facts import DependencyIndex, FactIndex, Staleness, World
 from replanning.live.scheduler import ResourcePool, Scheduler
 from replanning.live.states import (
+    BACKOFF,
+    BLOCKED,
+    CANCELLED,
+    DONE,
+    FAILED,
     FINISHED,
+    NEEDS_CONTINUATION,
+    PENDING,
+    READY,
+    REPLACED_BY_REPLAN,
+    RUNNING,
+    SKIPPED,
     STUCK,
     TRANSITIONS,
     WAITING,
@@ -33,10 +44,6 @@ from replanning.plan.parameters import current_values
 from replanning.plan.references import find_references, resolve_references
 from replanning.plan.tasks import SubPlan, Task, ToolSpec, has_no_effect
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, TaskId
-
-_DONE: Final = TaskState.DONE
-_READY: Final = TaskState.READY
-_PENDING: Final = TaskState.PENDING
 
 
 class TaskResults(Mapping[str, Any]):
@@ -85,7 +92,7 @@ class TaskResults(Mapping[str, Any]):
             NoResult: the task is done, but its result was not stored.
         """
         entry = self._entries.get(TaskId(str(key)))
-        if entry is not None and entry.state is TaskState.DONE and not entry.output.recoverable:
+        if entry is not None and entry.state is DONE and not entry.output.recoverable:
             self.output_of(entry.id)
         return super().__contains__(key)
 
@@ -135,7 +142,7 @@ class TaskResults(Mapping[str, Any]):
         if entry is None:
             raise UnknownTask(task_id)
         # A redone task keeps its earlier result until the new one exists.
-        while entry.state is TaskState.REPLACED_BY_REPLAN and not (
+        while entry.state is REPLACED_BY_REPLAN and not (
             entry.replacement.redone and entry.replacement.unsatisfied
         ):
             if entry.replacement.expanded:
@@ -144,9 +151,9 @@ class TaskResults(Mapping[str, Any]):
                 return {sink.id: self.output_of(sink.id) for sink in entry.replacement.sinks}
             entry = entry.replacement.sinks[0]
         # Dependents of a skipped task may run; null tells them that it has no output.
-        if entry.state is TaskState.SKIPPED:
+        if entry.state is SKIPPED:
             return self._missing
-        if entry.state is not TaskState.DONE and not entry.replacement.redone:
+        if entry.state is not DONE and not entry.replacement.redone:
             if self._ended:
                 return self._missing
             why = entry.log.failure or entry.reason
@@ -190,7 +197,7 @@ class TaskResults(Mapping[str, Any]):
         outputs: dict[TaskId, Any] = {}
         for part, part_id in zip(included.tasks, template.replacement.tasks, strict=True):
             entry = self._entries[part_id]
-            if template.task.on_item_failure == "skip" and entry.state is TaskState.SKIPPED:
+            if template.task.on_item_failure == "skip" and entry.state is SKIPPED:
                 # One of the element's tasks failed, so the element has no result.
                 if entry.condition_revision is None:
                     return None
@@ -213,7 +220,7 @@ class TaskResults(Mapping[str, Any]):
             if entry.parent is not None:
                 continue
             value, recoverable, _ = entry.output
-            if entry.state is _DONE and recoverable and not isinstance(value, AnnotatedJson):
+            if entry.state is DONE and recoverable and not isinstance(value, AnnotatedJson):
                 outputs[task_id] = value
             elif entry.satisfied or entry.replacement.redone:
                 with suppress(NoResult):
@@ -322,17 +329,19 @@ _TASK_BATCH_SIZE: Final = 500
 _GROUNDING_BATCH_SIZE: Final = 100
 """Tasks loaded between two pauses if their actions must be grounded, which takes longer."""
 
-_PROGRESS_EVENTS: Final = frozenset({TaskEvent.SATISFY, TaskEvent.START})
+_SATISFY: Final = TaskEvent.SATISFY
+
+_PROGRESS_EVENTS: Final = frozenset({_SATISFY, TaskEvent.START})
 """Events that lead neither into nor out of a finished or stuck state."""
 
 _BY_WEIGHT: Final = (
-    TaskState.FAILED,
-    TaskState.BLOCKED,
-    TaskState.CANCELLED,
+    FAILED,
+    BLOCKED,
+    CANCELLED,
     *sorted(WAITING),
-    TaskState.RUNNING,
-    TaskState.DONE,
-    TaskState.SKIPPED,
+    RUNNING,
+    DONE,
+    SKIPPED,
 )
 """States by precedence: a replaced task has the first of these that one of its parts has."""
 
@@ -527,12 +536,12 @@ class TaskGraph:
                     waiting.append(entry)
                 else:
                     # Nothing but a dependency or a backoff keeps a task from being ready.
-                    entry.state = _READY
+                    entry.state = READY
                     ready.append(entry)
             yield
         self.scheduler.queue.fill(ready)
-        self.counts[_READY] += len(ready)
-        self.counts[_PENDING] += len(waiting)
+        self.counts[READY] += len(ready)
+        self.counts[PENDING] += len(waiting)
         # Dependencies may point forward, so all tasks are inserted before any is linked.
         for start in range(0, len(waiting), _TASK_BATCH_SIZE):
             for entry in waiting[start : start + _TASK_BATCH_SIZE]:
@@ -630,7 +639,7 @@ class TaskGraph:
         if entry.removed is removed:
             return
         entry.removed = removed
-        if entry.state in (TaskState.DONE, TaskState.SKIPPED):
+        if entry.state in (DONE, SKIPPED):
             self.statistics.taken_out += 1 if removed else -1
 
     def list_limits(self, task: Task) -> dict[str, float]:
@@ -675,7 +684,7 @@ class TaskGraph:
         """Return the tasks of a lineage, up to this one, whose effect is in doubt."""
         doubtful: list[TaskEntry] = []
         for part in entry.lineage():
-            if not part.log.in_doubt or part.state is TaskState.DONE:
+            if not part.log.in_doubt or part.state is DONE:
                 continue
             if not has_no_effect(part.task, self.tool_of(part.task)):
                 doubtful.append(part)
@@ -727,7 +736,7 @@ class TaskGraph:
             if source is None:  # an element that the list does not have
                 continue
             leaves = self.leaves(source)
-            read += [each for each in leaves if each.state is TaskState.DONE]
+            read += [each for each in leaves if each.state is DONE]
         return read
 
     def arguments(self, entry: TaskEntry) -> JsonObject:
@@ -801,16 +810,16 @@ class TaskGraph:
         while stack:
             entry = stack.pop()
             state = entry.state
-            if state is TaskState.REPLACED_BY_REPLAN:
+            if state is REPLACED_BY_REPLAN:
                 stack += entry.replacement.sinks
                 continue
             # Failed tasks are in the standstill as well, but are not blocked.
-            if state is _PENDING:
+            if state is PENDING:
                 if entry.id in self.standstill.tasks:
-                    state = TaskState.BLOCKED
+                    state = BLOCKED
             states.append(state)
         # A list without elements is done.
-        return min(states, key=_BY_WEIGHT.index, default=_DONE)
+        return min(states, key=_BY_WEIGHT.index, default=DONE)
 
     def inputs_of(self, task: Task | None) -> TaskResults:
         """Return the results as the references and the condition of a task see them."""
@@ -854,7 +863,7 @@ class TaskGraph:
             task_id: the call; its id ends in a hyphen and a number, like the id of every call.
         """
         entry = self.entries[task_id]
-        if entry.state is not _DONE:
+        if entry.state is not DONE:
             return
         if any((entry.log.count > 1, entry.dependents, entry.holds, entry.reads.keys)):
             return
@@ -887,7 +896,7 @@ class TaskGraph:
                 entry.unsatisfied_dependencies += 1
         if entry.task.run_if is not None:
             self.early.possible = True
-        if not entry.unsatisfied_dependencies and entry.state is _PENDING:
+        if not entry.unsatisfied_dependencies and entry.state is PENDING:
             self.make_ready(entry)
 
     def satisfy_dependents(self, entry: TaskEntry) -> None:
@@ -899,7 +908,7 @@ class TaskGraph:
                 self.unsatisfied_count -= 1
             for waiting in satisfied.dependents:
                 waiting.unsatisfied_dependencies -= 1
-                if not waiting.unsatisfied_dependencies and waiting.state is _PENDING:
+                if not waiting.unsatisfied_dependencies and waiting.state is PENDING:
                     self.make_ready(waiting)
             satisfied = satisfied.sink_of
             if satisfied is not None:
@@ -919,7 +928,7 @@ class TaskGraph:
             for waiting in unsatisfied.dependents:
                 waiting.unsatisfied_dependencies += 1
                 self.update_readiness(waiting)
-                if waiting.state is TaskState.SKIPPED:
+                if waiting.state is SKIPPED:
                     if waiting.condition_revision == LEFT_OUT:
                         # It was left out because this one was, and comes back with it.
                         self._take_in(waiting)
@@ -983,7 +992,7 @@ class TaskGraph:
         while stack:
             for task_id in stack.pop().dependent_ids():
                 other = self.entries[task_id]
-                if other.state is not TaskState.SKIPPED:
+                if other.state is not SKIPPED:
                     continue
                 if other.condition_revision == LEFT_OUT and task_id not in found:
                     found[task_id] = other
@@ -1016,9 +1025,9 @@ class TaskGraph:
 
     def _find_standstill(self) -> Standstill:
         found = dict(self.stuck)
-        if self.counts[TaskState.CANCELLED]:
+        if self.counts[CANCELLED]:
             for entry in self:
-                if entry.state is TaskState.CANCELLED:
+                if entry.state is CANCELLED:
                     found[entry.id] = None
         waiting: dict[TaskId, int] = {}
         unsatisfied_sinks: dict[TaskId, int] = {}
@@ -1026,7 +1035,7 @@ class TaskGraph:
         while stack:
             entry = stack.pop()
             for other in entry.dependents:
-                if other.state is not _PENDING:
+                if other.state is not PENDING:
                     continue
                 if other.task.run_if == "always":
                     waiting[other.id] = waiting.get(other.id, 0) + 1
@@ -1049,7 +1058,7 @@ class TaskGraph:
             entry = self.entries[task_id]
             if entry.unsatisfied_dependencies != count:
                 continue
-            if entry.state is _PENDING:
+            if entry.state is PENDING:
                 yield entry
 
     def run_without_dependencies(self, entry: TaskEntry) -> None:
@@ -1111,12 +1120,12 @@ class TaskGraph:
         if entry.not_before is not None:
             self.transition(entry, TaskEvent.WAIT)
             return
-        self.transition(entry, TaskEvent.SATISFY)
+        self.transition(entry, _SATISFY)
         self.scheduler.queue.push(entry)
 
     def update_readiness(self, entry: TaskEntry) -> None:
         """Make the state of a waiting task agree with its dependencies."""
-        if entry.state is _PENDING:
+        if entry.state is PENDING:
             if not entry.unsatisfied_dependencies:
                 self.make_ready(entry)
         elif entry.unsatisfied_dependencies and entry.state in WAITING:
@@ -1158,14 +1167,14 @@ class TaskGraph:
         """
         counts = self.counts
         scheduler = self.scheduler
-        if counts[TaskState.RUNNING]:
+        if counts[RUNNING]:
             return False
-        if counts[_READY] and scheduler.has_startable():
+        if counts[READY] and scheduler.has_startable():
             return False
         # A claimed task is about to run, and a cancelled body holds what others may wait for.
         if scheduler.claimed_count or scheduler.kept_resources:
             return False
-        if counts[TaskState.BACKOFF] or counts[TaskState.NEEDS_CONTINUATION]:
+        if counts[BACKOFF] or counts[NEEDS_CONTINUATION]:
             return False
         if self.unsatisfied_count:
             for name, breaker in scheduler.breakers.items():
@@ -1188,10 +1197,10 @@ class TaskGraph:
     def progress(self) -> Progress:
         """Return how much of the plan is done; only expanded tasks take time."""
         counts = self.counts
-        done = counts[TaskState.DONE] + counts[TaskState.SKIPPED] - self.statistics.taken_out
+        done = counts[DONE] + counts[SKIPPED] - self.statistics.taken_out
         total = sum(counts.values()) - self.statistics.taken_out
-        total -= counts[TaskState.REPLACED_BY_REPLAN]
-        total -= counts[TaskState.CANCELLED]
+        total -= counts[REPLACED_BY_REPLAN]
+        total -= counts[CANCELLED]
         left = total - done
         elements = elements_done = 0
         in_part = 0.0
@@ -1202,8 +1211,8 @@ class TaskGraph:
             elements_done += satisfied
             # Its elements were counted above; it counts in their place.
             counted = len(sinks)
-            if counts[TaskState.CANCELLED]:
-                counted -= sum(sink.state is TaskState.CANCELLED for sink in sinks)
+            if counts[CANCELLED]:
+                counted -= sum(sink.state is CANCELLED for sink in sinks)
             total += 1 - counted
             done -= satisfied
             if template.satisfied:
@@ -1227,7 +1236,7 @@ class TaskGraph:
             entry.not_before = None
             if entry.awaits_confirmation:
                 self.scheduler.queue.push_in_doubt(entry)
-            elif entry.state is not _PENDING:
+            elif entry.state is not PENDING:
                 self.make_ready(entry)
         return overdue
 

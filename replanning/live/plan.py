@@ -59,7 +59,13 @@ from replanning.live.entries import (
 from replanning.live.facts import context_keys
 from replanning.live.graph import TaskGraph
 from replanning.live.scheduler import ToolBreaker
-from replanning.live.states import TaskEvent, TaskState, transition
+from replanning.live.states import (
+    PENDING,
+    REPLACED_BY_REPLAN,
+    RUNNING,
+    TaskEvent,
+    transition,
+)
 from replanning.plan.checks import nested_bodies, parameters_of_work
 from replanning.plan.document import Plan
 from replanning.plan.elements import stated_elements
@@ -84,8 +90,6 @@ from replanning.plan.tasks import (
 from replanning.plan.types import JsonObject, TaskId
 from replanning.secrets import MASK
 
-_PENDING: Final = TaskState.PENDING
-_RUNNING: Final = TaskState.RUNNING
 _START: Final = TaskEvent.START
 _SUCCEED: Final = TaskEvent.SUCCEED
 
@@ -256,7 +260,7 @@ class LivePlan(TaskGraph):
         tasks: list[Task] = []
         renamed: dict[TaskId, TaskId] = {}
         for entry in self:
-            if entry.state is TaskState.REPLACED_BY_REPLAN and not entry.is_expanded:
+            if entry.state is REPLACED_BY_REPLAN and not entry.is_expanded:
                 names = self._names_in_document(entry.id)
                 if len(names) == 1:
                     renamed[entry.id] = names[0]
@@ -621,7 +625,7 @@ class LivePlan(TaskGraph):
 
     def _on_call_made(self, body: CallMade, at: float) -> None:
         entry = self._insert_call(body.call)
-        self.counts[_PENDING] += 1
+        self.counts[PENDING] += 1
         self.make_ready(entry)
 
     def _insert_call(self, task: Task) -> TaskEntry:
@@ -639,9 +643,9 @@ class LivePlan(TaskGraph):
             self.transition(entry, _START)
         else:
             entry = self._insert_call(body.call)
-            entry.state = _RUNNING
-            self.counts[_RUNNING] += 1
-        if self.counts[_RUNNING] == 1:
+            entry.state = RUNNING
+            self.counts[RUNNING] += 1
+        if self.counts[RUNNING] == 1:
             self.statistics.busy_since = at
         task = entry.task
         tool = self.tool_of(task)

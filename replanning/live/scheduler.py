@@ -15,13 +15,17 @@ from typing import Final
 from replanning.errors import UnverifiedOutput
 from replanning.journal.records import Failure, FailureKind, normalised_cause
 from replanning.live.entries import TaskEntry
-from replanning.live.states import TaskState
+from replanning.live.states import (
+    BACKOFF,
+    NEEDS_CONTINUATION,
+    PENDING,
+    READY,
+    RUNNING,
+)
 from replanning.plan.tasks import Task, ToolSpec
 from replanning.plan.types import AttemptId, TaskId
 
-_READY: Final = TaskState.READY
-
-_BACKING_OFF: Final = (TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION, TaskState.PENDING)
+_BACKING_OFF: Final = (BACKOFF, NEEDS_CONTINUATION, PENDING)
 
 MAX_LOOKAHEAD: Final = 16
 """Limit of ready tasks passed over in one claim, and of how often one task is passed over."""
@@ -182,7 +186,7 @@ class ReadyQueue:
             else:
                 priority, order, _, entry = heapq.heappop(self._heap)
             moved = priority != entry.task.priority or order != entry.order
-            if moved or entry.state is not _READY or entry.claim or entry.holds:
+            if moved or entry.state is not READY or entry.claim or entry.holds:
                 continue
             queue = self._reserved_queue(entry)
             if queue is None:
@@ -288,7 +292,7 @@ class ToolBreaker:
         """Return whether a task may use the tool; after an opening, one task at a time may."""
         if not self.openings or self.trial is None or self.trial is entry:
             return True
-        return not (self.trial.claim or self.trial.state is TaskState.RUNNING)
+        return not (self.trial.claim or self.trial.state is RUNNING)
 
 
 class Scheduler:
@@ -404,7 +408,9 @@ class Scheduler:
     def lacks(self, entry: TaskEntry) -> str:
         """Return why a task cannot start even with all resources free; empty if it can."""
         name = entry.task.tool
-        tool = None if name is None else self._tools.get(name)
+        tool = None
+        if name is not None:
+            tool = self._tools.get(name)
         if tool is not None and not tool.available:
             breaker = self.breakers.get(tool.name)
             if breaker is None or not breaker.openings:
@@ -480,7 +486,7 @@ class Scheduler:
             self.queue.push_in_doubt(entry)
             return
         self.release_resources(entry)
-        if entry.state is _READY:
+        if entry.state is READY:
             self.queue.push(entry)
         if self.breakers:
             self.unpark()
@@ -519,7 +525,7 @@ class Scheduler:
         self.queue.reserved[root] = ReadyQueue(on_push)
         for entry in entries:
             # Another caller may have reserved an element of this list, and keeps it.
-            if entry.state is _READY:
+            if entry.state is READY:
                 self.queue.withdraw(entry)
                 self.queue.push(entry)
             elif entry.awaits_confirmation:
@@ -546,7 +552,7 @@ class Scheduler:
         """Queue a task again after a change of its position, tool or resources."""
         self.parked.pop(entry.id, None)
         self.return_claim(entry)
-        if entry.state is _READY:
+        if entry.state is READY:
             self.queue.push(entry)
 
     def hold(self, entries: Sequence[TaskEntry]) -> None:
@@ -558,7 +564,7 @@ class Scheduler:
         """Release tasks that were held."""
         for entry in entries:
             entry.holds -= 1
-            if not entry.holds and entry.state is _READY:
+            if not entry.holds and entry.state is READY:
                 self.queue.push(entry)
 
     def wait_until(self, entry: TaskEntry, due: float | None) -> None:

@@ -1374,7 +1374,9 @@ def with_fields(task: Task, fields: Mapping[str, Any], stated: set[str]) -> Task
         stated: the names of the stated fields, a set that many copies may share.
     """
     copied = Task.__new__(Task)
-    _set(copied, "__dict__", {**task.__dict__, **fields})
+    values = task.__dict__.copy()
+    values.update(fields)
+    _set(copied, "__dict__", values)
     _set(copied, "__pydantic_fields_set__", stated)
     _set(copied, "__pydantic_extra__", None)
     _set(copied, "__pydantic_private__", None)

@@ -31,7 +31,10 @@ from replanning.journal.records import (
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.scheduler import ReadyQueue
-from replanning.live.states import TaskState
+from replanning.live.states import (
+    READY,
+    RUNNING,
+)
 from replanning.plan.messages import join_names
 from replanning.plan.tasks import Task
 from replanning.plan.types import TaskId
@@ -178,7 +181,7 @@ class Dispatcher:
         endlessly.
         """
         is_started = entry.log.count != attempts or not entry.claim
-        if is_started or self._live.counts[TaskState.RUNNING] or not self._run.can_hand_out():
+        if is_started or self._live.counts[RUNNING] or not self._run.can_hand_out():
             self._expects_start = False
             return
         names: dict[str, None] = {}
@@ -316,7 +319,7 @@ class Dispatcher:
             self.wake_lineages()
         if not self._waiters:
             return
-        ready = self._live.counts[TaskState.READY] + len(self._live.scheduler.unconfirmed)
+        ready = self._live.counts[READY] + len(self._live.scheduler.unconfirmed)
         count = min(len(self._waiters), ready)
         for _ in range(count):
             self._waiters.popleft().set()

@@ -57,7 +57,13 @@ from replanning.live.draft import Draft
 from replanning.live.entries import Doubt, TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.stale import stale_results
-from replanning.live.states import STUCK, WAITING, TaskState
+from replanning.live.states import (
+    CANCELLED,
+    READY,
+    RUNNING,
+    STUCK,
+    WAITING,
+)
 from replanning.plan.checks import check_task
 from replanning.plan.document import Plan
 from replanning.plan.elements import FOR_EACH, INCLUDE, has_condition_of_its_own, read_elements
@@ -92,7 +98,7 @@ from replanning.telemetry.tracer import RunTracer
 
 _MAX_NAMED_TASKS: Final = 5
 
-GIVEN_UP: Final = STUCK | {TaskState.CANCELLED}
+GIVEN_UP: Final = STUCK | {CANCELLED}
 """States of tasks that are given up, once no trigger or question about them is open."""
 
 
@@ -776,7 +782,7 @@ class Lifecycle:
             self.dispatcher.wake()
             return "again"
         # The end of a running attempt leads to another check.
-        if not self.live.counts[TaskState.RUNNING]:
+        if not self.live.counts[RUNNING]:
             self.check_completion()
         if self.end is not None:
             return "over"
@@ -808,7 +814,7 @@ class Lifecycle:
             return self.stop_reason
         if entry.awaits_confirmation:
             return ""
-        if entry.state is not TaskState.READY:
+        if entry.state is not READY:
             return f"the task is {entry.state}"
         scheduler = self.live.scheduler
         lacking = scheduler.lacks(entry)
@@ -946,7 +952,7 @@ class Lifecycle:
     def _can_never_start(self, entry: TaskEntry) -> bool:
         """Return whether a ready task is parked for something that will not come back."""
         scheduler = self.live.scheduler
-        if entry.state is not TaskState.READY or entry.id not in scheduler.parked:
+        if entry.state is not READY or entry.id not in scheduler.parked:
             return False
         name = entry.task.tool
         # A running task is trying the tool, and will release it.
@@ -1070,7 +1076,7 @@ class Lifecycle:
         """
         self.dispatcher.wake()
         counts = self.live.counts
-        is_drained = not counts[TaskState.READY] and not counts[TaskState.RUNNING]
+        is_drained = not counts[READY] and not counts[RUNNING]
         # Checking for the end takes time, so it is done only where the end is possible.
         if is_drained or must_check or self.stop_reason or self.live.goal.stop_when_reached:
             self.check_completion()

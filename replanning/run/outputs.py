@@ -185,9 +185,10 @@ class OutputKeeper:
     def agreements(self, entry: TaskEntry, output: object) -> list[Agreement]:
         """Return the other tools that must agree with the answer of a task's tool."""
         agreements: list[Agreement] = []
-        if isinstance(output, WithheldOutput):
+        expectations = self._expectations(entry)
+        if not expectations or isinstance(output, WithheldOutput):
             return agreements  # there is nothing to compare
-        for expectation in self._expectations(entry):
+        for expectation in expectations:
             agreement = expectation.agrees_with
             # If the other tool is now the substitute of the first, it has the last word.
             if agreement is not None and agreement.tool != entry.task.tool:
