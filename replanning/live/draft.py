@@ -611,10 +611,9 @@ class Draft:
         return stale_results(self._graph)
 
     @cached_property
-    def _scope(self) -> TaskScope:
-        """Names that tasks may refer to."""
-        if self.adopted is None:
-            return self._graph.scope
+    def _adopted_scope(self) -> TaskScope:
+        """Names that tasks of the corrected plan may refer to."""
+        assert self.adopted is not None
         return self._graph.scope_after(self.adopted)
 
     def _add_problem(self, message: str) -> None:
@@ -691,7 +690,10 @@ class Draft:
         return True
 
     def _validate_task(self, task: Task) -> None:
-        for message in check_task(task, self._scope):
+        scope = self._graph.scope
+        if self.adopted is not None:
+            scope = self._adopted_scope
+        for message in check_task(task, scope):
             self._add_problem(f"task {task.id!r}: {message}")
         for dep in dict.fromkeys(task.depends_on):
             if task.depends_on.count(dep) > 1:
@@ -819,15 +821,24 @@ class Draft:
                 self.problems.append(Problem(path, message))
         if self.problems:
             return
-        # If nothing new depends on anything, as with a call, nothing can close a cycle.
-        is_linked = bool(self._added_dependencies)
-        for new in self.new_tasks.values():
-            if new.task.depends_on:
-                is_linked = True
-        if is_linked and not self._check_cycles():
+        if self._may_close_cycle() and not self._check_cycles():
             return
         if self._changed_references:
             self._check_references()
+
+    def _may_close_cycle(self) -> bool:
+        """Return whether the changes may make tasks wait for one another.
+
+        A single new task with inherited dependencies cannot: its original waited for the same
+        tasks. It can only wait for itself.
+        """
+        if self._added_dependencies:
+            return True
+        for task_id, new in self.new_tasks.items():
+            depends_on = new.task.depends_on
+            if depends_on and (len(self.new_tasks) > 1 or task_id in depends_on):
+                return True
+        return False
 
     def _would_be_left_out(self, task_id: TaskId) -> bool:
         """Return whether all dependencies of a task were left out and the changes keep them so."""

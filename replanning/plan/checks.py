@@ -120,6 +120,14 @@ _PARTS_WITH_NAMES: Final = frozenset(
         "fields",
     }
 )
+_CHECKED_FIELDS: Final = frozenset(
+    {
+        *("resources", "fallbacks", "undo", "undo_on_replace", "when", "expect", "acceptance"),
+        *("confirm", "for_each", "include", "with_", "outputs", *LIST_FIELDS),
+    }
+)
+"""Fields of a task that need checks where they are stated; a call of a tool has none of them."""
+
 _NO_ELEMENT: Final = "refers to an element: only a task with `for_each` has any"
 _COMPARISON: Final = re.compile("[=<>!]+")
 
@@ -173,20 +181,20 @@ def _check_tasks(
     bodies: list[list[_ParsedBody]] = []
     for task in tasks:
         # A plan may have a hundred thousand tasks, and most need no further checks.
-        if _is_simple_call(task, scope) and not _is_expanded(task):
+        if _is_simple_call(task, scope):
             bodies.append([])
         else:
             bodies.append(_parsed_bodies(task, ids))
     for index, task in enumerate(tasks):
+        if not bodies[index]:
+            continue
         found = chain(
             _check_list(task, bodies[index], scope),
             _check_inclusion(task),
             _check_parameters(bodies[index], scope),
+            _check_bodies(bodies[index], scope),
+            _check_acceptance(bodies[index]),
         )
-        if bodies[index]:
-            found = chain(
-                found, _check_bodies(bodies[index], scope), _check_acceptance(bodies[index])
-            )
         for path, text in found:
             yield ("tasks", index, *path), f"task {task.id!r}: {text}"
         if isinstance(task.include, SubPlan):
@@ -353,10 +361,10 @@ def _check_dependencies(
 
 def check_task(task: TaskBody, scope: TaskScope) -> list[str]:
     """Return the problems of one task and its fallbacks, apart from those between tasks."""
+    if _is_simple_call(task, scope):
+        return []
     problems = []
-    bodies: list[_ParsedBody] = []
-    if not _is_simple_call(task, scope) or may_read_results(task):
-        bodies = _parsed_bodies(task)
+    bodies = _parsed_bodies(task)
     found = _check_bodies(bodies, scope)
     has_own_parameters = False
     if isinstance(task, Task):
@@ -389,15 +397,13 @@ def _is_simple_call(task: TaskBody, scope: TaskScope) -> bool:
 
     A quick test: most tasks pass it, and need no further checks.
     """
-    if task.resources or task.fallbacks or task.undo or task.undo_on_replace or task.when:
-        return False
-    if task.expect is not None or task.acceptance or task.confirm is not None:
+    if not _CHECKED_FIELDS.isdisjoint(task.model_fields_set):
         return False
     arguments = task.arguments
     if task.tool is None:
         return not arguments or not has_references(arguments)
     tool = scope.tools.get(task.tool)
-    if tool is None:
+    if tool is None or scope.element_in(task.tool):
         return False
     if tool.parameters:
         for name, value in arguments.items():
@@ -942,8 +948,7 @@ def _check_list(task: Task, bodies: Sequence[_ParsedBody], scope: TaskScope) -> 
                 yield (name,), f"`{name}` needs `for_each`, which is missing"
     if has_element:
         return
-    # A task that only calls its tool has no parsed bodies.
-    for path, body, expressions in bodies or [((), task, [])]:
+    for path, body, expressions in bodies:
         for name, parsed in expressions:
             found = _element_in(parsed)
             if not found:
@@ -1127,9 +1132,7 @@ def secret_name_problems(
 ) -> list[Problem]:
     """Return the names in a plan or in changes that contain secrets, by their places."""
     # First all names at once, without their places: hardly any plan has such a name.
-    names: dict[str, None] = {}
-    _collect_names(part, "", names)
-    if not redactor.is_secret_name("\n".join(names)):
+    if not redactor.is_secret_name("\n".join(_all_names(part))):
         return []
     why = "what looks like a secret cannot be a name, because names are kept; choose another"
     problems: list[Problem] = []
@@ -1148,37 +1151,37 @@ def _masked_place(path: JsonPath, redactor: Redactor) -> str:
     return format_path(steps)
 
 
-def _collect_names(part: Any, field: str, names: dict[str, None]) -> None:
-    """Collect at least the names that `_iter_names` yields, without their paths.
-
-    Args:
-        part: a part of a plan or of changes.
-        field: the field or key that holds it.
-        names: the collected names.
-    """
-    kind: Any = type(part)
-    fields = _fields_with_names(kind)
-    if fields is not None:
-        values = part.__dict__
-        # Defaults are not secrets.
-        for inner in part.__pydantic_fields_set__:
-            if inner not in fields:
-                continue
-            value = values[inner]
-            # Most names are such fields; a call for each would dominate the time.
-            if type(value) is str and inner != "when":
-                names[value] = None
-            else:
-                _collect_names(value, inner, names)
-    elif isinstance(part, str):
-        names[_name_in(part, field)] = None
-    elif isinstance(part, (tuple, list)):
-        for item in part:
-            _collect_names(item, "", names)
-    elif isinstance(part, Mapping):
-        for name, value in part.items():
-            names[name] = None
-            _collect_names(value, name, names)
+def _all_names(part: BaseModel | Sequence[BaseModel]) -> dict[str, None]:
+    """Return at least the names that `_iter_names` yields, each once, without their paths."""
+    names: dict[str, None] = {}
+    parts: list[Any] = [part]
+    for inner in parts:  # grows while it is iterated
+        if isinstance(inner, str):
+            names[inner] = None
+            continue
+        kind: Any = type(inner)
+        fields = _fields_with_names(kind)
+        if fields is not None:
+            values = inner.__dict__
+            # Defaults are not secrets.
+            for field in fields & inner.__pydantic_fields_set__:
+                value = values[field]
+                if isinstance(value, str):
+                    names[_name_in(value, field)] = None
+                elif isinstance(value, tuple):
+                    parts += value
+                else:
+                    parts.append(value)
+        elif isinstance(inner, (tuple, list)):
+            parts += inner
+        elif isinstance(inner, Mapping):
+            for name, value in inner.items():
+                names[name] = None
+                if isinstance(value, str):
+                    names[_name_in(value, name)] = None
+                else:
+                    parts.append(value)
+    return names
 
 
 def _name_in(text: str, field: str) -> str:

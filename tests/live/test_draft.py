@@ -273,6 +273,13 @@ CYCLES = [
         "x -> y -> x",
     ),
     (chain("a", "b"), [replace("b", task("x", "b"))], "changes[0]", "x -> x"),
+    (chain("a", "b"), [replace("b", task("x", "a", "x"))], "changes[0]", "x -> x"),
+    (
+        after(chain("a", "b"), replace("b", "x")),
+        [replace("x", task("y", "b"))],
+        "changes[0]",
+        "y -> y",
+    ),
     (chain("a", "b", "c"), [replace("b", task("x", "c"))], "changes[0]", "x -> c -> x"),
     (
         chain("a", "b", "c"),
