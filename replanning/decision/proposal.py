@@ -684,9 +684,8 @@ class ConfidenceScorer:
             success = sum(rates) / len(rates)
 
         available = []
-        described = view.tools
         for name in tools:
-            tool = described.get(name)
+            tool = view.tool(name)
             # The caller's own functions need no description, and count as available.
             available.append(tool is None or tool.available)
         demand: dict[str, float] = {}

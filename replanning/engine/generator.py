@@ -8,11 +8,12 @@ from collections.abc import (
     Callable,
     Collection,
     Iterable,
+    Iterator,
     Mapping,
     Sequence,
 )
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cmp_to_key, partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -252,27 +253,6 @@ class AlternativeVetter:
         self._vetted: dict[int, tuple[Alternative, VettedAlternative]] = {}
         self._outcomes: dict[str, Sequence[bool]] = {}
 
-        # What is wrong with the changes themselves comes first, then the history of the run, then
-        # the plan as they would leave it. Each check relies on those before it: later ones look at
-        # tasks that only changes that fit have.
-        triggers = request.triggers
-        tried = request.tried_fingerprints
-        limits = situation.settings.limits
-        self._checks: list[Callable[[Proposal], str]] = [
-            check_content,
-            lambda proposal: situation.undo_problem(proposal.changes),
-            partial(check_repeats, tried=tried, triggers=triggers, ledger=situation.ledger),
-            partial(check_limits, limits=limits, ledger=situation.ledger),
-            check_fits_plan,
-            check_futile_calls,
-        ]
-        if situation.live.world.closed:
-            self._checks.append(partial(check_feasible, triggers=triggers))
-        if self.better_path:
-            min_gain = situation.settings.better_path.min_gain
-            compare = situation.evaluation.compare
-            self._checks.append(partial(check_saving, min_gain=min_gain, compare=compare))
-
     def past_outcomes(self, tool: str) -> Sequence[bool]:
         """Return whether earlier calls of a tool succeeded, the newest last.
 
@@ -307,8 +287,7 @@ class AlternativeVetter:
             proposed = proposed.model_copy(update={"ask": "; ".join(asks)})
         proposal = analyse(proposed, situation.live, situation.redactor, asked_at=self._asked_at)
         rejected = ""
-        for check in self._checks:
-            rejected = check(proposal)
+        for rejected in self._rejections(proposal):
             if rejected:
                 break
 
@@ -327,6 +306,28 @@ class AlternativeVetter:
         vetted = VettedAlternative(proposal, candidate)
         self._vetted[id(given)] = (given, vetted)
         return vetted
+
+    def _rejections(self, proposal: Proposal) -> Iterator[str]:
+        """Yield what each check says about a proposal, up to the first that rejects it.
+
+        What is wrong with the changes themselves comes first, then the history of the run, then
+        the plan as they would leave it. Each check relies on those before it: later ones look at
+        tasks that only changes that fit have.
+        """
+        situation = self.situation
+        triggers = self.request.triggers
+        ledger = situation.ledger
+        yield check_content(proposal)
+        yield situation.undo_problem(proposal.changes)
+        yield check_repeats(proposal, self.request.tried_fingerprints, triggers, ledger)
+        yield check_limits(proposal, situation.settings.limits, ledger)
+        yield check_fits_plan(proposal)
+        yield check_futile_calls(proposal)
+        if situation.live.world.closed:
+            yield check_feasible(proposal, triggers)
+        if self.better_path:
+            min_gain = situation.settings.better_path.min_gain
+            yield check_saving(proposal, min_gain, situation.evaluation.compare)
 
 
 class PathGenerator:
@@ -935,12 +936,19 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter, run: As
             reply.fail(f"failed: {describe_error(error)}", error)
             return
 
-    request = replace(
-        vetter.request,
+    made = vetter.request
+    request = ReplanRequest(
+        triggers=made.triggers,
+        view=made.view,
+        max_alternatives=made.max_alternatives,
+        deadline=made.deadline,
+        tried_fingerprints=made.tried_fingerprints,
         charge=partial(run.charge, provider=reply.name),
         meter=RunMeter(run, reply.name, reply.add_note),
+        history=made.history,
         rejection_reason=lambda alternative: vetter.vet(alternative, reply.name).candidate.rejected,
         add_note=reply.add_note,
+        goal=made.goal,
     )
     scope = anyio.CancelScope()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from typing import Final
 
@@ -38,6 +38,7 @@ from replanning.errors import (
 )
 from replanning.journal.records import (
     AlternativesConsidered,
+    Candidate,
     DecisionKind,
     DecisionMade,
     PlanRevised,
@@ -55,6 +56,7 @@ from replanning.live.view import PlanView
 from replanning.plan.types import QuestionId, ReplanId, TriggerId
 from replanning.run.event_loop import yielding
 from replanning.run.lifecycle import Lifecycle
+from replanning.secrets import Redactor
 
 _ROUNDS_PER_CHECKPOINT: Final = 8
 """Number of rounds after which the event loop gets a turn, even if nothing was awaited."""
@@ -517,11 +519,11 @@ class Replanner:
         ids = tuple([trigger.id for trigger in triggers])
         revision = ranked.view.revision
         # Masked here once for both records: the revision repeats a part of it.
-        shown = life.redactor.document(candidates)
-        notes = life.redactor.document(ranked.notes)
+        shown = tuple([_masked(candidate, life.redactor) for candidate in candidates])
+        notes = tuple([life.redactor.text(note) for note in ranked.notes])
         considered = AlternativesConsidered(replan, ids, revision, candidates, notes)
         stored = considered
-        if shown is not candidates:
+        if shown != candidates:
             stored = AlternativesConsidered(replan, ids, revision, shown, notes)
         life.journal.append(considered, stored=stored)
         decision = self._make_decision(triggers, ranked)
@@ -612,6 +614,14 @@ class Replanner:
         if resolved or partly:
             return resolved
         return triggers
+
+
+def _masked(candidate: Candidate, redactor: Redactor) -> Candidate:
+    """Return a candidate without secrets. Its score has no text."""
+    changed = redactor.changed_fields(candidate, ("alternative", "rejected"))
+    if not changed:
+        return candidate
+    return replace(candidate, **changed)
 
 
 def make_decision(

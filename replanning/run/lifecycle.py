@@ -450,13 +450,14 @@ class Lifecycle:
         live = self.live
         if self.end is not None:
             raise NotRunning(f"the run is {self.end.status}; its plan cannot be changed")
-        undone = self.undo.of_abort(changes)
+        undo = self.undo
+        undone = undo.of_abort(changes)
         if undone is not None:
             changes, reason = undone
             shown = None
             draft = None
             takes_back = True
-        compensated = self.undo.with_compensations(changes, leaves_effects=leaves_effects)
+        compensated = undo.with_compensations(changes, leaves_effects=leaves_effects)
         if compensated is not changes:
             changes = compensated
             shown = None

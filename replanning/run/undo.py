@@ -330,7 +330,10 @@ class RunUndo:
                 a program.
             StoreError: the journal cannot be read.
         """
-        abort = next((each for each in changes if isinstance(each, AbortRun) and each.undo), None)
+        abort: AbortRun | None = None
+        for change in changes:
+            if isinstance(change, AbortRun) and change.undo:
+                abort = change
         if abort is None:
             return None
         problem = undo_obstacle(self._live, open_ended=self._is_open_ended())

@@ -40,6 +40,7 @@ from replanning.journal import (
     GoalUnreachable,
     Record,
     ResourceChanged,
+    RunQuiescent,
     Score,
     TaskFailed,
     TaskTimedOut,
@@ -649,6 +650,29 @@ async def test_own_analyzer(in_engine):
     await considered(AlternativeGenerator([provider], analyzer=Concise()), in_engine=in_engine)
     (request,) = provider.requests
     assert (request.max_alternatives, request.goal.objective) == (1, "Above all: test")
+
+
+async def test_whole_request():
+    """A provider gets every field of the analyzer's request, but the functions that are made for it alone."""
+    made: list[ReplanRequest] = []
+
+    class Keeping(ContextAnalyzer):
+        def analyze(self, triggers, situation, began):
+            request = super().analyze(triggers, situation, began)
+            made.append(
+                dataclasses.replace(
+                    request, tried_fingerprints=frozenset({"one"}), history=(RunQuiescent(0, ()),)
+                )
+            )
+            return made[-1]
+
+    provider = Proposer(again)
+    await considered(AlternativeGenerator([provider], analyzer=Keeping()), in_engine=True)
+    own = set()
+    for field in dataclasses.fields(ReplanRequest):
+        if getattr(provider.requests[0], field.name) is not getattr(made[0], field.name):
+            own.add(field.name)
+    assert own == {"charge", "meter", "rejection_reason", "add_note"}
 
 
 @pytest.mark.parametrize("in_engine", [False, True], ids=["alone", "engine"])
