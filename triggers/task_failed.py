@@ -73,7 +73,7 @@ class TaskFailedDetector:
             if observation.confirm_at is not None:
                 return f"a confirmation of task {observation.task!r} is still pending"
         if isinstance(observation, AttemptFailed | AttemptInterrupted | ConditionEvaluated):
-            return f"task {observation.task!r} is {view.task(observation.task).state}"
+            return f"task {observation.task!r} is {view.state(observation.task)}"
         return "it concerns no task"
 
 

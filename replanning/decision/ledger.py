@@ -344,6 +344,15 @@ class LineageLedger:
             self.applied.setdefault(root, []).append(revised)
             self.pending[root] = pending
 
+    def pending_outcome(self, replan: ReplanId) -> PendingOutcome | None:
+        """Return the outcome that an applied replan awaits, or None."""
+        for root in self._roots_by_replan.get(replan, ()):
+            pending = self.pending.get(root)
+            # A later replan of the lineage awaits its own outcome.
+            if pending is not None and pending.replan == replan:
+                return pending
+        return None
+
     def _count_anew(self, changes: Sequence[PlanChange]) -> None:
         """Forget the replans of lineages that a person has tried again.
 

@@ -95,12 +95,10 @@ def stale_reason(trigger: Trigger, live: LivePlan) -> str:
             entries.append(entry)
             states.add(entry.state)
     match trigger.kind:
-        case "task-failed" | "timeout" if trigger.by:
-            # The program that raised it knows of a failure that the plan does not show.
-            if states <= FINISHED:
-                return "the task has ended since"
-            return ""
         case "task-failed" | "timeout":
+            # The program that raised it knows of a failure that the plan does not show.
+            if trigger.by:
+                return "the task has ended since" if states <= FINISHED else ""
             if states.isdisjoint(STUCK):
                 return "the task is no longer failed"
             return ""
@@ -498,17 +496,17 @@ def _unsafe_repetition(
         concerned += left_out
         concerned += _trigger_tasks(triggers)
         concerned += view.given_up_in_doubt()
-    new = set(new_task_ids(alternative.changes))
+    new = set(after.new_task_ids)
     unsafe: dict[TaskId, Sequence[TaskBody]] = {}
     for task_id in dict.fromkeys(concerned):
         if task_id in new:
             continue
-        task = view.task(task_id)
         repeats = again.get(task_id)
-        if task.state is TaskState.DONE:
+        if view.state(task_id) is TaskState.DONE:
             if repeats is None or isinstance(repeats, ModifyTask):
                 # It does not run again: the added tasks do something else.
                 continue
+            task = view.task(task_id)
             if not is_repeatable(task.task, view.tool(task.task.tool)):
                 unsafe[task_id] = ()
             continue
@@ -534,7 +532,7 @@ def _cut_off(alternative: Alternative, view: PlanView) -> set[TaskId]:
     cut_off = set()
     for change in alternative.changes:
         if isinstance(change, CancelTask):
-            if view.task(change.task_id).state is TaskState.RUNNING:
+            if view.state(change.task_id) is TaskState.RUNNING:
                 cut_off.add(change.task_id)
     return cut_off
 

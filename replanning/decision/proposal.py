@@ -6,7 +6,7 @@ to providers and people.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -138,13 +138,12 @@ def analyse(
     # Begun, or skipped by a false condition.
     settled_meanwhile: set[TaskId] = set()
     targets = target_task_ids(proposed.changes)
-    for task_id in targets:
-        target = live.entries.get(task_id)
-        if target is None or target.state not in _NO_LONGER_WAITING:
-            continue
-        has_begun = target.log.count or target.condition_revision in SKIPPED_BY_CONDITION
-        if has_begun and target.log.started_at >= asked_at:
-            settled_meanwhile.add(task_id)
+    entries = _known_entries(targets, live)
+    for target in entries:
+        if target.state in _NO_LONGER_WAITING:
+            has_begun = target.log.count or target.condition_revision in SKIPPED_BY_CONDITION
+            if has_begun and target.log.started_at >= asked_at:
+                settled_meanwhile.add(target.id)
     alternative = proposed
     if settled_meanwhile:
         alternative = _without_settled(proposed, settled_meanwhile)
@@ -175,11 +174,7 @@ def analyse(
     changes = tuple(alternative.changes)
     if alternative is not proposed:
         targets = target_task_ids(changes)
-    entries: list[TaskEntry] = []
-    for task_id in targets:
-        target = live.entries.get(task_id)
-        if target is not None:
-            entries.append(target)
+        entries = _known_entries(targets, live)
     draft = Draft(live, changes)
     after = DraftView(live, draft)
     run: list[Task] = []
@@ -205,6 +200,11 @@ def analyse(
     )
 
 
+def _known_entries(task_ids: Iterable[TaskId], live: LivePlan) -> list[TaskEntry]:
+    """Return the entries of those tasks that the plan has."""
+    return [live.entries[task_id] for task_id in task_ids if task_id in live.entries]
+
+
 def tasks_to_run(changes: Sequence[PlanChange], after: DraftView) -> list[Task]:
     """Return the tasks that will run because of changes, as the changes leave them.
 
@@ -215,6 +215,10 @@ def tasks_to_run(changes: Sequence[PlanChange], after: DraftView) -> list[Task]:
     tasks: dict[TaskId, Task] = {}
     for change in changes:
         match change.kind:
+            case "replace":
+                tasks.pop(change.task_id, None)
+                for task in change.tasks:
+                    tasks[task.id] = task
             case "add":
                 tasks[change.task.id] = change.task
             case "retry" | "modify":
@@ -222,10 +226,6 @@ def tasks_to_run(changes: Sequence[PlanChange], after: DraftView) -> list[Task]:
                 tasks[change.task_id] = after.task(change.task_id).task
             case "remove" | "skip" | "cancel":
                 tasks.pop(change.task_id, None)
-            case "replace":
-                tasks.pop(change.task_id, None)
-                for task in change.tasks:
-                    tasks[task.id] = task
     return list(tasks.values())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
@@ -12,7 +12,7 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskStatus
 
-from replanning.changes import AbortRun, PlanChange, changes_hash, target_task_ids
+from replanning.changes import AbortRun, changes_hash, target_task_ids
 from replanning.decision.answers import question_footprint
 from replanning.decision.grouping import group_triggers
 from replanning.decision.ledger import Fingerprint
@@ -53,7 +53,7 @@ from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import SATISFIED
 from replanning.live.view import PlanView
-from replanning.plan.types import QuestionId, ReplanId, TriggerId
+from replanning.plan.types import QuestionId, ReplanId, TaskId, TriggerId
 from replanning.run.event_loop import yielding
 from replanning.run.lifecycle import Lifecycle
 from replanning.secrets import Redactor
@@ -369,7 +369,8 @@ class Replanner:
             aborts = any(isinstance(change, AbortRun) for change in revised.changes)
             if not aborts and not revised.takes_back:
                 kind = "execute"
-                triggers = self._resolved_triggers(triggers, revised.changes)
+                targets = target_task_ids(revised.changes)
+                triggers = self._resolved_triggers(triggers, targets)
             ids = tuple(trigger.id for trigger in triggers)
             made = DecisionMade(
                 replan,
@@ -537,6 +538,7 @@ class Replanner:
             holds = question_footprint(candidates, settled, life.live)
             self._questions.ask(replan, settled, decision, candidates, holds)
         elif decision.chosen is not None and not self._observe_only:
+            proposal = ranked.proposals[decision.chosen]
             alternative = candidates[decision.chosen].alternative
             try:
                 life.revise(
@@ -545,7 +547,7 @@ class Replanner:
                     "policy",
                     shown=shown[decision.chosen].alternative,
                     expected_revision=revision,
-                    draft=ranked.proposals[decision.chosen].draft,
+                    draft=proposal.draft,
                     triggers=ids,
                     replan=replan,
                     chosen=decision.chosen,
@@ -553,11 +555,10 @@ class Replanner:
             except ChangeRejected as error:
                 decision = Decision("keep", "refused", str(error))
             if decision.kind == "execute":
-                settled = self._resolved_triggers(triggers, alternative.changes)
+                settled = self._resolved_triggers(triggers, proposal.targets)
         self._record_decision(replan, settled, decision, began)
-        done = {trigger.id for trigger in settled}
         for trigger in triggers:
-            if trigger.id not in done:
+            if trigger not in settled:
                 self._queue(trigger)
 
     def _make_decision(self, triggers: Sequence[Trigger], ranked: RankedCandidates) -> Decision:
@@ -595,20 +596,23 @@ class Replanner:
         life.journal.append(made)
 
     def _resolved_triggers(
-        self, triggers: Sequence[Trigger], changes: Sequence[PlanChange]
+        self, triggers: Sequence[Trigger], targets: Collection[TaskId]
     ) -> Sequence[Trigger]:
         """Return the triggers that applied changes have settled.
 
         Changes may leave out some tasks. The triggers of these stay open, but only if this round
         made progress; otherwise it would never end.
+
+        Args:
+            triggers: the triggers that the changes answer.
+            targets: the existing tasks that the changes concern.
         """
         live = self._lifecycle.live
-        targets = set(target_task_ids(changes))
         resolved: list[Trigger] = []
         partly = False
         for trigger in triggers:
             if trigger.kind in PERSISTENT_KINDS and not stale_reason(trigger, live):
-                partly = partly or not targets.isdisjoint(trigger.tasks)
+                partly = partly or not set(targets).isdisjoint(trigger.tasks)
             else:
                 resolved.append(trigger)
         if resolved or partly:

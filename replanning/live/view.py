@@ -164,6 +164,14 @@ class PlanView:
             entry.log.in_doubt,
         )
 
+    def state(self, task_id: TaskId) -> TaskState:
+        """Return the state of a task, past ones included.
+
+        Raises:
+            UnknownTask: no task ever had this id.
+        """
+        return self._live.entry(task_id).state
+
     def tasks(self) -> Iterator[TaskView]:
         """Yield all tasks, past ones included, in the order in which they were added."""
         return map(self.task, tuple(self._live.entries))

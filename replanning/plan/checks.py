@@ -203,11 +203,6 @@ def _check_tasks(
     yield from _check_graph(tasks, bodies, scope.hints, uses_of_tools)
 
 
-def _is_expanded(task: Task) -> bool:
-    """Return whether a task becomes others before it runs."""
-    return task.for_each is not None or task.include is not None
-
-
 def _check_inclusion(task: Task) -> Iterator[Finding]:
     """Yield the problems of a task's inclusion of a plan."""
     if task.include is None:
@@ -430,7 +425,8 @@ def may_read_results(task: TaskBody) -> bool:
     """Return whether a task, its fallbacks or undo tasks may read results; a quick test."""
     if task.when or task.fallbacks or task.undo:
         return True
-    if isinstance(task, Task) and _is_expanded(task):
+    # A list and an included plan become other tasks, which may read results as well.
+    if isinstance(task, Task) and (task.for_each is not None or task.include is not None):
         return True
     return bool(task.arguments) and has_references(task.arguments)
 

@@ -211,10 +211,11 @@ class OutcomeCollector:
         """Settle a revision that skips tasks: it worked at once, because no attempt will follow."""
         body = record.body
         assert isinstance(body, PlanRevised)
-        for applied in self._ledger.lineages.pending.values():
-            if applied.replan == body.replan:
-                self._record_outcome(applied, record.at)
-                break
+        if body.replan is None:
+            return
+        applied = self._ledger.lineages.pending_outcome(body.replan)
+        if applied is not None:
+            self._record_outcome(applied, record.at)
 
     def _on_outcome(self, record: Record) -> None:
         """Collect the outcome of an alternative for its source."""

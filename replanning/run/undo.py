@@ -208,7 +208,7 @@ def replaced_tasks(live: LivePlan, changes: Iterable[PlanChange]) -> dict[TaskId
             continue
         if not is_undone_on_replace(entry.task, live.tools.get(tool_name(entry.task))):
             continue
-        if isinstance(change, ReplaceTask) or _is_other_call(entry.task, change.fields):
+        if change.kind == "replace" or _is_other_call(entry.task, change.fields):
             replaced[entry.id] = entry
     return replaced
 
