@@ -623,13 +623,6 @@ class Redactor:
         part: Any = document
         kind: Any = type(part)
         clean: Any
-        if kind is str:
-            return cast("PartT", self.text(part))
-        if isinstance(part, tuple):
-            clean = tuple([self.document(item) for item in part])
-            if all(map(is_, clean, part)):
-                return document
-            return cast("PartT", clean)
         names = _model_fields(kind)
         if names is not None:
             changed: dict[str, Any] = {}
@@ -644,6 +637,13 @@ class Redactor:
             if not changed:
                 return document
             return cast("PartT", part.model_copy(update=changed))
+        if kind is str:
+            return cast("PartT", self.text(part))
+        if isinstance(part, tuple):
+            clean = tuple([self.document(item) for item in part])
+            if all(map(is_, clean, part)):
+                return document
+            return cast("PartT", clean)
         names = _init_fields(kind)
         if names:
             changed = self.changed_fields(part, names)

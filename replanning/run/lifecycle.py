@@ -1076,13 +1076,15 @@ class Lifecycle:
                 or a `busy` block was just left, and checks were suppressed inside it.
         """
         self.dispatcher.wake()
-        counts = self.live.counts
+        live = self.live
+        counts = live.counts
         is_drained = not counts[READY] and not counts[RUNNING]
         # Checking for the end takes time, so it is done only where the end is possible.
-        if is_drained or must_check or self.stop_reason or self.live.goal.stop_when_reached:
+        if is_drained or must_check or self.stop_reason or live.goal.stop_when_reached:
             self.check_completion()
-        elif self._proceed_without_failed():
-            self.dispatcher.wake()
+        elif live.stuck or live.early.possible:
+            if self._proceed_without_failed():
+                self.dispatcher.wake()
 
     def check_completion(self) -> None:
         """End the run, or record that it is quiescent, if it is."""
