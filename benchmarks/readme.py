@@ -222,7 +222,7 @@ def _summary(folder: Path) -> str:
         "|---|---|---|---|",
         (
             f"| published plans recovered after an event (PlanBench, {rows[0].instances}) | {shares['repair']}, without a model "
-            f"| GPT-4's replans alone {shares['gpt4']}; retrying the step {shares['retry']} | the run goes on instead of ending |"
+            f"| GPT-4's replans alone {shares['gpt4']}; retrying the step {shares['retry']} | the run continues instead of ending |"
         ),
         (
             f"| outages of one or two tools in plans like agents' | {recovered} recovered, "

@@ -452,7 +452,7 @@ async def assert_asked_first(agent: Driver, tools: Sequence[Fake]) -> None:
 
 @situation
 async def broken_stream(driver: type[Driver]) -> None:
-    """A stream is abandoned halfway: the same process can go on with the conversation."""
+    """A stream is abandoned halfway: the same process can continue with the conversation."""
 
     def make() -> list[Fake]:
         return [Fake("search", found)]
