@@ -899,7 +899,11 @@ class TaskBody(StrictModel):
         default=None,
         description="Reaction when its result becomes stale; by default that of the plan.",
     )
-    fallbacks: Items[Fallback] = Field(default=(), description="Its substitutes, best first.")
+    fallbacks: Items[Fallback] = Field(
+        default=(),
+        description="Its substitutes, best first; taken without asking, even if the task may have"
+        " taken effect.",
+    )
     undo: Fallback | None = Field(
         default=None, description="Its compensating action; by default that of its tool."
     )

@@ -315,6 +315,28 @@ async def test_a_call_that_was_cut_off_is_asked_about(clock: VirtualClock) -> No
     assert resumed.result.status == "needs_human"
 
 
+@pytest.mark.parametrize(
+    ("stated", "executed"),
+    [({}, ["other"]), ({"idempotent": True}, ["pay"]), ({"retry": THRICE}, ["pay"])],
+)
+async def test_a_call_that_was_cut_off_has_its_fallback_taken(
+    stated: dict[str, Any], executed: list[str], clock: VirtualClock
+) -> None:
+    """A call during which its process ended is repeated where that is stated; otherwise its fallback is taken without asking."""
+    task = {"id": "a", "tool": "pay", "fallbacks": [{"tool": "other"}], **stated}
+    engine = make_engine("repair", clock=clock)
+    async with engine.open(plan(Task.model_validate(task)), run_id="run-1") as opened:
+        opened.started((await anext(opened.ready())).id)
+    tools: list[str | None] = []
+
+    async def work(task: Task, context: TaskContext) -> None:
+        tools.append(task.tool)
+
+    async with engine.resume("run-1") as resumed:
+        await perform(resumed, work)
+    assert (resumed.result.status, tools) == ("succeeded", executed)
+
+
 async def test_a_call_that_failed_without_replanning_is_asked_about(clock: VirtualClock) -> None:
     """An engine that goes on with a run in which nobody was asked asks about its calls in doubt."""
     shop = Shop()
