@@ -246,13 +246,13 @@ def change_arguments(changes: Sequence[PlanChange]) -> Iterator[TaskArguments]:
     for change in changes:
         tasks: Sequence[Task] = ()
         match change.kind:
-            case "modify":
-                for arguments in _field_arguments(change.fields):
-                    yield change.task_id, arguments
             case "replace":
                 tasks = change.tasks
             case "add":
                 tasks = (change.task,)
+            case "modify":
+                for arguments in _field_arguments(change.fields):
+                    yield change.task_id, arguments
         for task in tasks:
             for _, body in nested_bodies(task):
                 if body.arguments:

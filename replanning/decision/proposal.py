@@ -12,11 +12,9 @@ from typing import Final, NamedTuple
 
 from replanning.changes import (
     AbortRun,
-    AddTask,
     Alternative,
     ModifyTask,
     PlanChange,
-    ReorderTasks,
     ReplaceTask,
     RetryTask,
     TaskArguments,
@@ -705,20 +703,19 @@ class ConfidenceScorer:
         touched = 0
         changed: set[TaskId] = set()
         for change in alternative.changes:
-            if isinstance(change, AddTask | ReorderTasks | AbortRun):
-                touched += 1
-                continue
-            # One that is modified and then retried is one task.
-            changed.add(change.task_id)
-            if change.kind == "replace":
-                touched += len(change.tasks) - 1
+            match change.kind:
+                case "replace":
+                    changed.add(change.task_id)
+                    touched += len(change.tasks) - 1
+                case "add" | "reorder" | "abort":
+                    touched += 1
+                case _:
+                    # One that is modified and then retried is one task.
+                    changed.add(change.task_id)
         touched += len(changed)
-        repaired = 0
-        for task_id in target_task_ids(alternative.changes):
-            if task_id in tasks:
-                repaired += 1
+        repaired = set(tasks).intersection(target_task_ids(alternative.changes))
         if repaired:
-            touched -= repaired - 1
+            touched -= len(repaired) - 1
         simplicity = 1 / max(1, touched)
 
         weights = self.weights

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Final
 
@@ -527,7 +527,14 @@ class Replanner:
         if shown != candidates:
             stored = AlternativesConsidered(replan, ids, revision, shown, notes)
         life.journal.append(considered, stored=stored)
-        decision = self._make_decision(triggers, ranked)
+        decision = make_decision(
+            self._policy,
+            triggers,
+            ranked,
+            self._situation,
+            gate=self._questions.gate is not None,
+            can_ask=life.people.can_ask,
+        )
         settled: Sequence[Trigger] = triggers
         if decision.kind == "ask" and not self._observe_only:
             usable = []
@@ -542,7 +549,7 @@ class Replanner:
             alternative = candidates[decision.chosen].alternative
             try:
                 life.revise(
-                    tuple(alternative.changes),
+                    proposal.changes,
                     alternative.reason,
                     "policy",
                     shown=shown[decision.chosen].alternative,
@@ -560,16 +567,6 @@ class Replanner:
         for trigger in triggers:
             if trigger not in settled:
                 self._queue(trigger)
-
-    def _make_decision(self, triggers: Sequence[Trigger], ranked: RankedCandidates) -> Decision:
-        return make_decision(
-            self._policy,
-            triggers,
-            ranked,
-            self._situation,
-            gate=self._questions.gate is not None,
-            can_ask=self._lifecycle.people.can_ask,
-        )
 
     def _record_decision(
         self, replan: ReplanId, triggers: Sequence[Trigger], decision: Decision, began: float
@@ -622,10 +619,11 @@ class Replanner:
 
 def _masked(candidate: Candidate, redactor: Redactor) -> Candidate:
     """Return a candidate without secrets. Its score has no text."""
-    changed = redactor.changed_fields(candidate, ("alternative", "rejected"))
-    if not changed:
+    alternative = redactor.document(candidate.alternative)
+    rejected = redactor.text(candidate.rejected)
+    if alternative is candidate.alternative and rejected is candidate.rejected:
         return candidate
-    return replace(candidate, **changed)
+    return Candidate(alternative, candidate.score, rejected)
 
 
 def make_decision(

@@ -296,7 +296,8 @@ class Draft:
         """
         task_id = change.task_id
         event = TaskEvent.REPLACE
-        if task_id in self._graph.entries and self.state(task_id) in SATISFIED:
+        entry = self._graph.entries.get(task_id)
+        if entry is not None and self.states.get(task_id, entry.state) in SATISFIED:
             # A finished task may be replaced only if it must be done again.
             stale = self._stale.get(task_id)
             # A person who corrects a plan has agreed to run finished tasks again.
@@ -1029,6 +1030,9 @@ class Draft:
             step(self)
         graph.early.standstill = None
         graph.wait_for_dependencies()
+        # Whatever is left out is skipped, or replaced by tasks that are.
+        if not graph.counts[TaskState.SKIPPED]:
+            return
         # Last, because only now do all tasks have their final dependencies.
         for task_id in dict.fromkeys([*self.tasks, *self._revived]):
             entry = graph.entries[task_id]

@@ -955,8 +955,7 @@ class TaskGraph:
         depends_on = entry.task.depends_on
         if not depends_on or entry.unsatisfied_dependencies:
             return False
-        # Whatever is left out is skipped, or replaced by tasks that are.
-        if not self.counts[TaskState.SKIPPED] or entry.task.run_if == "always":
+        if entry.task.run_if == "always":
             return False
         return entry.state in WAITING and all(self.entries[dep].left_out for dep in depends_on)
 

@@ -66,7 +66,15 @@ def test_unknown_task():
     """A view refuses the id of a task that does not exist, and names it."""
     view = PlanView(example().live)
     draft = view.with_changes([modify("b", cost=2)])
-    for call in (view.task, view.lineage, view.result, view.arguments, draft.task, draft.lineage):
+    for call in (
+        view.task,
+        view.state,
+        view.lineage,
+        view.result,
+        view.arguments,
+        draft.task,
+        draft.lineage,
+    ):
         with pytest.raises(UnknownTask, match="there is no task 'ghost'"):
             call("ghost")
 
@@ -101,6 +109,9 @@ def test_tasks():
     )
     assert (view.ended_attempts, view.succeeded_attempts, view.successful_seconds) == (2, 1, 2.0)
     assert view.task("b") == seen["b"]
+    assert {task_id: view.state(task_id) for task_id in seen} == {
+        task.id: task.state for task in seen.values()
+    }
     assert [task.id for task in view.lineage("c3")] == ["c", "c3"]
     with pytest.raises(UnknownTask, match="'ghost'"):
         view.task("ghost")
