@@ -293,7 +293,7 @@ class LineageLedger:
     pending: dict[TaskId, PendingOutcome] = field(default_factory=dict)
     source_by_replan: dict[ReplanId, str] = field(default_factory=dict)
     by_source: dict[str, deque[bool]] = field(default_factory=dict)
-    _roots_by_replan: dict[ReplanId, tuple[TaskId, ...]] = field(default_factory=dict)
+    _awaited: dict[ReplanId, PendingOutcome] = field(default_factory=dict)
     originals: dict[TaskId, TaskId] = field(default_factory=dict)
 
     def fold_revision(
@@ -337,7 +337,8 @@ class LineageLedger:
             if root not in new:
                 lineages[root] = None
         pending = PendingOutcome(revised.replan, tuple(lineages), at)
-        self._roots_by_replan[revised.replan] = pending.roots
+        if lineages:
+            self._awaited[revised.replan] = pending
         for root in lineages:
             count = self.replans.get(root, 0)
             self.replans[root] = count + 1
@@ -345,13 +346,8 @@ class LineageLedger:
             self.pending[root] = pending
 
     def pending_outcome(self, replan: ReplanId) -> PendingOutcome | None:
-        """Return the outcome that an applied replan awaits, or None."""
-        for root in self._roots_by_replan.get(replan, ()):
-            pending = self.pending.get(root)
-            # A later replan of the lineage awaits its own outcome.
-            if pending is not None and pending.replan == replan:
-                return pending
-        return None
+        """Return the outcome that an applied replan awaits; None if it is known, or never will be."""
+        return self._awaited.get(replan)
 
     def _count_anew(self, changes: Sequence[PlanChange]) -> None:
         """Forget the replans of lineages that a person has tried again.
@@ -387,10 +383,12 @@ class LineageLedger:
             if key not in self.by_source:
                 self.by_source[key] = deque(maxlen=MAX_OUTCOMES_PER_TOOL)
             self.by_source[key].append(body.succeeded)
-        for root in self._roots_by_replan.pop(body.replan, ()):
-            pending = self.pending.get(root)
+        awaited = self._awaited.pop(body.replan, None)
+        if awaited is None:
+            return
+        for root in awaited.roots:
             # A later replan of the lineage waits for its own outcome.
-            if pending is not None and pending.replan == body.replan:
+            if self.pending.get(root) is awaited:
                 del self.pending[root]
 
 
