@@ -1150,7 +1150,11 @@ def _masked_place(path: JsonPath, redactor: Redactor) -> str:
 def _all_names(part: BaseModel | Sequence[BaseModel]) -> dict[str, None]:
     """Return at least the names that `_iter_names` yields, each once, without their paths."""
     names: dict[str, None] = {}
-    parts: list[Any] = [part]
+    parts: list[Any] = []
+    if isinstance(part, BaseModel):
+        parts.append(part)
+    else:
+        parts += part
     for inner in parts:  # grows while it is iterated
         if isinstance(inner, str):
             names[inner] = None
@@ -1162,8 +1166,10 @@ def _all_names(part: BaseModel | Sequence[BaseModel]) -> dict[str, None]:
             # Defaults are not secrets.
             for field in fields & inner.__pydantic_fields_set__:
                 value = values[field]
+                if field == "when":
+                    value = _name_in(value or "", field)
                 if isinstance(value, str):
-                    names[_name_in(value, field)] = None
+                    names[value] = None
                 elif isinstance(value, tuple):
                     parts += value
                 else:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, JsonValue
 
 from replanning import Goal, Plan, PlanError, Task, secrets
-from replanning.changes import ModifyTask
+from replanning.changes import ModifyTask, parse_changes
 from replanning.errors import RecordNotSerializable
 from replanning.journal import TriggerEvent
 from replanning.plan.checks import secret_name_problems
@@ -433,6 +433,39 @@ def test_names_that_are_secrets(place: str):
     problems = secret_name_problems(plan, Redactor(["vault-word-1"], [r"INT-\d{6}"]))
     assert place in [problem.place for problem in problems]
     assert not any(word in str(problems) for word in ("Ab3d", "hunter2x", "INT-1", "vault"))
+
+
+CHANGES: dict[str, JsonObject] = {
+    "[0].task.id": {"kind": "add", "task": {"id": SHAPED}},
+    "[0].before[0]": {"kind": "add", "task": {"id": "a"}, "before": [SHAPED]},
+    "[0].task_id": {"kind": "skip", "task_id": SHAPED},
+    "[0].tasks[1].depends_on[0]": {
+        "kind": "replace",
+        "task_id": "a",
+        "tasks": [{"id": "b"}, {"id": "c", "depends_on": [SHAPED]}],
+    },
+    "[0].fields.tool": {"kind": "modify", "task_id": "a", "fields": {"tool": SHAPED}},
+    "[0].fields.depends_on[0]": {
+        "kind": "modify",
+        "task_id": "a",
+        "fields": {"depends_on": [SHAPED]},
+    },
+    "[0].fields.when": {
+        "kind": "modify",
+        "task_id": "a",
+        "fields": {"when": f"context.stage == '{SHAPED}'"},
+    },
+    "[0].order[0]": {"kind": "reorder", "order": [SHAPED, "a"]},
+}
+
+
+@pytest.mark.parametrize("place", CHANGES)
+def test_names_in_changes_that_are_secrets(place: str):
+    """Ids and other names in changes are reported by place alone, as in a plan."""
+    changes = parse_changes([CHANGES[place]])
+    problems = secret_name_problems(changes, Redactor())
+    assert place in [problem.place for problem in problems]
+    assert "Ab3d" not in str(problems)
 
 
 NAMES = f"""
