@@ -1064,7 +1064,8 @@ class Lifecycle:
 
     def _on_deadline(self, now: float) -> None:
         self.attempts.advance(now)
-        self.follow_up()
+        # A program that only reports attempts does not pull a task after a timeout.
+        self.follow_up(must_check=True)
 
     # The end
 
@@ -1072,8 +1073,8 @@ class Lifecycle:
         """Follow up on an observation: wake pullers, and end the run if no tasks are left.
 
         Args:
-            must_check: whether to check for the end even while tasks are ready: nobody pulls them,
-                or a `busy` block was just left, and checks were suppressed inside it.
+            must_check: whether to check for the end even while tasks are ready: perhaps nobody
+                pulls them, or a `busy` block was just left, and checks were suppressed inside it.
         """
         self.dispatcher.wake()
         live = self.live

@@ -17,6 +17,7 @@ from replanning import (
     Settings,
     Task,
     TaskState,
+    ToolSpec,
     TransientError,
     open_run,
 )
@@ -104,6 +105,17 @@ async def test_reports_from_elsewhere():
         result = await run.wait()
     assert (result.status, result.outputs) == ("failed", {"a": {"x": [1, 2]}})
     assert "exit status 1" in result.reason
+
+
+async def test_timeout_of_a_reported_attempt(clock):
+    """If attempts are only reported, the run ends after a timeout, even if a ready task lacks its tool."""
+    gone = ToolSpec(name="gone", available=False)
+    document = plan(Task(id="a", timeout=10), Task(id="b", tool="gone"), tools=(gone,))
+    async with make_engine(clock=clock, enabled=False).open(document) as run:
+        run.started("a")
+        with anyio.fail_after(30):
+            result = await run.wait()
+    assert result.status == "failed"
 
 
 async def test_result_before_the_end():
