@@ -130,7 +130,7 @@ def show(
         overview = read_overview(opened, find_run(opened, info.run), clock.now())
         messages = read_inbox(opened, info.run)
     if as_json:
-        print_json(_overview_json(overview, clock.now(), messages))
+        print_json(_overview_json(overview, messages))
     else:
         _print_overview(overview, store, everything=everything)
     if stopped:
@@ -255,9 +255,7 @@ def _steps_table(repair: Repair, started: float) -> Table:
     return table
 
 
-def _overview_json(
-    overview: RunOverview, now: float, messages: Sequence[InboxMessage]
-) -> JsonObject:
+def _overview_json(overview: RunOverview, messages: Sequence[InboxMessage]) -> JsonObject:
     report = overview.status
 
     def step_json(step: RepairStep) -> JsonObject:
@@ -270,7 +268,7 @@ def _overview_json(
         }
 
     return {
-        **status_json(report, now, messages),
+        **status_json(report, messages),
         "tasks": [
             {**asdict(row), "seconds": row.seconds and round(row.seconds, 3)}
             for row in overview.tasks

@@ -194,7 +194,7 @@ def status(
             else:
                 _, advice = lookup.how_to_resume(opened, store, report.run)
         if as_json:
-            print_json(status_json(report, now, messages))
+            print_json(status_json(report, messages))
             return
         for line in _status_lines(report, messages, store, now, advice):
             console().print(line)
@@ -217,7 +217,7 @@ def status(
             if isinstance(found, str):
                 rows.append(_unreadable_json(info, found))
             else:
-                rows.append(status_json(found, now, inboxes[info.run]))
+                rows.append(status_json(found, inboxes[info.run]))
         print_json(rows)
         return
     if not runs:
@@ -266,9 +266,7 @@ def _age(now: float, then: float) -> str:
     return format_duration(max(0.0, now - then))
 
 
-def status_json(
-    report: RunStatusReport, now: float, messages: Sequence[journal.InboxMessage]
-) -> JsonObject:
+def status_json(report: RunStatusReport, messages: Sequence[journal.InboxMessage]) -> JsonObject:
     """Return the status of a run as JSON, with its pending messages."""
     tasks = report.tasks
     usage = report.usage
@@ -301,7 +299,7 @@ def status_json(
         "parameters": dict(report.parameters),
         "evaluation": asdict(report.evaluation),
         "held": [{"task": task.id, "question": task.question} for task in tasks.held],
-        "running": _running_json(report, now),
+        "running": _running_json(report),
         "failed": failed,
         "stale": {task_id: list(causes) for task_id, causes in tasks.stale.items()},
         "problems": problems_json(report.problems),
@@ -317,7 +315,7 @@ def status_json(
     }
 
 
-def _running_json(report: RunStatusReport, now: float) -> list[JsonValue]:
+def _running_json(report: RunStatusReport) -> list[JsonValue]:
     """Return the running tasks of a run as JSON."""
     running: list[JsonValue] = []
     for task in report.tasks.running:
@@ -326,7 +324,7 @@ def _running_json(report: RunStatusReport, now: float) -> list[JsonValue]:
                 "task": task.id,
                 "attempt": task.attempt,
                 "since": format_iso_time(task.since),
-                "age": round(now - task.since, 3),
+                "age": round(report.until - task.since, 3),
                 "in_doubt": task.in_doubt,
             }
         )
@@ -420,15 +418,15 @@ def _running_lines(report: RunStatusReport, now: float) -> Iterator[str]:
     """Yield a line for each running task, up to a limit."""
     for task in report.tasks.running[:_MAX_RUNNING]:
         label = f"{printable_line(task.id)}, attempt {task.attempt}"
-        age = _age(now, task.since)
+        age = _age(report.until, task.since)
         left = ""
         if task.deadline is not None:
             left = f", {_age(task.deadline, now)} left"
-        if task.in_doubt:
+        if report.is_abandoned:
+            rest = "commands that it started may keep running until the run is resumed"
+            yield f"  cut off   {label}, after at least {age}; {rest}"
+        elif task.in_doubt:
             yield f"  in doubt  {label}, started {age} ago; checking whether it was done{left}"
-        elif report.is_abandoned:
-            until = "commands that it started may keep running until the run is resumed"
-            yield f"  cut off   {label}, started {age} ago; {until}"
         else:
             yield f"  running   {label}, for {age}{left}"
     more = len(report.tasks.running) - _MAX_RUNNING

@@ -195,11 +195,7 @@ def read_overview(store: RunStore, info: RunInfo, now: float) -> RunOverview:
     records = list(store.read(info.run))
     replayed = replay_records(records)
     status = status_report(replayed, store, info, now)
-    # The clocks of running tasks stop with the process that runs them.
-    until = status.updated
-    if status.status == "running" and not status.is_abandoned:
-        until = now
-    rows = tuple(task_rows(replayed.live, replayed.ledger, until))
+    rows = tuple(task_rows(replayed.live, replayed.ledger, status.until))
     history = ReplanHistory(lambda after: records[after:])
     repairs = tuple(find_repairs(history, replayed.live))
     return RunOverview(status, rows, repairs, replayed)

@@ -123,6 +123,9 @@ class RunStatusReport:
         problems: errors that the run contained, such as those of plugins.
         questions: open questions to people.
         usage: what was spent of the budget.
+        updated: the time of the last record.
+        until: the time up to which usage and running tasks are measured: now, or the last record
+            if no process executes the run.
         owner: the process that owns the run, if any.
     """
 
@@ -141,6 +144,7 @@ class RunStatusReport:
     usage: UsageReport
     started: float
     updated: float
+    until: float
     owner: RunOwner | None
 
     @property
@@ -312,6 +316,7 @@ def status_report(
         usage=UsageReport(budget.spent, budget.budget, elapsed),
         started=first,
         updated=last,
+        until=until,
         owner=owner,
     )
     if report.obstacle or report.status in FINISHED_STATUSES:

@@ -150,10 +150,7 @@ def run_content(reader: RunReader, info: RunInfo, now: float, base: str) -> Mapp
     overview = reader.overview(info, now)
     report = overview.status
     is_running = report.status == "running" and not report.is_abandoned
-    until = report.updated
-    if is_running:
-        until = now
-    svg, left_out = draw_timeline(reader.attempts.values(), reader.history.events, until)
+    svg, left_out = draw_timeline(reader.attempts.values(), reader.history.events, report.until)
     status: str = report.status
     if report.is_abandoned:
         status = "process gone"

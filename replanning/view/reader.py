@@ -157,11 +157,7 @@ class RunReader:
 
     def _overview_of(self, replayed: ReplayedRun, info: RunInfo, now: float) -> RunOverview:
         status = status_report(replayed, self.store, info, now)
-        until = status.updated
-        # The clocks of running tasks stop with the process that runs them.
-        if status.status == "running" and not status.is_abandoned:
-            until = now
-        rows = tuple(task_rows(replayed.live, replayed.ledger, until))
+        rows = tuple(task_rows(replayed.live, replayed.ledger, status.until))
         repairs = tuple(find_repairs(self.history, replayed.live))
         return RunOverview(status, rows, repairs, replayed)
 

@@ -130,7 +130,8 @@ def test_effects():
     head, first, *others = call("effects").splitlines()
     assert head == "run done: 3 effects, 0 can be taken back"
     assert (
-        " a: post {}: effect not stated, unknown whether it can be taken back; key done/a" in first
+        " a#1: post {}: effect not stated, unknown whether it can be taken back; key done/a"
+        in first
     )
     assert len(others) == 2
     told = data("effects", "done")
@@ -195,15 +196,17 @@ def test_status_of_a_dead_process(tmp_path):
     assert "which is gone" in text
     assert "1 of 2 tasks done (50%), its process is gone\n" in text
     assert re.search(
-        r"cut off   a, attempt 1, started .* ago; commands .* may keep running until", text
+        r"cut off   a, attempt 1, after at least .*s; commands .* may keep running until", text
     )
     assert "Resume it with:\n  replanning resume dead --store runs/history.db" in text
     found = data("status", "dead")
     assert ([task["task"] for task in found["running"]], found["owner_alive"]) == (["a"], False)
-    assert found["running"][0]["age"] > 0
     assert found["evaluation"]["remaining_seconds"] is None
-    # Time without a process does not count.
-    assert data("status", "dead")["spent"] == found["spent"]
+    # Time without a process counts neither for the run nor for its task.
+    later = data("show", "dead")
+    assert (later["spent"], later["running"]) == (found["spent"], found["running"])
+    (task,) = [task for task in later["tasks"] if task["id"] == "a"]
+    assert task["seconds"] == found["running"][0]["age"]
     assert " left" not in call("status") + call("show")
 
 
