@@ -57,10 +57,10 @@ class Circumstances(NamedTuple):
 def decide_end(
     live: LivePlan, ledger: Ledger, now: Circumstances
 ) -> RunEnded | RunQuiescent | GoalReached | None:
-    """Return the record that ends a run, or says that it is quiescent; None if it goes on.
+    """Return the record that ends a run, or says that it is quiescent; None if it continues.
 
     The cases, in order of precedence: the run was aborted; a budget is used up; the goal was
-    reached early; a pause was requested; nothing can run any more. A run that cannot go on is first
+    reached early; a pause was requested; nothing can run any more. A run that cannot continue is first
     recorded as quiescent, once for each revision, because a replan may help. A run that has reached
     its goal continues only with the tasks that always run.
     """

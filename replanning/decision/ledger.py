@@ -178,7 +178,7 @@ class QuestionLedger:
     Attributes:
         open: the questions without an answer.
         closed: the answers of the others.
-        answers_by_replan: the questions and answers that have not been carried out yet.
+        answers_by_replan: the questions and answers that have not been applied yet.
         triggers: the triggers that each open question is about, with those attached to it later.
         asked_at: when each open question was asked.
         reminded: the questions that people were reminded of.

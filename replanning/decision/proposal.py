@@ -574,7 +574,7 @@ def check_feasible(proposal: Proposal, triggers: Sequence[Trigger]) -> str:
 
 
 def check_saving(proposal: Proposal, min_gain: float, compare: CostComparison) -> str:
-    """Reject a path that is hardly cheaper, if the plan could go on as it is."""
+    """Reject a path that is hardly cheaper, if the plan could continue as it is."""
     saving = relative_saving(proposal.draft, proposal.live, compare)
     if saving <= 0 or saving < min_gain:
         return f"it saves {saving:.0%} of the remaining cost, which is too little"
@@ -582,7 +582,7 @@ def check_saving(proposal: Proposal, min_gain: float, compare: CostComparison) -
 
 
 def seeks_better_path(triggers: Sequence[Trigger]) -> bool:
-    """Return whether the plan could go on as it is, so that only a cheaper one is sought."""
+    """Return whether the plan could continue as it is, so that only a cheaper one is sought."""
     for trigger in triggers:
         if trigger.kind != "better-path-found":
             return False

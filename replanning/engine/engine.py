@@ -369,7 +369,7 @@ class ReplanningEngine:
         """Try all failed tasks of a run again, under its own id; see `PlanRun.retry`.
 
         For failures whose cause was removed outside of the plan. A run that is open here tries them
-        before this returns. Any other one does so in the process that carries it out, or when it is
+        before this returns. Any other one does so in the process that executes the run, or when it is
         resumed, also if it has failed.
 
         Args:
@@ -391,7 +391,7 @@ class ReplanningEngine:
             NotRunning: the run has succeeded or was aborted, or is the session of a program.
             StoreError: the store fails.
             UnknownRun: the store has no such run.
-            UnknownTask: there never was a task that is named.
+            UnknownTask: a task that is named has never existed.
         """
         with _store_errors():
             correction = self.compare_retry(run_id, not_done=not_done, done=done)

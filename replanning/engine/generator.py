@@ -191,7 +191,7 @@ class ContextAnalyzer:
 
         patience = settings.timeout.replan
         if seeks_better_path(triggers):
-            # The plan goes on meanwhile, so a late answer would have little left to improve.
+            # The plan continues meanwhile, so a late answer would have little left to improve.
             patience = min(patience, settings.better_path.time_cap)
 
         roots: list[TaskId] = []
@@ -230,7 +230,7 @@ class AlternativeVetter:
             left out of alternatives. By default no task has started meanwhile.
 
     Attributes:
-        better_path: whether the plan could go on as it is, so that only a cheaper path is sought.
+        better_path: whether the plan could continue as it is, so that only a cheaper path is sought.
     """
 
     def __init__(
@@ -373,7 +373,7 @@ class PathGenerator:
         """Ask all providers for proposals; return the replies in the order of the providers.
 
         They are asked at the same time. For a better path, providers with `immediate` are asked
-        first, and the others only if those find none: the plan goes on during a slow answer, and
+        first, and the others only if those find none: the plan continues during a slow answer, and
         then little may remain to improve.
 
         Args:
@@ -910,7 +910,7 @@ async def _ask_providers(
     """Ask providers at the same time, and wait until all replies are settled."""
     for reply in replies:
         reply.when_settled = anyio.Event()
-        # A provider that waits in a thread goes on after its deadline; its answer is ignored.
+        # A provider that waits in a thread continues after its deadline; its answer is ignored.
         run.plugins.run(f"provider {reply.name!r}", _ask_provider, reply, vetter, run)
     for reply in replies:
         # Waiting for an event that has happened would take a turn of the event loop.

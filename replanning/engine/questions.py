@@ -70,7 +70,7 @@ MAX_REFUSED_ANSWERS: Final = 5
 
 @dataclass(repr=False, eq=False)
 class Questions:
-    """Records the questions of one run, passes the open ones to the gate, and carries out answers.
+    """Records the questions of one run, passes the open ones to the gate, and applies answers.
 
     `ledger.questions.open` has the open ones.
 
@@ -92,7 +92,7 @@ class Questions:
     def resume(self) -> None:
         """Resume the questions of a resumed run.
 
-        Recorded answers are carried out, and the gate asks the open questions again.
+        Recorded answers are applied, and the gate asks the open questions again.
         """
         life = self._lifecycle
         if life.ledger.questions.answers_by_replan:
@@ -163,7 +163,7 @@ class Questions:
         return life.redactor.document(question)
 
     def answer(self, question_id: QuestionId, answer: Answer) -> None:
-        """Record an answer and carry it out.
+        """Record an answer and apply it.
 
         Raises:
             UnknownQuestion: no such question is open.
@@ -202,7 +202,7 @@ class Questions:
     # Closing
 
     def _close_and_carry_out(self, asked: QuestionAsked, closing: QuestionAnswered) -> None:
-        """Record an answer, then carry it out; if the process ends in between, a resume does it."""
+        """Record an answer, then apply it; if the process ends in between, a resume does it."""
         with self._lifecycle.busy("an answer"):
             self._close(asked, closing)
             self._carry_out_answers()
@@ -272,7 +272,7 @@ class Questions:
                     leaves_effects=rule == "person-approve",
                 )
             except ChangeRejected as error:
-                # The plan was edited before the answer could be carried out.
+                # The plan was edited before the answer could be applied.
                 decision = "keep"
                 rule = "refused"
                 reason = str(error)

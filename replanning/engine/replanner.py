@@ -133,7 +133,7 @@ class Replanner:
         live = self._lifecycle.live
         if live.complete:
             return False
-        # A stale trigger will be dropped, and a plan that can go on needs no better path.
+        # A stale trigger will be dropped, and a plan that can continue needs no better path.
         for trigger in self._deferred.values():
             if trigger.kind != "better-path-found" and not stale_reason(trigger, live):
                 return True
@@ -359,7 +359,7 @@ class Replanner:
         """
         ledger = self._lifecycle.ledger
         for replan, revised in list(ledger.undecided_revisions.items()):
-            # The decisions of people are recorded where their answers are carried out.
+            # The decisions of people are recorded where their answers are applied.
             if replan in ledger.questions.answers_by_replan:
                 continue
             triggers: Sequence[Trigger] = [
@@ -510,7 +510,7 @@ class Replanner:
     def _decide(
         self, replan: ReplanId, triggers: list[Trigger], ranked: RankedCandidates, began: float
     ) -> None:
-        """Record the candidates, let the policy decide, and carry out the decision.
+        """Record the candidates, let the policy decide, and apply the decision.
 
         It changes the plan, or asks a person, or does neither; the decision is recorded last.
         Triggers not settled by the decision are queued again.

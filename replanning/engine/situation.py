@@ -83,7 +83,7 @@ class Situation:
 
     @classmethod
     def of_run(cls, life: Lifecycle) -> Self:
-        """Return the situation of a run; it changes as the run goes on."""
+        """Return the situation of a run; it changes as the run continues."""
         undo = life.undo
         return cls(
             life.live,

@@ -155,7 +155,7 @@ def _resumed_text(history: ReplanHistory) -> str:
 def _progress_line(history: ReplanHistory) -> str:
     """Return the progress of a run in one line, without a remaining time.
 
-    A history is read when nothing is executed, too, and `status` knows whether the run goes on.
+    A history is read when nothing is executed, too, and `status` knows whether the run continues.
     """
     return evaluation_line(replace(history.evaluate(), remaining_seconds=None))
 

@@ -74,7 +74,7 @@ class PlanningTask(BaseModel):
     """Notes of planning mode on a task, stored as JSON in the metadata of the task.
 
     Attributes:
-        phase: the phase that the task carries out; None for an action.
+        phase: the phase that the task executes; None for an action.
         request: the request of the run, on its first phase.
         reason: why the phase is repeated.
         target: the phase that a replan returned to; None if the phase is not part of a replan.
@@ -142,7 +142,7 @@ class PlanningTask(BaseModel):
 
 
 def phase_of(task: Task) -> Phase | None:
-    """Return the phase that a task carries out; None for an action."""
+    """Return the phase that a task executes; None for an action."""
     # Not parsed in full, because scans call this for every task.
     name = as_object(task.metadata.get(PLANNING_KEY)).get("phase")
     if not isinstance(name, str):
@@ -187,7 +187,7 @@ def phase_task(
     depends_on: Sequence[TaskId] = (),
     notes: PlanningTask | None = None,
 ) -> Task:
-    """Return a task that carries out a phase."""
+    """Return a task that executes a phase."""
     if notes is None:
         notes = PlanningTask()
     metadata = notes.model_copy(update={"phase": phase}).to_metadata()

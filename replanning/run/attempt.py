@@ -286,7 +286,7 @@ class Attempt:
     """One execution of a task: `async with run.attempt(task) as attempt: attempt.output = ...`.
 
     An exception of the body is a failure and goes no further; KeyboardInterrupt, SystemExit and
-    cancellation are recorded as an interruption and go on.
+    cancellation are recorded as an interruption and propagate.
 
     If the attempt may not start (the run has ended, its journal takes no records, or the task was
     removed from the plan), the body has no `context` and is cancelled at its first checkpoint.
@@ -542,6 +542,6 @@ class Attempt:
                 self.error = error
             return True
         if not self.cancelled:
-            # The call is in doubt: a request may still arrive, and a thread left behind goes on.
+            # The call is in doubt: a request may still arrive, and a thread left behind keeps running.
             life.attempts.interrupted(self.id, f"{type(error).__name__} in the worker")
         return False

@@ -62,7 +62,7 @@ WAKING_RECORDS: Final = (
     RunPaused,
     RunEnded,
 )
-"""Kinds of record that may let a reserved lineage go on, or end it."""
+"""Kinds of record that may let a reserved lineage continue, or end it."""
 
 
 @dataclass(slots=True, eq=False)

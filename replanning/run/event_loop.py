@@ -255,7 +255,7 @@ def gc_paused() -> Iterator[None]:
 
 
 _LAZY_CANCEL_SECONDS: Final = 60.0
-"""Seconds that the timer may go on sleeping for a cancelled alarm."""
+"""Seconds that the timer may keep sleeping for a cancelled alarm."""
 
 
 @dataclass(slots=True, eq=False)

@@ -93,7 +93,7 @@ class LineageExecution:
         refusal: the last failure that a substitute tool reported itself.
 
     Raises:
-        UnknownTask: there never was such a task.
+        UnknownTask: no task, past ones included, has this id.
     """
 
     def __init__(

@@ -133,7 +133,7 @@ class Opening:
         started_at: time of its first record, in seconds since the epoch.
         lease_ttl: seconds for which its lease holds unless it is renewed.
         directory: the folder in which its tools work; empty if it is not known.
-        open_ended: whether it goes on when all tasks are done, because more are added.
+        open_ended: whether it continues when all tasks are done, because more are added.
         record: the first record, in the process that wrote it.
         past: the past of a resumed run.
         inbox_problem: the last failure of the inbox; it is reported once.
@@ -708,7 +708,7 @@ class Lifecycle:
     def _proceed_without_failed(self) -> bool:
         """Let the plan proceed without tasks that failed for good; return whether anything changed.
 
-        Their lists go on without failed elements, and tasks with `run_if: always` start although
+        Their lists continue without failed elements, and tasks with `run_if: always` start although
         dependencies have failed.
         """
         live = self.live
@@ -720,7 +720,7 @@ class Lifecycle:
         return self._skip_elements() or self._run_without_dependencies()
 
     def _skip_elements(self) -> bool:
-        """Skip the elements that failed for good, where their list goes on without them.
+        """Skip the elements that failed for good, where their list continues without them.
 
         Return whether there were any.
         """
@@ -800,7 +800,7 @@ class Lifecycle:
 
     @property
     def stop_reason(self) -> str:
-        """Why no tasks are handed out although the run goes on; empty if they are."""
+        """Why no tasks are handed out although the run continues; empty if they are."""
         if self.ledger.budget_tracker.exceeded:
             return f"the run {self.ledger.budget_tracker.exceeded}"
         if self.ledger.pause is not None:

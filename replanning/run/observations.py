@@ -212,7 +212,7 @@ class ObservedRun:
 
         Raises:
             NotRunning: the run has ended.
-            UnknownTask: there never was such a task.
+            UnknownTask: no task, past ones included, has this id.
             ValueError: a text was passed instead of the list of tasks.
         """
         self._require_running("there is nothing to replan")

@@ -442,7 +442,7 @@ class RunFactory:
         )
         kept = [records[0]._replace(body=first)]
         for record in records[1:]:
-            # Processes belong to the old run, which may go on.
+            # Processes belong to the old run, which may continue.
             if not isinstance(record.body, ProcessStarted):
                 kept.append(record)
         lease = self._acquire_new_run(run)
@@ -503,7 +503,7 @@ class RunFactory:
             NotRunning: the run was aborted, or is still running.
             StoreError: the new id looks like a secret, or the store fails.
             UnknownRun: there is no such run.
-            UnknownTask: there never was such a task.
+            UnknownTask: no task, past ones included, has this id.
         """
         records: list[Record] = []
         for _ in _read_journal(self.store, RunId(run_id), records):
@@ -568,7 +568,7 @@ class RunFactory:
             ChangeRejected: a task that is named has not failed, or waits for an answer.
             NotRunning: the run has succeeded or was aborted, or is the session of a program.
             UnknownRun: there is no such run.
-            UnknownTask: there never was a task that is named.
+            UnknownTask: a task that is named has never existed.
             StoreError: the store fails.
         """
         records: list[Record] = []
@@ -736,7 +736,7 @@ class RunFactory:
         else:
             life.opening.past = _resume_state(records)
             ended = ledger.run_end
-            # Other ends are ends of a process: the run goes on once it is resumed.
+            # Other ends are ends of a process: the run continues once it is resumed.
             if ended is not None and _is_for_good(ended, live):
                 if not _is_to_be_undone(self.store, opened.run):
                     life.restore_end(ended)
@@ -745,7 +745,7 @@ class RunFactory:
 
 def _is_to_be_undone(store: RunStore, run: RunId) -> bool:
     """Return whether somebody has asked to undo a run, which reopens it."""
-    # A failing store is read again while the run goes on.
+    # A failing store is read again while the run continues.
     with suppress(Exception):
         return any(message.kind == "undo" for message in store.inbox(run))
     return False
@@ -1103,7 +1103,7 @@ async def run_services(
     try:
         if life.end is None and past is not None:
             if _is_to_be_undone(life.journal.store, run.id):
-                # It could end, or go on, before it is undone.
+                # It could end, or continue, before it is undone.
                 with life.busy("taking back", then_check=False):
                     _finish_past(life, past, outcomes, on_resume)
                     process_messages(run, None, only_kind="undo")

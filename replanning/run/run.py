@@ -272,7 +272,7 @@ class PlanRun(ObservedRun):
         """Return the position of a task in its lineage, and the reasons for it.
 
         Raises:
-            UnknownTask: there never was such a task.
+            UnknownTask: no task, past ones included, has this id.
         """
         entry = self.live.entry(TaskId(task_id))
         made = replaced = ""
@@ -342,7 +342,7 @@ class PlanRun(ObservedRun):
                 about a call of a session, it raises that error.
             NotRunning: the run ended before the task was done or given up, or another process has
                 taken it over; or another caller performs the task.
-            UnknownTask: there never was such a task.
+            UnknownTask: no task, past ones included, has this id.
         """
         validate_work(work)
         return await LineageExecution(self, TaskId(task_id), passes).perform(work)
@@ -457,7 +457,7 @@ class PlanRun(ObservedRun):
             NotRunning: the run has ended; or nothing decides about its triggers, as without an
                 engine; or a task that it reports as failed is finished.
             RecordNotSerializable: a value is not JSON.
-            UnknownTask: there never was such a task.
+            UnknownTask: no task, past ones included, has this id.
             ValueError: it does not name the failed task.
         """
         life = self._lifecycle
@@ -635,7 +635,7 @@ class PlanRun(ObservedRun):
                 not failed, or waits for an answer. Names every one; nothing has changed.
             NotRunning: the run has ended, or is the session of a program.
             StoreError: the journal does not take it; nothing has changed.
-            UnknownTask: there never was a task that is named.
+            UnknownTask: a task that is named has never existed.
         """
         life = self._lifecycle
         self._require_running("nothing is tried again")
@@ -663,7 +663,7 @@ class PlanRun(ObservedRun):
         """Undo the effects of the run, as one revision that adds the compensating tasks.
 
         They run in the reverse order of the effects, after running and waiting tasks were stopped.
-        Once they are done, the run ends as `aborted`; with `only`, it goes on. Effects that were or
+        Once they are done, the run ends as `aborted`; with `only`, it continues. Effects that were or
         are being undone stay as they are, unless `leave` or `by_hand` names them.
 
         Args:

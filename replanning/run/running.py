@@ -129,7 +129,7 @@ class RunningAttempts:
 
     Attributes:
         running: the attempts that have not ended, each with its task and its handle.
-        at_work: attempts that have ended but whose work goes on and may still take effect. Each is
+        at_work: attempts that have ended but whose work continues and may still take effect. Each is
             listed under its id until its body has stopped, and under a key for each thread.
     """
 

@@ -125,7 +125,7 @@ def plan_undo(
         live: the plan of the run.
         effects: the effects of the run in their order. run: the run; effects of the run that it was
             copied from are undone there. to: a task that is done; only later effects are undone.
-            only: tasks; only their effects are undone, and the rest of the run goes on. leave:
+            only: tasks; only their effects are undone, and the rest of the run continues. leave:
             tasks, or attempts such as pay#1, whose effects stay. by_hand: tasks or attempts whose
             effects a person has undone.
         by: that person.
@@ -408,7 +408,7 @@ class RunUndo:
         return ""
 
     def problem(self, changes: Sequence[PlanChange]) -> str:
-        """Return why an abort with `undo` cannot be carried out; empty if it can, or none is there.
+        """Return why an abort with `undo` is impossible; empty if it is possible, or there is none.
 
         Raises:
             StoreError: the journal cannot be read.
@@ -435,7 +435,7 @@ class _Scope:
         self._live = live
         self._roots = {live.entry(TaskId(name)).root for name in only}
         self._after = 0
-        # Nothing of an aborted run goes on, whichever effects are undone.
+        # Nothing of an aborted run continues, whichever effects are undone.
         self.whole = not only or live.aborted is not None
         if to is None:
             return
@@ -604,7 +604,7 @@ class _Undo:
         """Go on with a compensation that was planned before.
 
         The cases: a person has undone its effect, so it must not run; it may have undone the effect
-        itself; it is stuck, and is tried again; it waits or runs, and goes on anyway.
+        itself; it is stuck, and is tried again; it waits or runs, and continues anyway.
         """
         for leaf in self._unfinished_leaves(self._live.entry(compensation)):
             self._unfinished[leaf.id] = effect

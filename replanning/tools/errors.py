@@ -189,7 +189,7 @@ class HttpUnreachable(ToolError, TransientError):
 
 
 class HttpConnectionLost(ToolError):
-    """The connection was lost before the answer; the server may have carried out the request."""
+    """The connection was lost before the answer; the server may have served the request."""
 
     in_doubt = True
 
@@ -210,7 +210,7 @@ class McpToolFailed(ToolError):
 
 
 class McpServerLost(ToolError):
-    """An MCP server was lost during a call, which it may have carried out."""
+    """An MCP server was lost during a call, which it may have completed."""
 
     in_doubt = True
 

@@ -416,7 +416,7 @@ _NEVER_SENT: Final = (
     httpx.PoolTimeout,
     httpx.ProxyError,
 )
-"""Errors before the request was sent, so that the server cannot have carried it out."""
+"""Errors before the request was sent, so that the server cannot have served it."""
 
 
 def _transport_error(call: ToolCall, request: Request, error: httpx.TransportError) -> ToolError:
