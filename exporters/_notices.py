@@ -31,7 +31,7 @@ from replanning.journal import (
 )
 from replanning.plan import JsonObject, RunId
 from replanning.plan.json_values import as_object
-from replanning.plan.messages import format_duration
+from replanning.plan.messages import format_duration, whole_words
 from replanning.planning import Phase, ReplanType
 from replanning.planning.decisions import LEVEL_DESCRIPTIONS, DecisionRecord, ReplanDecision
 from replanning.planning.manager import Consideration, ReplanNote
@@ -82,7 +82,7 @@ def plain_line(text: str, limit: int) -> str:
     words = " ".join(_redactor.text(text[: 20 * limit]).split())
     visible = "".join(c for c in words if c.isprintable() or c in _ZERO_WIDTH_JOINERS)
     if len(visible) > limit or len(text) > 20 * limit:
-        return f"{visible[: limit - 1]}…"
+        return f"{whole_words(visible[: limit - 1])}…"
     return visible
 
 

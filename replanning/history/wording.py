@@ -28,7 +28,7 @@ from replanning.journal.records import RunProblem, TaskFailed, TriggerEvent, Usa
 from replanning.live.states import TaskState
 from replanning.plan.elements import FORESEEN
 from replanning.plan.json_values import as_text
-from replanning.plan.messages import format_duration, join_names
+from replanning.plan.messages import format_duration, join_names, whole_words
 from replanning.plan.tasks import Budget, Goal, Task, program_note
 from replanning.plan.types import JsonValue, TaskId
 
@@ -131,7 +131,7 @@ def printable_line(text: str, limit: int = MAX_LINE_CHARS) -> str:
             characters.append(escaped.decode())
     shown = "".join(characters)
     if len(shown) > limit or len(text) > 4 * limit:
-        return f"{shown[: limit - 1]}…"
+        return f"{whole_words(shown[: limit - 1])}…"
     return shown
 
 

@@ -33,6 +33,7 @@ _QUOTED: Final = re.compile("'([^']*)'")
 _BARE_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _PATH_STEP: Final = re.compile(r'\.?([A-Za-z_][A-Za-z0-9_-]*)|\[(\d+)\]|\[("(?:[^"\\]|\\.)*")\]')
 _CUT_MARGIN: Final = 2_000
+_MAX_SPLIT_WORD_CHARS: Final = 30
 """Number of characters read beyond a cut, for a secret that lies across it."""
 
 
@@ -137,7 +138,18 @@ def cut(text: str, limit: int, *, from_end: bool = False) -> str:
 
 def truncate(text: str, limit: int) -> str:
     """Return a text of at most `limit` characters, with `…` at its end if it was longer."""
-    return text if len(text) <= limit else f"{cut(text, limit - 1)}…"
+    return text if len(text) <= limit else f"{whole_words(cut(text, limit - 1))}…"
+
+
+def whole_words(beginning: str) -> str:
+    """Return the beginning of a text without its last word, which the cut may have split.
+
+    A long last word, such as a path, stays: its beginning says something.
+    """
+    words, _, last = beginning.rpartition(" ")
+    if words and len(last) <= _MAX_SPLIT_WORD_CHARS:
+        return words
+    return beginning
 
 
 def one_line(text: str, limit: int) -> str:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from replanning.plan.messages import format_duration
+from replanning.history.wording import printable_line
+from replanning.plan.messages import format_duration, truncate
 
 
 @pytest.mark.parametrize(
@@ -23,3 +24,13 @@ from replanning.plan.messages import format_duration
 def test_durations(seconds, text):
     """A duration is told in the unit that fits it, and in two at most."""
     assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize("shorten", [truncate, printable_line])
+def test_long_texts_end_with_a_word(shorten):
+    """A text that is too long is cut between words; only a long word, such as a path, is cut itself."""
+    assert shorten("is it done, or not?", 40) == "is it done, or not?"
+    assert shorten("look first, then approve", 20) == "look first, then…"
+    assert shorten("x" * 50, 20) == "x" * 19 + "…"
+    path = "/srv" * 20
+    assert shorten(f"read {path}", 50) == f"read {path}"[:49] + "…"
