@@ -261,8 +261,7 @@ class ObservedRun:
         # Stale results matter at once only if their tasks may run again.
         if isinstance(body, ContextUpdated) and self.live.staleness.redoes and life.end is None:
             life.record_stale_results()
-        # Perhaps the last ready task lacks its tool now, and nobody pulls tasks.
-        life.follow_up(must_check=True)
+        life.follow_up()
 
     def _require_running(self, consequence: str) -> None:
         if self._lifecycle.end is not None:

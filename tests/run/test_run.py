@@ -118,19 +118,6 @@ async def test_timeout_of_a_reported_attempt(clock):
     assert result.status == "failed"
 
 
-async def test_lost_tool_of_the_last_task():
-    """A caller that waits without pulling tasks gets the result once no task can start any more."""
-    document = plan(Task(id="a"), Task(id="b", tool="gone"), tools=(ToolSpec(name="gone"),))
-    async with make_engine(enabled=False).open(document) as run:
-        run.succeeded(run.started("a"))
-        with anyio.fail_after(30):
-            async with anyio.create_task_group() as group:
-                group.start_soon(run.wait)
-                await anyio.wait_all_tasks_blocked()
-                run.change_resource("gone", available=False)
-    assert run.result.status == "failed"
-
-
 async def test_result_before_the_end():
     """The result of a run that goes on is refused with a sentence, not with nonsense."""
     async with open_run(chain("a")) as run:
