@@ -256,12 +256,16 @@ class QuestionLedger:
             self._waited_seconds += max(0.0, at - since)
             self._waiting_since = None
 
-    def waiting_seconds(self, now: float) -> float:
-        """Return how long the run has only waited for a person or a resume, in seconds."""
+    def elapsed_seconds(self, started_at: float, now: float) -> float:
+        """Return how long the run has been under way, in seconds.
+
+        The time in which it only waited for a person or a resume does not count: a person who takes
+        a day to answer must not use up the time of the run.
+        """
         waited = self._waited_seconds
         if self._waiting_since is not None:
             waited += max(0.0, now - self._waiting_since)
-        return waited
+        return max(0.0, now - started_at - waited)
 
 
 def source_key(source: str) -> str:

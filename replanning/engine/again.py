@@ -522,7 +522,7 @@ class RecordedDecisions:
             if recorded.considered is not None:
                 ids = recorded.considered.triggers
             triggers = tuple(ledger.triggers[each] for each in ids if each in ledger.triggers)
-            elapsed = recorded.began - began - ledger.questions.waiting_seconds(recorded.began)
+            elapsed = ledger.questions.elapsed_seconds(began, recorded.began)
             effects = partial(run_effects, records[:position])
             situation = self._situation(replayed, effects, settings, elapsed)
             policy = self.policy or ReplanPolicy(settings)

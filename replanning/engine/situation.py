@@ -153,8 +153,7 @@ class Situation:
             live, ledger = _replay(plan, triggers, records, facts, settings)
         elapsed = 0.0
         if records:
-            last = records[-1].at
-            elapsed = last - records[0].at - ledger.questions.waiting_seconds(last)
+            elapsed = ledger.questions.elapsed_seconds(records[0].at, records[-1].at)
 
         clock = SystemClock()
 

@@ -298,8 +298,7 @@ def status_report(
     if ledger.run_end is not None or owner is None or not owner.alive:
         until = last
     budget = ledger.budget_tracker
-    # A person who takes a day to answer must not use up the time of the run.
-    elapsed = max(0.0, until - first - ledger.questions.waiting_seconds(until))
+    elapsed = ledger.questions.elapsed_seconds(first, until)
     report = RunStatusReport(
         run=info.run,
         name=opened.plan.name or opened.plan.id or "",

@@ -1178,7 +1178,7 @@ class Lifecycle:
         limit = self.ledger.budget_tracker.budget.wall_clock
         if limit is None:
             return None
-        return limit - (now - self.opening.started_at - self.ledger.questions.waiting_seconds(now))
+        return limit - self.ledger.questions.elapsed_seconds(self.opening.started_at, now)
 
     def finish(self, status: RunStatus, reason: str, cancelled: tuple[TaskId, ...] = ()) -> None:
         """Record the end of the run, and stop all running attempts.

@@ -225,7 +225,7 @@ def test_answer_to_nothing():
     answer = journal.QuestionAnswered("q1", "approve", "eve")
     ledger = ledger_of(answer)
     assert (ledger.questions.closed, ledger.questions.answers_by_replan) == ({"q1": answer}, {})
-    assert ledger.questions.waiting_seconds(9.0) == 0.0
+    assert ledger.questions.elapsed_seconds(0.0, 9.0) == 9.0
 
 
 # Time
@@ -235,17 +235,19 @@ def test_waiting_for_people():
     """Waiting time counts from the first open question to the last answer."""
     answers = [journal.QuestionAnswered(f"q{n}", "approve", "eve") for n in (1, 2)]
     ledger = ledger_of((10.0, asked(1)), (15.0, asked(2)))
-    assert ledger.questions.waiting_seconds(16.0) == 6.0
+    assert ledger.questions.elapsed_seconds(0.0, 16.0) == 10.0
     ledger = ledger_of((10.0, asked(1)), (15.0, asked(2)), (20.0, answers[0]), (30.0, answers[1]))
-    assert ledger.questions.waiting_seconds(99.0) == 20.0
+    assert ledger.questions.elapsed_seconds(0.0, 99.0) == 79.0
 
 
 def test_time_before_a_resume():
     """Time before a resume counts as waiting, unless only a question was waited for anyway."""
     resumed = (110.0, journal.RunResumed("host", waited=50.0))
-    assert ledger_of(resumed).questions.waiting_seconds(500.0) == 50.0
-    assert ledger_of((10.0, asked()), resumed).questions.waiting_seconds(110.0) == 100.0
-    assert ledger_of((10.0, asked()), resumed, running=1).questions.waiting_seconds(110.0) == 50.0
+    assert ledger_of(resumed).questions.elapsed_seconds(0.0, 500.0) == 450.0
+    assert ledger_of((10.0, asked()), resumed).questions.elapsed_seconds(0.0, 110.0) == 10.0
+    assert (
+        ledger_of((10.0, asked()), resumed, running=1).questions.elapsed_seconds(0.0, 110.0) == 60.0
+    )
 
 
 # The run itself
