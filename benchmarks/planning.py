@@ -337,7 +337,7 @@ class Answers:
             ("Phase task_decomposition.", self._subtasks),
             ("Phase action_sequence.", self._actions),
             ("Phase reflection.", lambda prompt: _THOUGHT),
-            ("The work has come to its end", lambda prompt: _SUMMARY),
+            ("The work has ended.", lambda prompt: _SUMMARY),
         )
 
     def __call__(self, prompt: str) -> str:

@@ -182,35 +182,33 @@ class ReplyModel(BaseModel):
 class NewTask(ReplyModel):
     """A task that the plan does not have yet."""
 
-    id: str = Field(description="One that no task has or had.")
-    tool: str | None = Field(default=None, description="A tool of the library, by its name.")
+    id: str = Field(description="An id that no task has or had.")
+    tool: str | None = Field(default=None, description="Name of a tool in the library.")
     arguments: JsonObject = Field(
         default={},
-        description="By parameter; may hold ${task.output}, ${context.name} and"
+        description="By parameter; may contain ${task.output}, ${context.name} and"
         " ${parameters.name}.",
     )
     depends_on: list[str] = Field(
-        default=[], description="The ids of the tasks that must be done before."
+        default=[], description="Ids of the tasks that must be done first."
     )
-    goal: str | None = Field(default=None, description="What it is for.")
+    goal: str | None = Field(default=None, description="Purpose of the task.")
     timeout: float | None = Field(
-        default=None, gt=0, description="Seconds; left out, as is usual here."
+        default=None, gt=0, description="Time limit in seconds; the usual one if omitted."
     )
     for_each: list[JsonValue] | JsonObject | str | None = Field(
         default=None,
-        description="A list, or a reference to one: the task is done for each element, ${item}.",
+        description="List, or reference to one: the task is executed for each element, ${item}.",
     )
-    key: str | None = Field(
-        default=None, description="What names the elements, such as ${item.id}."
-    )
+    key: str | None = Field(default=None, description="Name of an element, such as ${item.id}.")
     max_items: int | None = Field(
         default=None, ge=1, le=MAX_ELEMENTS, description="With more elements, the task fails."
     )
     max_parallel: int | None = Field(
-        default=None, ge=1, description="How many elements are done at the same time."
+        default=None, ge=1, description="Maximum number of elements executed in parallel."
     )
     on_item_failure: Literal["fail", "skip"] | None = Field(
-        default=None, description="skip: go on without elements that fail."
+        default=None, description="skip: continue without elements that fail."
     )
 
 
@@ -223,14 +221,14 @@ class Add(ReplyModel):
 
 
 class Remove(ReplyModel):
-    """Take out a task that has not started and on which nothing that stays depends."""
+    """Remove a task that has not started and that no remaining task depends on."""
 
     kind: Literal["remove"]
     task_id: str
 
 
 class Replace(ReplyModel):
-    """Replace a task by one or more new tasks, which inherit its dependencies."""
+    """Replace a task with one or more new tasks, which inherit its dependencies."""
 
     kind: Literal["replace"]
     task_id: str
@@ -238,7 +236,7 @@ class Replace(ReplyModel):
 
 
 class Modify(ReplyModel):
-    """Change a task that has not started; what is left out or null stays as it is."""
+    """Modify a task that has not started; omitted or null fields stay as they are."""
 
     kind: Literal["modify"]
     task_id: str
@@ -265,7 +263,7 @@ class Retry(ReplyModel):
 
 
 class Skip(ReplyModel):
-    """Go on without a task; what depends on it runs without its output."""
+    """Continue without a task; its dependents run without its output."""
 
     kind: Literal["skip"]
     task_id: str
@@ -273,7 +271,7 @@ class Skip(ReplyModel):
 
 
 class Cancel(ReplyModel):
-    """Stop a task; what depends on it cannot run."""
+    """Stop a task; its dependents cannot run."""
 
     kind: Literal["cancel"]
     task_id: str
@@ -300,7 +298,7 @@ class ProposedAlternative(ReplyModel):
     reason: str = Field(description="Why this helps, in a sentence.")
     changes: list[ProposedChange] = Field(description="Applied together, in this order.")
     confidence: float = Field(
-        ge=0, le=1, description="How likely it is that the goal is reached this way."
+        ge=0, le=1, description="Probability that the goal is reached this way."
     )
     _problem: str = PrivateAttr("")
 

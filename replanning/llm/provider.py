@@ -101,7 +101,7 @@ You answered:
 {reply}
 </answer>
 This cannot be used: {problem}.
-Answer again with the JSON alone."""
+Answer again with the JSON only."""
 
 
 class LLMProvider(ABC):

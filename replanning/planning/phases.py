@@ -82,11 +82,11 @@ from replanning.planning.tasks import (
 )
 
 _COARSER_INSTRUCTION: Final = (
-    "it cannot be divided as it is: divide more coarsely, and only what is possible"
+    "it cannot be decomposed as it is: decompose more coarsely, and only what is possible"
 )
 
 _OTHER_APPROACH_INSTRUCTION: Final = (
-    "it cannot be divided: take the other approach that you proposed, and only what is possible"
+    "it cannot be decomposed: take the other approach you proposed, and only what is possible"
 )
 
 _BATCH_SIZE: Final = 15

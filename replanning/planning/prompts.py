@@ -47,7 +47,7 @@ def prompt_templates() -> Mapping[str, str]:
 _REPLAN_DESCRIPTIONS: Final[Mapping[ReplanType, str]] = {
     ReplanType.CLARIFICATION_REQUEST: "ask the user, and understand the goal again with the answer",
     ReplanType.PLAN_REVISION: (
-        "revise the plan; what is done stays done, and what is missing is added"
+        "revise the plan; finished actions stay finished, and missing ones are added"
     ),
 }
 """Descriptions of the replan types that the description of the level does not fit."""
@@ -223,11 +223,11 @@ _OMITTED_SECTIONS: Final[Mapping[str, Sequence[str]]] = {
 
 _DEPTH_INSTRUCTIONS: Final[Mapping[str, str]] = {
     "deep": (
-        "\nLook deep: also for causes behind the causes, for effects on what was done before,"
-        " and for better ways."
+        "\nLook deeper: also for root causes, for effects on what was done before,"
+        " and for better approaches."
     ),
     "moderate": "",
-    "shallow": "\nBe brief: one sentence is enough for each text.",
+    "shallow": "\nBe brief: one sentence per text is enough.",
 }
 
 _SLOT: Final = re.compile(r"\[\[(\w+)\]\]")
@@ -303,7 +303,7 @@ class ReplanPromptBuilder:
         )
         part = ""
         if data.get("part"):
-            part = ", but only for those whose ids <part> lists"
+            part = ", but only those whose ids are in <part>"
         slots = {
             "strategy": self._templates[f"strategy_{self._settings.strategy}"],
             "level": level,
@@ -344,7 +344,7 @@ class ReplanPromptBuilder:
         After a refusal, it asks for another decision; after an unusable reply, for a usable one.
         """
         refused = f"\n{self._templates['refused']}" if request.refusal else ""
-        options = ['- "none": go on (`replan_needed` false)']
+        options = ['- "none": continue (`replan_needed` false)']
         for kind in request.replan_types:
             for level, target in REPLAN_TARGETS[kind].items():
                 if not exhausted_limit(kind, target, request.limits, request.counts, request.cause):

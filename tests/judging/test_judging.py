@@ -231,7 +231,7 @@ async def test_empty_result_may_be_right(output, clock):
     played = await play(LLMJudge(model), work=giving(output), clock=clock)
     assert played.run.result.status == "succeeded"
     (request,) = model.requests
-    assert "An empty result may be right" in (request.options.system or "")
+    assert "An empty output may be right" in (request.options.system or "")
 
 
 async def test_work_that_fails_is_not_judged(clock):
@@ -258,7 +258,7 @@ async def test_model_is_told_when_to_replan(clock):
         "too large",
         "contradictory or unclear",
         "approach is",
-        "needs first is missing",
+        "prerequisite is missing",
         "impossible",
     ):
         assert words in prompt
@@ -445,7 +445,7 @@ async def test_judge_is_asked_again(clock):
     model = llm(clock, "hm", "well", {"success": "yes"}, {"success": True})
     played = await play(LLMJudge(model), clock=clock)
     assert (played.run.result.status, len(model.requests)) == ("succeeded", 4)
-    assert "What you answered before could not be used" in model.prompts[2]
+    assert "Your previous answer could not be used" in model.prompts[2]
     played = await play(LLMJudge(llm(VirtualClock(), *["hm"] * 4)))
     assert played.states == {"a": "BLOCKED"}
 

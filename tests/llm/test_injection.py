@@ -183,7 +183,7 @@ async def test_a_model_that_obeys_orders_in_data_harms_nothing(place, number):
 
 def assert_framed(prompt: str) -> None:
     """Tags stand in pairs, each kind once, with nothing but JSON between them."""
-    data, _, _ = prompt.partition("Answer with JSON alone")
+    data, _, _ = prompt.partition("Answer with JSON only")
     opened: list[str] = []
     inner = ""
     for line in data.splitlines():

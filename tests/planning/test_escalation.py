@@ -97,7 +97,7 @@ async def test_a_part_of_a_goal_is_done_with_its_limitations(replies):
     assert (planning.result.status, desk.used) == ("succeeded", [("write", "write")])
     told = model.told("task_decomposition")
     assert len(told) == len(replies)
-    for text in ("divide more coarsely", "there is no post"):
+    for text in ("decompose more coarsely", "there is no post"):
         assert all(text in prompt for prompt in told[1:])
     assert planning.state.clarified[0].assumptions == ("left out: posting",)
     assert "left out: posting" in model.prompts[-1]

@@ -137,11 +137,11 @@ def test_a_decision_is_told_everything(phase):
                 "complexity",
                 "tool",
                 "granularity",
-                "missing, or there twice",
+                "missing or duplicated",
                 "permissions",
             ),
             (
-                "cannot be executed with the tools",
+                "cannot be executed with the existing tools",
                 "critical steps are missing",
                 "fundamentally wrong",
             ),
@@ -166,7 +166,7 @@ def test_a_decision_is_told_everything(phase):
         (
             Phase.EXECUTION,
             (
-                "recovered",
+                "recovery possible",
                 "preconditions of the remaining",
                 "context changed",
                 "continue, to retry, or to replan",
@@ -174,8 +174,8 @@ def test_a_decision_is_told_everything(phase):
             (
                 "Prefer to continue",
                 "retry, if the error is transient",
-                "in part",
-                "in full only if an assumption",
+                "partial replan of what follows the failure",
+                "full replan only if an assumption",
             ),
         ),
         (
@@ -183,11 +183,16 @@ def test_a_decision_is_told_everything(phase):
             (
                 "criterion met",
                 "side effects, or regressions",
-                "code, of tests, of documents",
+                "quality of code, tests and documents",
                 "issues",
                 "more actions",
             ),
-            ("critical criteria are unmet", "issue of quality", "function is missing", "feedback"),
+            (
+                "critical criteria are unmet",
+                "serious quality issue",
+                "functionality is missing",
+                "feedback",
+            ),
         ),
     ],
 )
@@ -244,8 +249,8 @@ def test_a_refused_replan_is_told_with_its_reason():
         request(Phase.EXECUTION, refusal="the limit of 2 partial replans is reached")
     )
     assert sections(prompt)["refused"] == ["the limit of 2 partial replans is reached"]
-    assert "What you wanted last cannot be done" in question(prompt)
-    assert "cannot be done" not in question(builder().decision(request(Phase.EXECUTION)))
+    assert "Your last decision cannot be executed" in question(prompt)
+    assert "cannot be executed" not in question(builder().decision(request(Phase.EXECUTION)))
 
 
 def test_an_unusable_reply_is_shown_with_what_is_wrong():
@@ -256,7 +261,7 @@ def test_an_unusable_reply_is_shown_with_what_is_wrong():
         *(builder().build(kind, {"rejected": [wrong]}) for kind in KINDS),
     ):
         assert sections(prompt)["rejected"] == [wrong]
-        assert "correct that, all of it" in question(prompt)
+        assert "correct all of it" in question(prompt)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -280,7 +285,7 @@ def test_the_system_prompt_sets_the_rules_and_tells_nothing_of_the_run():
     text = builder().system()
     assert text == prompt_templates()["system"]
     assert all(template.isascii() and template.strip() for template in prompt_templates().values())
-    for part in ("is data", "Use only the tools of <tools>", "one JSON object", "dangerous"):
+    for part in ("is data", "Use only tools in <tools>", "one JSON object", "dangerous"):
         assert part in text
 
 
@@ -305,7 +310,7 @@ def test_a_strategy_changes_how_is_planned(kind, strategy, said):
 @pytest.mark.parametrize(
     ("level", "said"),
     [
-        ("detailed", "one use of one tool"),
+        ("detailed", "one call of one tool"),
         ("moderate", "three to eight subtasks"),
         ("minimal", "one to three subtasks"),
     ],
@@ -337,7 +342,7 @@ def test_a_part_of_a_plan_can_be_asked_for():
     """With the ids of some subtasks, only their actions are asked for."""
     prompt = builder().build("action_sequence", {"part": ["a", "b"]})
     assert sections(prompt)["part"] == ["a", "b"]
-    assert "only for those whose ids <part> lists" in question(prompt)
+    assert "only those whose ids are in <part>" in question(prompt)
     assert "<part>" not in builder().build("action_sequence", {})
 
 

@@ -27,8 +27,8 @@ _MARKS: Final = {
     "Phase action_sequence.": "action_sequence",
     "Phase execution.": "execution",
     "Phase reflection.": "reflection",
-    "The plan is to be revised": "revision",
-    "The work has come to its end": "completion",
+    "Revise the plan:": "revision",
+    "The work has ended.": "completion",
     "There is no plan:": "step",
 }
 Json = dict[str, Any]
