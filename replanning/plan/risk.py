@@ -22,6 +22,7 @@ from replanning.plan.commands import (
     program_name,
     simple_commands,
 )
+from replanning.plan.references import placeholders
 from replanning.plan.tasks import ToolSpec
 
 _MAX_JUDGED_CHARS: Final = 20_000
@@ -140,9 +141,10 @@ def detected_risk(tool: ToolSpec, arguments: Mapping[str, JsonValue] = MappingPr
         return "its command is too long to check"
     marked = mark_holes(tool.command)
     # A number cannot become code or a program, so a hole for one is harmless.
-    numbers: dict[str, JsonValue] = {
-        name: 0 for name, kind in tool.parameters.items() if kind in ("integer", "number")
-    }
+    numbers: dict[str, JsonValue] = {}
+    for name in placeholders(tool.command):
+        if tool.parameters.get(name) in ("integer", "number"):
+            numbers[name] = 0
     for values in (numbers, {**numbers, **arguments}):
         for reason in _reasons(marked, values, depth=0):
             return reason

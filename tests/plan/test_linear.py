@@ -21,11 +21,9 @@ from replanning.plan.risk import detected_risk
 from replanning.planning.outputs import MAX_REPLY_CHARS, ReflectionReply, parse_reply
 from replanning.tools.call import parse_json
 from replanning.tools.check import check_danger, check_machine, check_tools, check_unused_arguments
-from tests.support.cost import ordinary_seconds
+from tests.support.cost import processor_seconds
 
 MEGABYTE: Final = 1_000_000
-SECONDS_PER_MEGABYTE: Final = 1
-"""Processor time of an ordinary machine."""
 
 Reader = Callable[[str], object]
 
@@ -127,37 +125,44 @@ PLANS: Final[Mapping[str, Callable[[int], Document]]] = {
 """Plans whose parts, multiplied with one another, would be too many."""
 
 
-def assert_quick(act: Callable[[], object], seconds: float) -> None:
-    """Expect an action to take about this time in one of three attempts: other work on the machine adds up to half."""
-    assert any(ordinary_seconds(act) < 1.5 * seconds for _ in range(3))
+def assert_linear(act: Callable[[str], object], text: Callable[[int], str]) -> None:
+    """Expect a megabyte to take at most three times as long as half of it, in one of three attempts.
+
+    In quadratic time it would take four times as long.
+    """
+    half, whole = text(MEGABYTE // 2), text(MEGABYTE)
+    assert any(processor_seconds(act, whole) < 3 * processor_seconds(act, half) for _ in range(3))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("read", "start", "unit", "end"), TEXTS)
 def test_bad_texts(read, start, unit, end):
-    """A megabyte of a bad text is read within a second."""
-    text = start + unit * (MEGABYTE // len(unit)) + end
+    """The time to read a bad text grows with its length and no faster."""
 
-    def act() -> None:
+    def act(text: str) -> None:
         with suppress(ReplanningError, ValueError):
             read(text)
 
-    assert_quick(act, SECONDS_PER_MEGABYTE)
+    assert_linear(act, lambda length: start + unit * (length // len(unit)) + end)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS)
 def test_products(plan):
-    """A megabyte of a plan whose many tasks use many things of its tools is read and checked within two seconds."""
-    text = json.dumps({"goal": {"objective": "x"}, **PLANS[plan](MEGABYTE)}, separators=(",", ":"))
+    """The time to read and check a plan whose many tasks use many things of its tools grows with its length and no faster."""
 
-    def check() -> None:
+    def check(text: str) -> None:
         with suppress(PlanError):
             read_plan = Plan.parse(text, "json")
             for judge in (check_tools, check_unused_arguments, check_danger, check_machine):
                 judge(read_plan)
 
-    assert_quick(check, 2 * SECONDS_PER_MEGABYTE)
+    def text(length: int) -> str:
+        return json.dumps(
+            {"goal": {"objective": "x"}, **PLANS[plan](length)}, separators=(",", ":")
+        )
+
+    assert_linear(check, text)
 
 
 def test_too_many_tasks():

@@ -1,4 +1,4 @@
-"""Cost of an action in calls, or in time by the measure of other work, neither of which depends on the machine."""
+"""Cost of an action: in calls, which do not depend on the machine, or in processor time."""
 
 import sys
 import time
@@ -21,18 +21,8 @@ def calls(act: Callable[[], object]) -> int:
     return count
 
 
-def ordinary_seconds(act: Callable[[], object]) -> float:
-    """Return the processor time of an action as if on an ordinary machine: in units of fixed work, done before and after it."""
-    pace = _fixed_work()
+def processor_seconds(act: Callable[[str], object], text: str) -> float:
+    """Return the processor time of an action on a text."""
     began = time.process_time()
-    act()
-    took = time.process_time() - began
-    return took / (pace + _fixed_work()) / 5
-
-
-def _fixed_work() -> float:
-    """Do what takes an ordinary machine a tenth of a second, and return the processor time that it took."""
-    began = time.process_time()
-    for number in range(110_000):
-        sorted(f"{number} {number + 1} word".title().encode().split())
+    act(text)
     return time.process_time() - began
