@@ -276,7 +276,8 @@ def _required_parked_task(live: LivePlan) -> str:
     """Return which required task cannot run, and what it lacks; empty if there is none."""
     parked = []
     for entry in live.scheduler.parked.values():
-        if live.entry(entry.root).counts_as_unsatisfied:
+        # An element stands for its list, which is the required task.
+        if any(live.entry(root).counts_as_unsatisfied for root in entry.roots()):
             parked.append(entry)
     if not parked:
         return ""

@@ -106,8 +106,8 @@ class ReadyQueue:
     decisions wait for the answer.
 
     Attributes:
-        reserved: for each lineage that one caller executes alone, its queue by root. It also has
-            the elements of a list and the tasks of an included plan.
+        reserved: for each lineage that one caller executes alone, its queue by root; all queues
+            share it. Such a queue also has the elements of a list and the tasks of an included plan.
         on_push: called after an entry was added.
         in_doubt: the tasks that await a confirmation.
     """
@@ -127,17 +127,21 @@ class ReadyQueue:
         items.sort()
         self._fifo.extend(items)
 
-    def _reserved_queue(self, entry: TaskEntry) -> ReadyQueue | None:
-        """Return the queue of the innermost reserved lineage of an entry; None without one."""
+    def _other_queue(self, entry: TaskEntry) -> ReadyQueue | None:
+        """Return the queue of the innermost reserved lineage of an entry; None if it is this one.
+
+        Another caller may have reserved an element of a list that is reserved.
+        """
         if self.reserved:
             for root in entry.roots():
                 if root in self.reserved:
-                    return self.reserved[root]
+                    queue = self.reserved[root]
+                    return None if queue is self else queue
         return None
 
     def push(self, entry: TaskEntry) -> None:
         """Add an entry; one of a reserved lineage goes to the queue of that lineage."""
-        queue = self._reserved_queue(entry)
+        queue = self._other_queue(entry)
         if queue is not None:
             queue.push(entry)
             return
@@ -152,7 +156,7 @@ class ReadyQueue:
 
     def push_in_doubt(self, entry: TaskEntry) -> None:
         """Add a task that awaits a confirmation, to the queue that `push` would use."""
-        queue = self._reserved_queue(entry)
+        queue = self._other_queue(entry)
         if queue is not None:
             queue.push_in_doubt(entry)
             return
@@ -165,7 +169,7 @@ class ReadyQueue:
         while self.in_doubt:
             entry = self.in_doubt.popleft()
             # Once a caller has reserved its lineage, it is in that queue as well.
-            if entry.claim or self._reserved_queue(entry) is not None:
+            if entry.claim or self._other_queue(entry) is not None:
                 continue
             if entry.awaits_confirmation and entry.not_before is None:
                 return entry
@@ -188,7 +192,7 @@ class ReadyQueue:
             moved = priority != entry.task.priority or order != entry.order
             if moved or entry.state is not READY or entry.claim or entry.holds:
                 continue
-            queue = self._reserved_queue(entry)
+            queue = self._other_queue(entry)
             if queue is None:
                 return entry
             queue.push(entry)
@@ -522,7 +526,8 @@ class Scheduler:
             entries: its current tasks.
             on_push: called after one of its tasks was queued.
         """
-        self.queue.reserved[root] = ReadyQueue(on_push)
+        reserved = self.queue.reserved
+        reserved[root] = ReadyQueue(on_push, reserved)
         for entry in entries:
             # Another caller may have reserved an element of this list, and keeps it.
             if entry.state is READY:

@@ -1092,7 +1092,8 @@ class Lifecycle:
         while self.end is None and self.journal.state == "open" and not self.busy.blocks:
             if self._proceed_without_failed():
                 self.dispatcher.wake()
-                return
+                # The tasks that proceed may lack their tools, and perhaps nobody pulls them.
+                continue
             circumstances = Circumstances(
                 self.busy.has_reason, self.opening.open_ended, replans=self.settings.enabled
             )

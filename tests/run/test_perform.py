@@ -503,3 +503,30 @@ async def test_question_about_a_part(clock: VirtualClock) -> None:
         engine.answer(question.id, "approve")
         result = await run.perform("a", once)
     assert result == ["a[0]~2", "a[1]"]
+
+
+async def test_element_of_a_list_that_another_caller_performs(clock: VirtualClock) -> None:
+    """The caller who performs an element executes it, even if the one who performs the list is free first."""
+    elements = Task(id="each", for_each=[1, 2, 3], resources={"seat": 1})
+    executed: dict[str, str] = {}
+    may_leave = anyio.Event()
+
+    async def sit(task: Task, context: TaskContext) -> str:
+        executed[task.id] = CALLER.get()
+        await may_leave.wait()
+        return task.id
+
+    async with make_engine(clock=clock).open(plan(elements, resources={"seat": 1})) as run:
+
+        async def call(name: str, task_id: str) -> None:
+            CALLER.set(name)
+            await run.perform(task_id, sit)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call, "list", "each")
+            await anyio.wait_all_tasks_blocked()
+            group.start_soon(call, "element", "each[1]")
+            await anyio.wait_all_tasks_blocked()
+            may_leave.set()
+    assert run.result.ok
+    assert executed == {"each[0]": "list", "each[1]": "element", "each[2]": "list"}

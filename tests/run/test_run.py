@@ -118,6 +118,34 @@ async def test_timeout_of_a_reported_attempt(clock):
     assert result.status == "failed"
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+async def test_ready_task_without_its_tool_after_a_reported_failure(enabled):
+    """A caller that waits gets the result if all that may still start after a failure lacks its tool."""
+    gone = ToolSpec(name="gone", available=False)
+    last = Task(id="b", tool="gone", depends_on=("a",), run_if="always")
+    document = plan(Task(id="a"), last, tools=(gone,))
+    async with make_engine(enabled=enabled).open(document) as run:
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as group:
+                group.start_soon(run.wait)
+                await anyio.wait_all_tasks_blocked()
+                run.failed(run.started("a"), "exit status 1")
+    assert run.result.status == "failed"
+    assert "'b' cannot run: its tool 'gone' is unavailable" in run.result.reason
+
+
+async def test_reason_of_elements_without_their_tool():
+    """The reason of a failed run names the element of a list that has lost its tool, and the tool."""
+    elements = Task(id="each", tool="fetch", for_each=[1, 2])
+    async with make_engine(enabled=False).open(
+        plan(elements, tools=(ToolSpec(name="fetch"),))
+    ) as run:
+        async for task in run.ready():
+            async with run.attempt(task):
+                run.change_resource("fetch", available=False)
+    assert "'each[1]' cannot run: its tool 'fetch' is unavailable" in run.result.reason
+
+
 async def test_result_before_the_end():
     """The result of a run that goes on is refused with a sentence, not with nonsense."""
     async with open_run(chain("a")) as run:
