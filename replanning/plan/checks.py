@@ -113,6 +113,7 @@ _PARTS_WITH_NAMES: Final = frozenset(
         "mcp",
         "parameters",
         "fallbacks",
+        "include",
         "undo",
         "confirm",
         "changes",
@@ -1219,6 +1220,9 @@ def _fields_with_names(kind: type) -> frozenset[str] | None:
     """Return the fields of a model that are or contain names; None for another type."""
     if not issubclass(kind, BaseModel):
         return None
+    # Its parameters are JSON, which is masked.
+    if kind is SubPlan:
+        return frozenset({"tasks"})
     names = name_fields(kind) | _PARTS_WITH_NAMES
     return names.intersection(kind.model_fields)
 

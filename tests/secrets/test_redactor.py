@@ -410,6 +410,14 @@ PLACES: dict[str, JsonObject] = {
     "tasks[0].when": {"tasks": [{"id": "a", "when": f"context.stage == '{SHAPED}'"}]},
     "tasks[0].undo.tool": {"tasks": [{"id": "a", "undo": {"tool": SHAPED}}]},
     "tasks[0].fallbacks[0].tool": {"tasks": [{"id": "a", "fallbacks": [{"tool": SHAPED}]}]},
+    "tasks[0].include.tasks[0].id": {
+        "tasks": [{"id": "a", "include": {"tasks": [{"id": SHAPED}]}}]
+    },
+    "tasks[0].include.tasks[0].when": {
+        "tasks": [
+            {"id": "a", "include": {"tasks": [{"id": "b", "when": f"context.x == '{SHAPED}'"}]}}
+        ]
+    },
     "tools[0].name": {"tools": [{"name": SHAPED}]},
     "tools[0].capability": {"tools": [{"name": "a", "capability": SHAPED}]},
     'tools[0].parameters["[redacted]"]': {
@@ -435,6 +443,15 @@ def test_names_that_are_secrets(place: str):
     assert not any(word in str(problems) for word in ("Ab3d", "hunter2x", "INT-1", "vault"))
 
 
+def test_values_of_parameters_of_an_included_plan():
+    """The parameters of an included plan are masked like any other JSON, so that they are no names."""
+    included = {"parameters": {"key": {"type": "string", "default": SHAPED}}, "tasks": []}
+    document = {"goal": {"objective": "x"}, "tasks": [{"id": "a", "include": included}]}
+    plan = Plan.model_validate(document)
+    assert secret_name_problems(plan, Redactor()) == []
+    assert SHAPED not in REDACT.document(plan).model_dump_json()
+
+
 CHANGES: dict[str, JsonObject] = {
     "[0].task.id": {"kind": "add", "task": {"id": SHAPED}},
     "[0].before[0]": {"kind": "add", "task": {"id": "a"}, "before": [SHAPED]},
@@ -443,6 +460,10 @@ CHANGES: dict[str, JsonObject] = {
         "kind": "replace",
         "task_id": "a",
         "tasks": [{"id": "b"}, {"id": "c", "depends_on": [SHAPED]}],
+    },
+    "[0].task.include.tasks[0].id": {
+        "kind": "add",
+        "task": {"id": "a", "include": {"tasks": [{"id": SHAPED}]}},
     },
     "[0].fields.tool": {"kind": "modify", "task_id": "a", "fields": {"tool": SHAPED}},
     "[0].fields.depends_on[0]": {
