@@ -231,13 +231,13 @@ class PlanningSession:
 
         cut = "[cut: …] stands for the rest of a text or a list that you are not shown"
         for why, is_wrong in (
-            ("what looks like a secret cannot be kept", is_secret),
+            ("what looks like a secret cannot be stored", is_secret),
             (f"{MASK} stands for a secret that you are not shown", is_redacted),
             (cut, is_truncated),
         ):
             wrong = [name for name, value in values.items() if is_wrong(value)]
             if wrong:
-                raise LLMResponseInvalid(f"{why}: do without it in {', '.join(wrong)}")
+                raise LLMResponseInvalid(f"{why}: leave it out of {', '.join(wrong)}")
 
     def keep_ahead(self, task: Task, reply: PlanningReply, phase: Phase) -> None:
         """Journal a reply's outputs for later phases; they replace those of earlier replies."""

@@ -487,7 +487,7 @@ async def test_a_subtask_is_not_called_by_what_looks_like_a_secret():
         refused, again = model.told(kind)
         assert "looks like a secret" not in refused
         assert (
-            f"what looks like a secret cannot be kept: do without it in the id of subtask {number}"
+            f"what looks like a secret cannot be stored: leave it out of the id of subtask {number}"
             in again
         )
     assert SECRET not in "".join(model.prompts)
@@ -495,7 +495,7 @@ async def test_a_subtask_is_not_called_by_what_looks_like_a_secret():
 
 SHELL = {"kind": "shell", "command": "echo {text}", "produces": ["note"]}
 HTTP = {"kind": "http", "url": "http://h/x", "method": "POST", "body": {"all": [{"t": "<{text}>"}]}}
-CUT = "[cut: …] stands for the rest of a text or a list that you are not shown: do without it in the arguments"
+CUT = "[cut: …] stands for the rest of a text or a list that you are not shown: leave it out of the arguments"
 
 
 @pytest.mark.parametrize("kind", ["action_sequence", "execution", "step"])
@@ -505,12 +505,12 @@ CUT = "[cut: …] stands for the rest of a text or a list that you are not shown
         (
             {"text": SECRET},
             {},
-            "what looks like a secret cannot be kept: do without it in the arguments",
+            "what looks like a secret cannot be stored: leave it out of the arguments",
         ),
         (
             {"text": "password=[redacted]"},
             {},
-            "[redacted] stands for a secret that you are not shown: do without it",
+            "[redacted] stands for a secret that you are not shown: leave it out of",
         ),
         ({"text": "all of… [cut: 9000 characters in all]"}, {}, CUT),
         (
