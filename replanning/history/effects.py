@@ -242,9 +242,10 @@ def _end(
 def _confirm(found: dict[AttemptId, RunEffect], revised: PlanRevised) -> None:
     """Mark calls in doubt as done if the person who made a revision says so of their tasks.
 
-    The earlier attempts at such a task stay in doubt: two calls may have had two effects.
+    The earlier attempts at such a task stay in doubt: two calls may have had two effects. A person
+    who approves a candidate does not say so: a model wrote it, and `done` is not shown.
     """
-    if revised.by in AUTOMATIC:
+    if revised.by in AUTOMATIC or revised.chosen is not None:
         return
     done: set[TaskId] = set()
     for change in revised.changes:

@@ -152,13 +152,15 @@ def test_call_that_a_person_says_is_done() -> None:
     later = journal.AttemptTimedOut("a#2", "a", 5.0)
     twice = (start(), late, start(2), later)
 
-    def told(change: SkipTask, by: str) -> list[bool]:
-        revised = journal.PlanRevised(1, 0, (change,), "", by)
+    def told(change: SkipTask, by: str, chosen: int | None = None) -> list[bool]:
+        revised = journal.PlanRevised(1, 0, (change,), "", by, chosen=chosen)
         return [doubt for _, doubt in doubts(recorded(using("reserve"), *twice, revised))]
 
     assert told(SkipTask(task_id="a", done=True), "person:ada") == [True, False]
     assert told(SkipTask(task_id="a"), "person:ada") == [True, True]
     assert told(SkipTask(task_id="a", done=True), "policy") == [True, True]
+    # A person has approved what a model proposed.
+    assert told(SkipTask(task_id="a", done=True), "person:ada", chosen=0) == [True, True]
 
 
 def test_arguments_that_nobody_has() -> None:
