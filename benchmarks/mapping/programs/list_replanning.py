@@ -21,19 +21,19 @@ tasks:
 """)
 
 
-@tool(idempotent=True)
+@tool(effect="none")
 def list_documents() -> list[int]:
     """List the documents."""
     return list(range(client.DOCUMENTS))
 
 
-@tool(capability="convert", idempotent=True)
+@tool(capability="convert", effect="none")
 def convert(n: int) -> dict[str, object]:
     """Convert a document."""
     return client.convert(n)
 
 
-@tool(capability="convert", idempotent=True)
+@tool(capability="convert", effect="none")
 def convert_elsewhere(n: int) -> dict[str, object]:
     """Convert a document with the other converter."""
     return client.convert_elsewhere(n)
