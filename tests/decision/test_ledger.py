@@ -140,6 +140,15 @@ def test_outcome_after_that_of_a_later_replan():
     assert ledger.lineages.pending == {}
 
 
+def test_outcome_recorded_twice():
+    """An outcome that is recorded a second time leaves the outcome that a later replan awaits."""
+    outcome = journal.OutcomeRecorded("r1", succeeded=True, duration=1.0)
+    ledger = ledger_of(
+        revised(skip("a")), outcome, revised(skip("a"), replan="r2", number=2), outcome
+    )
+    assert [watched.replan for watched in ledger.lineages.pending.values()] == ["r2"]
+
+
 def test_source_of_changes():
     """The source of applied changes is that of the chosen candidate; a person's have none."""
     other = Alternative(changes=(skip("b"),), reason="not needed", source="llm")
