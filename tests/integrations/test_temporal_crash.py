@@ -137,16 +137,17 @@ class Play:
         rng = self._rng
         aim = rng.choice(self._aims or ["", rng.choice("<>") + rng.choice(AIMS)])
         count = 1 if self._aims else rng.randint(1, 2) if aim else rng.randint(1, 40)
+        is_dead = False
+        # It may have told more before it died: a question that Temporal knows of is not asked again.
         for tick in process.ticks():
             what, _, about = tick.partition(" ")
             if what == ">question-asked":
                 self._loop.call_soon_threadsafe(self._ask, about)
             count -= tick.startswith(aim)
-            if count <= 0 and self.killed < self.kills:
+            if count <= 0 and self.killed < self.kills and not is_dead:
                 let_pass(rng.choice([0.0, 0.0001, 0.001, 0.01]) * rng.random())
                 self.killed += 1
-                if self.kill(process):
-                    return
+                is_dead = self.kill(process)
                 count = rng.randint(1, 40)
 
     def kill(self, process: Process) -> bool:
