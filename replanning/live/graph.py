@@ -1161,9 +1161,10 @@ class TaskGraph:
 
     @property
     def quiescent(self) -> bool:
-        """True if no task runs, backs off, is claimed, or could be claimed.
+        """True if no task runs, backs off, is claimed, or could start.
 
-        A tool whose breaker opened once is waited for, like a task that backs off.
+        Ready tasks that cannot start are parked. A tool whose breaker opened once is waited for, like a
+        task that backs off.
         """
         counts = self.counts
         scheduler = self.scheduler

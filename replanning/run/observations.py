@@ -261,6 +261,7 @@ class ObservedRun:
         # Stale results matter at once only if their tasks may run again.
         if isinstance(body, ContextUpdated) and self.live.staleness.redoes and life.end is None:
             life.record_stale_results()
+        # Without `must_check`: the next observation may bring back what this one has taken.
         life.follow_up()
 
     def _require_running(self, consequence: str) -> None:
