@@ -526,7 +526,7 @@ class Replanner:
         stored = considered
         if shown != candidates:
             stored = AlternativesConsidered(replan, ids, revision, shown, notes)
-        life.journal.append(considered, stored=stored)
+        life.journal.append(considered, stored)
         decision = make_decision(
             self._policy,
             triggers,

@@ -336,7 +336,9 @@ def is_locked(error: StoreError) -> bool:
     return getattr(error.__cause__, "sqlite_errorname", "").startswith("SQLITE_BUSY")
 
 
-STATUS_RECORDS: Final = (RunOpened, RunResumed, RunEnded)
+STATUS_RECORDS: Final[frozenset[type[RunOpened | RunResumed | RunEnded]]] = frozenset(
+    {RunOpened, RunResumed, RunEnded}
+)
 """Records that change the status of a run."""
 
 _MAX_UNCHECKED_CHARS: Final = 400

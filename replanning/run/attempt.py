@@ -22,13 +22,15 @@ from replanning.live.entries import TaskEntry
 from replanning.live.graph import CopyOnRead
 from replanning.plan.json_values import copy_json
 from replanning.plan.messages import format_duration
-from replanning.plan.tasks import Agreement, Task, ToolSpec, confirmation_problem
+from replanning.plan.tasks import Task, ToolSpec, confirmation_problem
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, TaskId
 from replanning.run.event_loop import Alarm, CancelledWithin, is_cancelled, isolate
 from replanning.run.observations import ObservedRun
 from replanning.run.retries import failure_from
+from replanning.run.running import AttemptOptions
 
 _NOT_STARTED: Final = AttemptId("")
+_DEFAULT_OPTIONS: Final = AttemptOptions()
 
 
 class TaskContext:
@@ -291,23 +293,13 @@ class Attempt:
     If the attempt may not start (the run has ended, its journal takes no records, or the task was
     removed from the plan), the body has no `context` and is cancelled at its first checkpoint.
 
-    It has many attributes because it serves workers, loops of the user and calls of sessions: it
-    holds their options, the report of the body, and the state to restore after it.
-
     Attributes:
         run: the run.
         task: the task.
         claimed: the task in the live plan, if it was just claimed.
         started: the id of this attempt, once it was started.
-        passes: exceptions that are control flow rather than failures; they propagate.
-        must_store: whether an output that is too large for the journal is a failure; otherwise it
-            is left out.
-        value_of: extracts the value that expectations check; by default the output itself.
-        in_own_task: whether the body runs in a task of the library, so that a cancellation that the
-            library did not cause is a failure.
+        options: the options of its worker or caller.
         scope: the cancel scope of the attempt.
-        in_scope_of_worker: whether this is the scope of a worker, which executes one attempt after
-            another in it, until one of them is cancelled.
         id: the id of this attempt.
         output: assigned by the body.
         cancelled: whether nothing that the body still reports is accepted.
@@ -320,12 +312,8 @@ class Attempt:
     task: Task
     claimed: TaskEntry | None = None
     started: AttemptId | None = None
-    passes: tuple[type[BaseException], ...] = ()
-    must_store: bool = True
-    value_of: Callable[[object], object] | None = None
-    in_own_task: bool = False
+    options: AttemptOptions = _DEFAULT_OPTIONS
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    in_scope_of_worker: bool = False
     id: AttemptId = field(default=_NOT_STARTED, init=False)
     output: object = field(default=None, init=False)
     error: Exception | None = field(default=None, init=False)
@@ -363,14 +351,9 @@ class Attempt:
         self.context.charge(calls=calls, tokens=tokens, money=money)
 
     @property
-    def agreements(self) -> list[Agreement]:
-        """The other tools that must agree with the output; usually there are none."""
-        if self.cancelled:
-            return []  # the body went on after its time was up, and its output is not accepted
-        entry = self.run.live.entry(self.task.id)
-        if entry.log.doubt is not None:
-            return []  # what was asked is whether the task was done
-        return self.run._lifecycle.attempts.outputs.agreements(entry, self.output)
+    def checked(self) -> bool:
+        """Whether the commands that the task expects to succeed have done so."""
+        return self.context.checked
 
     async def verify(self, work: Work) -> None:
         """Have the other tools that must agree (`agrees_with`) verify the output.
@@ -387,14 +370,21 @@ class Attempt:
             UnexpectedOutput: the outputs differ.
             UnverifiedOutput: another tool failed, or did not answer in time.
         """
+        if self.cancelled:
+            return  # the body continued after its time was up, and its output is not accepted
         attempts = self.run._lifecycle.attempts
         entry = self.run.live.entry(self.task.id)
-        agreements = self.agreements
+        if entry.log.doubt is not None:
+            return  # what was asked is whether the task was done
+        agreements = attempts.outputs.agreements(entry, self.output)
         if agreements:
             # An output that is wrong anyway needs no second opinion; the report says why.
-            checked = self.context.checked
             if attempts.outputs.unexpected(
-                entry, self.output, self.value_of, verified=True, checked=checked
+                entry,
+                self.output,
+                self.options.value_of,
+                verified=True,
+                checked=self.checked,
             ):
                 return
         for agreement in agreements:
@@ -404,7 +394,7 @@ class Attempt:
             finally:
                 self.asking = ""
             differs = attempts.outputs.disagreement(
-                entry, agreement, self.output, other, self.value_of
+                entry, agreement, self.output, other, self.options.value_of
             )
             if differs is not None:
                 raise differs
@@ -436,7 +426,7 @@ class Attempt:
                 alarm = life.timer.call_at(life.clock.now() + timeout, scope.cancel)
             try:
                 other = await isolate(work, task, context)
-            except self.passes:
+            except self.options.passes:
                 raise
             except Exception as error:
                 raise UnverifiedOutput(
@@ -472,7 +462,7 @@ class Attempt:
                 pass
         if self.started is None and await life.attempts.start_when_possible(self):
             self.started = self.id
-        if not self.in_scope_of_worker:
+        if not self.options.in_scope_of_worker:
             self.scope.__enter__()
         if self.started is None:
             # An `async with` cannot skip its body, which therefore ends at its first checkpoint.
@@ -502,7 +492,7 @@ class Attempt:
         # Set, not reset: a reset fails where the body is left in another context.
         _current_attempt.set(self._before)
         swallowed = False
-        if not self.in_scope_of_worker:
+        if not self.options.in_scope_of_worker:
             try:
                 swallowed = bool(self.scope.__exit__(kind, error, trace))
             except Exception as rest:  # noqa: BLE001 - of whatever the body raised
@@ -512,28 +502,21 @@ class Attempt:
             life.attempts.work_stopped(self.id)
             if error is None or swallowed:
                 return True
-            if self.in_scope_of_worker:
+            if self.options.in_scope_of_worker:
                 if isinstance(error, BaseExceptionGroup):
                     error = error.split(anyio.get_cancelled_exc_class())[1]
                 if error is None or isinstance(error, anyio.get_cancelled_exc_class()):
                     return False  # the worker's scope takes it
         elif error is None:
-            self.error = life.attempts.succeeded(
-                self.id,
-                self.output,
-                must_store=self.must_store,
-                value_of=self.value_of,
-                verified=self.verified,
-                checked=self.context.checked,
-            )
+            self.error = life.attempts.succeeded(self.id, self.output)
             return True
         assert error is not None
         # Control flow of a framework, such as a handoff: the call is made again, and not in doubt.
-        if isinstance(error, self.passes):
+        if isinstance(error, self.options.passes):
             life.attempts.interrupted(self.id, f"{type(error).__name__} in the worker", again=True)
             return False
         is_cancellation = isinstance(error, anyio.get_cancelled_exc_class())
-        if is_cancellation and self.in_own_task and not is_cancelled():
+        if is_cancellation and self.options.in_own_task and not is_cancelled():
             error = CancelledWithin(CancelledWithin.MESSAGE)
         if isinstance(error, Exception):
             # Without an attempt nothing can have failed: the body only met its cancellation.

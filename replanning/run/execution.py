@@ -24,6 +24,7 @@ from replanning.plan.types import AttemptId, TaskId
 from replanning.run.attempt import Attempt, Work
 from replanning.run.lifecycle import GIVEN_UP
 from replanning.run.observations import ObservedRun
+from replanning.run.running import AttemptOptions
 
 
 @dataclass(repr=False, eq=False)
@@ -33,7 +34,7 @@ class Worker:
     Args:
         run: where tasks come from.
         work: executes one task: returns its output, raises when it fails.
-        in_own_task: as `Attempt` takes it.
+        in_own_task: as `AttemptOptions` has it.
     """
 
     _run: ObservedRun
@@ -53,20 +54,21 @@ class Worker:
     async def _work_in_one_scope(self) -> bool:
         """Work until an attempt is cancelled with its scope; return False at the run's end."""
         life = self._run._lifecycle
+        outputs = life.attempts.outputs
+        options = AttemptOptions(in_own_task=self.in_own_task, in_scope_of_worker=True)
         with anyio.CancelScope() as scope:
             while (claim := await life.dispatcher.next_task()) is not None:
                 attempt = Attempt(
                     self._run,
                     claim.task,
                     claimed=claim.entry,
-                    in_own_task=self.in_own_task,
+                    options=options,
                     scope=scope,
-                    in_scope_of_worker=True,
                 )
                 async with attempt:
                     if not attempt.cancelled:
                         attempt.output = await self._work(claim.task, attempt.context)
-                        if attempt.agreements:
+                        if outputs.expectations(claim.entry):
                             await attempt.verify(self._work)
                 if attempt.cancelled:
                     return True
@@ -106,8 +108,7 @@ class LineageExecution:
         live = run.live
         self._run = run
         self._lifecycle = run._lifecycle
-        self._passes = passes
-        self._value_of = value_of
+        self._options = AttemptOptions(passes, must_store=False, value_of=value_of)
         self._asked = task_id
         self.root = live.entry(live.entry(task_id).root)
         self.outputs: dict[TaskId, object] = {}
@@ -273,9 +274,7 @@ class LineageExecution:
             task,
             claimed=entry,
             started=started,
-            passes=self._passes,
-            must_store=False,
-            value_of=self._value_of,
+            options=self._options,
         )
         async with attempt:
             if not attempt.cancelled:

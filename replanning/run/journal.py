@@ -144,9 +144,8 @@ class RunJournal:
     def append(
         self,
         body: RecordBody,
-        draft: Draft | None = None,
-        *,
         stored: RecordBody | None = None,
+        draft: Draft | None = None,
     ) -> Record:
         """Store a record and let it take effect, in one step.
 
@@ -155,8 +154,8 @@ class RunJournal:
 
         Args:
             body: the record.
-            draft: for a revision, its staged changes.
             stored: its masked form, if masking its texts is not enough.
+            draft: for a revision, its staged changes.
 
         Raises:
             LeaseLost: another process has taken the run over.
@@ -223,7 +222,7 @@ class RunJournal:
             self._kept.append((body, stored))
             return
         try:
-            self.append(body, stored=stored)
+            self.append(body, stored)
         except RecordNotSerializable:
             rest = _storable_part(stored or body)
             if rest is None or rest == stored:
@@ -239,13 +238,13 @@ class RunJournal:
             StoreError: it could not be stored; nothing has changed.
         """
         try:
-            self.append(body, stored=stored)
+            self.append(body, stored)
         except RecordNotSerializable as error:
             rest = _storable_part(stored or body)
             if rest is None:
                 self.append(ErrorContained(f"record {body.kind!r}", str(error)))
             else:
-                self.append(body, stored=rest)
+                self.append(body, rest)
 
     # A failing store
 

@@ -499,7 +499,7 @@ class Lifecycle:
                 stored = body
                 if shown.changes is not changes or shown.reason is not reason:
                     stored = replace(body, changes=tuple(shown.changes), reason=shown.reason)
-            self.journal.append(body, draft, stored=stored)
+            self.journal.append(body, stored, draft)
         for attempt_id in stopped.values():
             self.attempts.cancel(attempt_id)
         self.dispatcher.wake()

@@ -185,7 +185,7 @@ class OutputKeeper:
     def agreements(self, entry: TaskEntry, output: object) -> list[Agreement]:
         """Return the other tools that must agree with the answer of a task's tool."""
         agreements: list[Agreement] = []
-        expectations = self._expectations(entry)
+        expectations = self.expectations(entry)
         if not expectations or isinstance(output, WithheldOutput):
             return agreements  # there is nothing to compare
         for expectation in expectations:
@@ -195,7 +195,8 @@ class OutputKeeper:
                 agreements.append(agreement)
         return agreements
 
-    def _expectations(self, entry: TaskEntry) -> list[Expectation]:
+    def expectations(self, entry: TaskEntry) -> list[Expectation]:
+        """Return what the output of a task must satisfy; usually nothing."""
         task = entry.task
         expectations = []
         if task.tool is not None:
@@ -279,7 +280,7 @@ class OutputKeeper:
             verified: whether the other tools that must agree were asked, or will be asked later.
             checked: whether the commands that must succeed after the work have succeeded.
         """
-        expectations = self._expectations(entry)
+        expectations = self.expectations(entry)
         for expectation in expectations:
             if expectation.commands and not checked:
                 return UnverifiedOutput(

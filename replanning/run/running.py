@@ -61,6 +61,28 @@ class NextStep(NamedTuple):
     confirm_at: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class AttemptOptions:
+    """Options of the attempts that one worker or caller executes.
+
+    Attributes:
+        passes: exceptions that are control flow rather than failures; they propagate.
+        must_store: whether an output that is too large for the journal is a failure; otherwise it
+            is left out.
+        value_of: extracts the value that expectations check; by default the output itself.
+        in_own_task: whether the body runs in a task of the library, so that a cancellation that the
+            library did not cause is a failure.
+        in_scope_of_worker: whether the cancel scope belongs to a worker, which executes one attempt
+            after another in it, until one of them is cancelled.
+    """
+
+    passes: tuple[type[BaseException], ...] = ()
+    must_store: bool = True
+    value_of: Callable[[object], object] | None = None
+    in_own_task: bool = False
+    in_scope_of_worker: bool = False
+
+
 class AttemptHandle(Protocol):
     """Handle of an attempt for the code that executes it.
 
@@ -68,15 +90,23 @@ class AttemptHandle(Protocol):
         id: the id of the attempt.
         task: its task.
         output: the output of its work, once it exists.
+        options: the options of the worker or caller.
         asking: the second tool that is verifying the output now; empty if none is.
+        verified: whether the other tools that must agree have done so.
         error: the cause of its failure, for its caller.
     """
 
     id: AttemptId
     task: Task
     output: object
+    options: AttemptOptions
     asking: str
+    verified: bool
     error: Exception | None
+
+    @property
+    def checked(self) -> bool:
+        """Whether the commands that must succeed after the work have succeeded."""
 
     def cancel(self) -> None:
         """Stop the work; later reports of it are ignored."""
@@ -220,7 +250,7 @@ class RunningAttempts:
         )
         # Only the document of a call needs masking.
         masked = started if call is None else None
-        self._journal.append(started, stored=masked)
+        self._journal.append(started, masked)
         if deadline is not None and deadline < self._timer.next_wakeup:
             self._timer.notify_deadline(deadline)
 
@@ -261,49 +291,30 @@ class RunningAttempts:
 
     # Reports
 
-    def succeeded(
-        self,
-        attempt_id: AttemptId,
-        output: object = None,
-        *,
-        must_store: bool = True,
-        value_of: Callable[[object], object] | None = None,
-        verified: bool = False,
-        checked: bool = False,
-    ) -> UnexpectedOutput | None:
+    def succeeded(self, attempt_id: AttemptId, output: object = None) -> UnexpectedOutput | None:
         """Record the output of an attempt, see `PlanRun.succeeded`.
-
-        Args:
-            attempt_id: the attempt.
-            output: its output.
-            must_store: whether an output that is too large for the journal is a failure, instead
-                of being left out of it.
-            value_of: makes of the output what expectations are about; by default the output.
-            verified: whether the other tools that must agree have done so.
-            checked: whether the commands that must succeed after the work have succeeded.
 
         Returns:
             The error of an unexpected output, which fails the attempt; None if the output is as
             expected.
         """
-        entry = self._take_out(attempt_id, "succeeded")
-        if entry is None:
+        ended = self._take_out(attempt_id, "succeeded")
+        if ended is None:
             return None
+        entry, handle = ended
         doubt = entry.log.doubt
         if doubt is not None:
-            answer = self._answer(attempt_id, entry, doubt, output, value_of)
+            answer = self._answer(attempt_id, entry, doubt, output, handle)
             if not answer.done:
                 return None
             output = answer.output
-            value_of = None
-            verified = True
-            checked = True
-        unexpected = self.outputs.unexpected(
-            entry, output, value_of, verified=verified, checked=checked
-        )
-        if unexpected is not None:
-            self._record_failure(attempt_id, entry, unexpected)
-            return unexpected
+        # Most tasks expect nothing of their outputs.
+        if self.outputs.expectations(entry):
+            unexpected = self._unexpected(entry, output, handle)
+            if unexpected is not None:
+                self._record_failure(attempt_id, entry, unexpected)
+                return unexpected
+        must_store = handle is None or handle.options.must_store
         try:
             body, stored = self.outputs.take(attempt_id, entry, output, must_store=must_store)
         except OutputError as error:
@@ -326,15 +337,35 @@ class RunningAttempts:
         self._run.follow_up()
         return None
 
+    def _unexpected(
+        self, entry: TaskEntry, output: object, handle: AttemptHandle | None
+    ) -> UnexpectedOutput | None:
+        """Return why an output violates expectations; None if it does not."""
+        if entry.log.doubt is not None:
+            # The tool that confirmed the task has given it.
+            return self.outputs.unexpected(entry, output, verified=True, checked=True)
+        if handle is None:
+            return self.outputs.unexpected(entry, output, verified=False, checked=False)
+        return self.outputs.unexpected(
+            entry,
+            output,
+            handle.options.value_of,
+            verified=handle.verified,
+            checked=handle.checked,
+        )
+
     def _answer(
         self,
         attempt_id: AttemptId,
         entry: TaskEntry,
         doubt: Doubt,
         output: object,
-        value_of: Callable[[object], object] | None,
+        handle: AttemptHandle | None,
     ) -> Confirmed:
         """Return the result of a confirmation; record it unless the task was done."""
+        value_of = None
+        if handle is not None:
+            value_of = handle.options.value_of
         try:
             key = self._run.key_of(entry)
             answer = self.outputs.confirmed(entry, doubt.confirm, key, output, value_of)
@@ -363,9 +394,9 @@ class RunningAttempts:
             error: why it failed.
             must_check: whether to check for the end of the run even while tasks are ready.
         """
-        entry = self._take_out(attempt_id, "failed")
-        if entry is not None:
-            self._record_failure(attempt_id, entry, error, must_check=must_check)
+        ended = self._take_out(attempt_id, "failed")
+        if ended is not None:
+            self._record_failure(attempt_id, ended[0], error, must_check=must_check)
 
     def _record_failure(
         self,
@@ -463,9 +494,10 @@ class RunningAttempts:
             reason: why.
             again: whether the work itself asks to be executed again.
         """
-        entry = self._take_out(attempt_id, "interrupted")
-        if entry is None or self._run.end is not None:
+        ended = self._take_out(attempt_id, "interrupted")
+        if ended is None or self._run.end is not None:
             return
+        entry = ended[0]
         now = self._timer.clock.now()
         failure = Failure("Interrupted", reason, kind="interrupted")
         next_step = NextStep(retry_at=now)
@@ -487,8 +519,10 @@ class RunningAttempts:
         # The caller may be leaving the run, so the check for its end comes a little later.
         self._timer.call_at(now, self._run.follow_up)
 
-    def _take_out(self, attempt_id: AttemptId, report: str) -> TaskEntry | None:
-        """Return the task of an attempt that ends now; None if the attempt is not current.
+    def _take_out(
+        self, attempt_id: AttemptId, report: str
+    ) -> tuple[TaskEntry, AttemptHandle | None] | None:
+        """Return the task and the handle of an attempt that ends now; None if it is not current.
 
         A report of such an attempt is recorded and has no effect.
 
@@ -497,9 +531,8 @@ class RunningAttempts:
         """
         running = self.running.pop(attempt_id, None)
         if running is not None:
-            entry = running[0]
-            self._report_overrun(entry)
-            return entry
+            self._report_overrun(running[0])
+            return running
         task_id = TaskId(str(attempt_id).rpartition("#")[0])
         if task_id not in self._live:
             raise UnknownAttempt(attempt_id)
