@@ -253,6 +253,35 @@ def _without_settled(proposed: Alternative, settled: Collection[TaskId]) -> Alte
 # Checks of the changes alone
 
 
+def check_changes(
+    proposal: Proposal,
+    tried: Collection[str],
+    triggers: Sequence[Trigger],
+    ledger: Ledger,
+    limits: LimitSettings,
+) -> str:
+    """Return why changes are rejected in any plan; empty if they are not.
+
+    What is wrong with the changes themselves comes first, then the history of the run, then the
+    plan as they would leave it. Each check relies on those before it: later ones look at tasks that
+    only changes that fit have.
+
+    Args:
+        proposal: the proposal.
+        tried: hashes of the changes that were applied before for these lineages.
+        triggers: the reasons for replanning.
+        ledger: knows the tasks that others stand for, and what was declined and applied.
+        limits: of replans.
+    """
+    return (
+        check_content(proposal)
+        or check_repeats(proposal, tried, triggers, ledger)
+        or check_limits(proposal, limits, ledger)
+        or check_fits_plan(proposal)
+        or check_futile_calls(proposal)
+    )
+
+
 def check_content(proposal: Proposal) -> str:
     """Reject changes that no plan could take.
 

@@ -179,12 +179,12 @@ class ReplanningEngine:
         redactor = redactor_for(self.settings)
         if isinstance(providers, AlternativeGenerator):
             self.generator = providers
+            # Prompts must not contain the secrets of runs either.
+            self.generator.use_redactor(redactor)
         else:
             self.generator = AlternativeGenerator(
-                providers, settings=self.settings, environment=environment
+                providers, settings=self.settings, environment=environment, redactor=redactor
             )
-        # Prompts must not contain the secrets of runs either.
-        self.generator.use_redactor(redactor)
         for plugin in (*self.exporters, *self.generator.path_generator.providers):
             if redactor.is_secret_name(plugin_name(plugin)):
                 kind = type(plugin).__name__

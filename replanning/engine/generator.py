@@ -8,7 +8,6 @@ from collections.abc import (
     Callable,
     Collection,
     Iterable,
-    Iterator,
     Mapping,
     Sequence,
 )
@@ -29,13 +28,9 @@ from replanning.decision.proposal import (
     ConfidenceScorer,
     Proposal,
     analyse,
+    check_changes,
     check_confidence,
-    check_content,
     check_feasible,
-    check_fits_plan,
-    check_futile_calls,
-    check_limits,
-    check_repeats,
     check_saving,
     relative_saving,
     seeks_better_path,
@@ -286,11 +281,7 @@ class AlternativeVetter:
             asks = [reason for reason in (proposed.ask, question) if reason]
             proposed = proposed.model_copy(update={"ask": "; ".join(asks)})
         proposal = analyse(proposed, situation.live, situation.redactor, asked_at=self._asked_at)
-        rejected = ""
-        for rejected in self._rejections(proposal):
-            if rejected:
-                break
-
+        rejected = self._rejection(proposal)
         score = None
         if not rejected:
             score = self.scorer.score(
@@ -307,27 +298,25 @@ class AlternativeVetter:
         self._vetted[id(given)] = (given, vetted)
         return vetted
 
-    def _rejections(self, proposal: Proposal) -> Iterator[str]:
-        """Yield what each check says about a proposal, up to the first that rejects it.
-
-        What is wrong with the changes themselves comes first, then the history of the run, then
-        the plan as they would leave it. Each check relies on those before it: later ones look at
-        tasks that only changes that fit have.
-        """
+    def _rejection(self, proposal: Proposal) -> str:
+        """Return why a proposal is rejected, before it is scored; empty if no check objects."""
         situation = self.situation
         triggers = self.request.triggers
-        ledger = situation.ledger
-        yield check_content(proposal)
-        yield situation.undo_problem(proposal.changes)
-        yield check_repeats(proposal, self.request.tried_fingerprints, triggers, ledger)
-        yield check_limits(proposal, situation.settings.limits, ledger)
-        yield check_fits_plan(proposal)
-        yield check_futile_calls(proposal)
-        if situation.live.world.closed:
-            yield check_feasible(proposal, triggers)
-        if self.better_path:
+        rejected = check_changes(
+            proposal,
+            self.request.tried_fingerprints,
+            triggers,
+            situation.ledger,
+            situation.settings.limits,
+        )
+        if not rejected:
+            rejected = situation.undo_problem(proposal.changes)
+        if not rejected and situation.live.world.closed:
+            rejected = check_feasible(proposal, triggers)
+        if not rejected and self.better_path:
             min_gain = situation.settings.better_path.min_gain
-            yield check_saving(proposal, min_gain, situation.evaluation.compare)
+            rejected = check_saving(proposal, min_gain, situation.evaluation.compare)
+        return rejected
 
 
 class PathGenerator:
@@ -429,7 +418,7 @@ class PathGenerator:
 
         Alternatives that need no person come first, then those with a higher score. Ties go by
         provider, then by the order of its proposals. Duplicates within the round are rejected here;
-        repetitions of earlier rounds, by `check_repeats` and `check_futile_calls`.
+        repetitions of earlier rounds, by `check_changes`.
 
         Args:
             replies: the replies from `generate`.
@@ -535,6 +524,7 @@ class AlternativeGenerator:
             a function that makes one from the providers.
         scorer: scores alternatives; by default with the weights in the settings.
         evaluator: compares better paths for `generate`. A run uses the evaluator of its engine.
+        redactor: recognises secrets; by default made from the settings.
 
     Attributes:
         path_generator: asks the providers, listed in its `providers`.
@@ -554,6 +544,7 @@ class AlternativeGenerator:
         path_generator: Callable[[Sequence[AlternativeProvider]], PathGenerator] = PathGenerator,
         scorer: ConfidenceScorer | None = None,
         evaluator: PlanEvaluator | None = None,
+        redactor: Redactor | None = None,
     ) -> None:
         if environment is None:
             environment = Environment()
@@ -564,7 +555,7 @@ class AlternativeGenerator:
         self.scorer = scorer
         self.evaluator = evaluator
         self._clock = environment.clock
-        self._redactor = redactor_for(self.settings)
+        self._redactor = redactor or redactor_for(self.settings)
         self._registry = ProviderRegistry(self.settings, environment, self._redactor)
         self.path_generator = path_generator(self._registry.resolve(providers))
 

@@ -17,6 +17,7 @@ from replanning.errors import LeaseLost, RunOwned
 from replanning.journal.records import Record, RecordBody, RunOpened
 from replanning.journal.store import (
     FINISHED_STATUSES,
+    STATUS_RECORDS,
     CurrentRunStatus,
     InboxMessage,
     Lease,
@@ -140,7 +141,8 @@ class MemoryStore(RunStore):
             if seq == 1:
                 kept.title = run_title(body)
                 kept.is_session = isinstance(body, RunOpened) and body.open_ended
-            kept.status = status_after(body) or kept.status
+            if isinstance(body, STATUS_RECORDS):
+                kept.status = status_after(body)
             kept.count = seq
             kept.bodies.append(body)
             kept.times.append(at)

@@ -260,11 +260,13 @@ class PostgresStore(SqlStore):
             "at": at,
             "kind": body.kind,
             "data": data,
-            "status": status_after(body),
+            "status": None,
             "crc": checksum(data.encode(), seq, float(at), body.kind),
             "name": None,
             "objective": None,
         }
+        if isinstance(body, STATUS_RECORDS):
+            row["status"] = status_after(body)
         if isinstance(body, RunOpened):
             name, objective = run_title(body)
             row["name"] = name.replace("\0", "�")
@@ -369,7 +371,11 @@ class PostgresStore(SqlStore):
         with database.transaction():
             kinds = [kind.kind for kind in STATUS_RECORDS]
             found = database.execute(_LAST_STATUS_SQL, {**row, "kinds": kinds}).fetchone()
-            status = status_after(decode_body(*found)) if found else "running"
+            status = "running"
+            if found is not None:
+                body = decode_body(*found)
+                assert isinstance(body, STATUS_RECORDS), "only these kinds were asked for"
+                status = status_after(body)
             database.execute(_UNDO_SQL, {**row, "status": status})
 
     def _ask(self, doing: str, request: Callable[[psycopg.Connection], ResultT]) -> ResultT:

@@ -21,6 +21,7 @@ from replanning.journal.store import (
     LOCK_TIMEOUT,
     LOCK_TRY,
     LOOP_LOCK_TIMEOUT,
+    STATUS_RECORDS,
     InboxMessage,
     Lease,
     checksum,
@@ -228,8 +229,9 @@ class SqliteStore(SqlStore):
         data = encode_body(record)
         crc = checksum(data.encode(), seq, float(at), kind)
         values = (lease.run, lease.epoch, seq, at, kind, data, crc)
-        status = status_after(body)
-        if status is not None:
+        status = None
+        if isinstance(body, STATUS_RECORDS):
+            status = status_after(body)
             # Not for every record: renewals and reads of the inbox check regularly.
             self._check_files(lease.run)
 

@@ -336,9 +336,7 @@ def is_locked(error: StoreError) -> bool:
     return getattr(error.__cause__, "sqlite_errorname", "").startswith("SQLITE_BUSY")
 
 
-STATUS_RECORDS: Final[frozenset[type[RunOpened | RunResumed | RunEnded]]] = frozenset(
-    {RunOpened, RunResumed, RunEnded}
-)
+STATUS_RECORDS: Final = (RunOpened, RunResumed, RunEnded)
 """Records that change the status of a run."""
 
 _MAX_UNCHECKED_CHARS: Final = 400
@@ -441,11 +439,11 @@ def run_title(body: RecordBody) -> tuple[str, str]:
     return body.plan.name or body.plan.id or "", body.plan.goal.objective
 
 
-def status_after(body: RecordBody) -> CurrentRunStatus | None:
-    """Return the status of a run after this record, or None if the record does not change it."""
-    if type(body) not in STATUS_RECORDS:
-        return None
-    return body.status if isinstance(body, RunEnded) else "running"
+def status_after(body: RunOpened | RunResumed | RunEnded) -> CurrentRunStatus:
+    """Return the status of a run after a record that changes it."""
+    if isinstance(body, RunEnded):
+        return body.status
+    return "running"
 
 
 def check_run_id(run: RunId) -> None:
