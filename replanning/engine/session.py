@@ -22,7 +22,7 @@ from replanning.errors import (
 )
 from replanning.journal.records import RunStatus
 from replanning.journal.store import to_plain_json
-from replanning.journal.values import NotStorable, encode
+from replanning.journal.values import NotStorable, copy_containers, encode
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
@@ -229,7 +229,8 @@ class Session:
         Args:
             tool: the name of the tool.
             arguments: of the tool; a value that is not JSON stays in this process, and the journal
-                has a placeholder.
+                has a placeholder. The first attempt gets the values as they are, a retry gets
+                copies of arrays and objects as they were then.
             execute: executes this tool, and its replacements; by default the functions of the
                 session.
             key: identifies this call: a finished call with the same key returns its recorded
@@ -270,11 +271,19 @@ class Session:
         if value_of is not None and self._tools.confirmations:
             value_of = partial(_value_unless_answer, answers, value_of)
 
+        # A tool may change its arguments, and its next attempt must not get that.
+        unchanged = {each: copy_containers(value) for each, value in given.values.items()}
+        is_first = True
+
         async def work(task: Task, context: TaskContext) -> object:
+            nonlocal is_first
             is_own = context.arguments == given.journaled
             values = given.values
             if not is_own:
                 values = _restore(context.arguments, given.objects)
+            elif not is_first:
+                values = {each: copy_containers(value) for each, value in unchanged.items()}
+            is_first = False
             name = task.tool or tool
             function = self._tools.functions.get(name)
             if execute is not None and name not in self._tools.confirmations:

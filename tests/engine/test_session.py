@@ -13,7 +13,7 @@ import anyio.to_thread
 import pytest
 from pydantic import BaseModel
 
-from replanning import Goal, Plan, ReplanningEngine, Task, ToolSpec, tool
+from replanning import Goal, Plan, ReplanningEngine, Retry, Task, ToolSpec, tool
 from replanning.errors import (
     CallFailed,
     ChangeRejected,
@@ -200,6 +200,30 @@ async def test_key_over_a_resume(tmp_path, clock):
     with pytest.raises(StoreError, match="another plan"):
         async with engine.session("something else", run_id="thread"):
             pass
+
+
+async def test_arguments_changed_by_an_attempt(clock):
+    """A retry gets the arguments as they were passed, whatever the attempt before changed in them."""
+    sent: list[list[str]] = []
+
+    @tool(retry=Retry(max_attempts=3, delay=0), effect="none")
+    async def order(lines: list[str], options: dict[str, str]) -> str:
+        lines.append(options.pop("by"))
+        sent.append(lines)
+        if len(sent) % 3:
+            raise ConnectionError("busy")
+        return "ordered"
+
+    async def execute(name: str, arguments: Mapping[str, Any]) -> object:
+        return await order(**arguments)
+
+    async with engine_of(clock).session("buy", tools=[order]) as session:
+        for each in (None, execute):
+            given = {"lines": ["book"], "options": {"by": "post"}}
+            assert await session.invoke("order", given, execute=each) == "ordered"
+            # As without the library, the first attempt can change what the caller has.
+            assert given == {"lines": ["book", "post"], "options": {}}
+    assert sent == [["book", "post"]] * 6
 
 
 async def test_key_of_another_call(tmp_path, clock):
