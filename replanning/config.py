@@ -22,7 +22,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_ori
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, from_json
 from pydantic_settings import EnvSettingsSource
 
 from replanning.errors import PlanError, Problem, SettingsError
@@ -315,8 +315,8 @@ def _trust_path(environ: Mapping[str, str]) -> Path:
 
 def _read_trusted(file: Path) -> dict[str, JsonValue]:
     """Return the digest of the trusted settings of each file; empty if it cannot be read."""
-    with suppress(OSError, ValueError, RecursionError):
-        trusted: JsonValue = json.loads(file.read_text(encoding="utf-8"))
+    with suppress(OSError, ValueError):
+        trusted: JsonValue = from_json(file.read_text(encoding="utf-8"))
         if isinstance(trusted, dict):
             return trusted
     return {}
@@ -535,8 +535,8 @@ class _Variables(EnvSettingsSource):
 
 def _decoded(text: str) -> JsonValue:
     try:
-        value: JsonValue = json.loads(text)
-    except (ValueError, RecursionError):
+        value: JsonValue = from_json(text)
+    except ValueError:
         return text
     if exceeds_depth(value, _MAX_VALUE_DEPTH):
         return text

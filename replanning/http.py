@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import httpx
 import tenacity
 from anyio import to_thread
+from pydantic_core import from_json
 
 from replanning.environment import Environment
 from replanning.plan.messages import format_duration
@@ -208,8 +209,8 @@ def error_message(body: bytes) -> str:
     `{"detail": …}`.
     """
     try:
-        content = json.loads(body)
-    except (ValueError, RecursionError):
+        content = from_json(body)
+    except ValueError:
         return body.decode(errors="replace")
     if not isinstance(content, dict):
         return str(content)

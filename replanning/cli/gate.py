@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 import anyio
+from pydantic_core import from_json
 
 from replanning import Answer, Question, ReplanningError
 from replanning.changes import PlanChange, ReplaceTask, dump_change, parse_changes
@@ -155,8 +156,8 @@ class ConsoleGate:
                     )
                     out.print(json.dumps(json.loads(text)), style="dim")
                     edited = await _read_line()
-                changes = parse_changes(json.loads(edited))
-            except (ReplanningError, ValueError, RecursionError, OSError) as error:
+                changes = parse_changes(from_json(edited))
+            except (ReplanningError, ValueError, OSError) as error:
                 self._console.print(
                     f"These changes are not valid: {escape_control(str(error))}", style="red"
                 )

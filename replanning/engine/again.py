@@ -7,13 +7,14 @@ a run. Nothing is executed, and nothing is written to the journal.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Final, NamedTuple, Never
+
+from pydantic_core import from_json
 
 from replanning.changes import Alternative, changes_hash, target_task_ids
 from replanning.decision.evaluation import PlanEvaluator
@@ -101,7 +102,7 @@ def parse_overrides(texts: Sequence[str], place: str) -> dict[str, JsonValue]:
         if not separator or not key:
             raise SettingsError.at(place, f"expected KEY=VALUE, got {text!r}")
         try:
-            overrides[key.strip()] = json.loads(value)
+            overrides[key.strip()] = from_json(value)
         except ValueError:
             overrides[key.strip()] = value
     return overrides

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Final
 
+from pydantic_core import from_json
+
 from replanning.changes import dump_change
 from replanning.errors import JournalCorrupt, ReplanningError
 from replanning.history.effects import RunEffect
@@ -211,8 +213,8 @@ def _exported_journal(text: str) -> list[JsonValue]:
     if len(text) > MAX_IMPORT_CHARS:
         raise JournalCorrupt(f"this history has more than {MAX_IMPORT_CHARS} characters")
     try:
-        document: JsonValue = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        document: JsonValue = from_json(text)
+    except ValueError as error:
         raise JournalCorrupt(f"not an exported history: the text is not JSON: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise JournalCorrupt(f"not an exported history: its `format` is not {FORMAT!r}")
@@ -253,5 +255,5 @@ def _imported_record(number: int, entry: JsonValue) -> Record:
         kind = str(entry["kind"])
         body = decode_body(kind, json.dumps(entry["body"]))
         return Record(number, float(at), body)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise JournalCorrupt(f"{place}: {error}") from error

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache, wraps
 from typing import Any, Final, TypeVar
 
-from pydantic_core import to_jsonable_python
+from pydantic_core import from_json, to_jsonable_python
 
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.session import Session
@@ -387,7 +387,7 @@ class _Tool:
         name = self.original.qualified_name
         arguments = None
         with suppress(ValueError):
-            arguments = json.loads(text or "{}")
+            arguments = from_json(text or "{}")
         # The tool itself reports malformed arguments to the model.
         if session is None or not isinstance(arguments, dict):
             return await invoke_function_tool(

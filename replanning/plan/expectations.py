@@ -8,6 +8,8 @@ from decimal import Decimal
 from itertools import islice
 from typing import Final
 
+from pydantic_core import from_json
+
 from replanning.errors import ExpressionError, UnexpectedOutput, UnverifiedOutput
 from replanning.plan.conditions import (
     OUTPUT_ROOTS,
@@ -174,8 +176,8 @@ def _parsed(value: JsonValue) -> JsonValue:
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
     try:
-        parsed: JsonValue = json.loads(value)
-    except (ValueError, RecursionError):
+        parsed: JsonValue = from_json(value)
+    except ValueError:
         return value
     return parsed
 

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Container, Mapping
 from typing import Final
 
+from pydantic_core import from_json
+
 from replanning.changes import AddTask
 from replanning.errors import (
     BudgetExceeded,
@@ -162,8 +164,8 @@ def _parsed_object(text: str) -> JsonValue:
     if not text.lstrip().startswith("{"):
         return None
     try:
-        value: JsonValue = json.loads(text)
-    except (ValueError, RecursionError):
+        value: JsonValue = from_json(text)
+    except ValueError:
         return None
     return value
 

@@ -20,6 +20,7 @@ from threading import RLock
 from typing import Final, Literal, NamedTuple
 
 from pydantic import BaseModel
+from pydantic_core import from_json
 
 from replanning.changes import (
     AddTask,
@@ -483,8 +484,8 @@ def _valid_lines(path: Path) -> Iterator[JsonObject]:
         for text in file:
             if not text.endswith(b"\n"):
                 continue  # its process was killed, or is still writing it
-            with suppress(ValueError, RecursionError):
-                line = json.loads(text)
+            with suppress(ValueError):
+                line = from_json(text)
                 if isinstance(line, dict) and _is_complete(line):
                     yield line
 

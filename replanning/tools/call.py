@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from pydantic import JsonValue
+from pydantic_core import from_json
 
 from replanning.plan.commands import ENV_REFERENCE, MARKED_HOLE, env_references
 from replanning.plan.json_values import as_text, exceeds_depth
@@ -159,9 +160,9 @@ def render(
 def parse_json(text: str) -> JsonValue:
     """Return the value of a JSON text; None if it is not JSON or cannot be stored."""
     try:
-        value: JsonValue = json.loads(text)
+        value: JsonValue = from_json(text)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
     if exceeds_depth(value, _MAX_JSON_DEPTH):
         return None

@@ -23,6 +23,7 @@ from urllib.parse import parse_qs, quote
 import anyio
 import anyio.to_thread
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from pydantic_core import from_json
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -314,7 +315,7 @@ class _Views:
         changes: Any = ()
         if verdict == "modify":
             try:
-                changes = json.loads(form.get("changes", ""))
+                changes = from_json(form.get("changes", ""))
             except ValueError as error:
                 raise HTTPException(422, f"the changes are not JSON: {error}") from None
             changes = parse_changes(changes)

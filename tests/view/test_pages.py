@@ -408,7 +408,8 @@ async def test_a_call_in_doubt() -> None:
 async def test_modify(store: MemoryStore, pages: httpx.AsyncClient) -> None:
     """Changes of one's own are applied; changes that are wrong are refused with every reason."""
     wrong = '[{"kind": "skip", "task_id": "nothing"}, {"kind": "jump"}]'
-    for changes in ("no JSON", wrong, '[{"kind": "skip", "task_id": "nothing"}]'):
+    endless = "[" * 100_000
+    for changes in ("no JSON", endless, wrong, '[{"kind": "skip", "task_id": "nothing"}]'):
         sent = await pages.post("/runs/asking/questions/1", data=answer("modify", changes=changes))
         assert sent.status_code == 422, sent.text
     changes = '[{"kind": "skip", "task_id": "read"}]'
