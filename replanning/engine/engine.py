@@ -499,9 +499,10 @@ class ReplanningEngine:
 
         Args:
             run_id: the run.
-            to: a task that is done; only later effects are undone. only: tasks; only their effects
-                are undone. leave: tasks, or attempts such as pay#1, whose effects stay. by_hand:
-                tasks or attempts whose effects a person has undone.
+            to: a task that is done; only later effects are undone.
+            only: tasks; only their effects are undone.
+            leave: tasks, or attempts such as pay#1, whose effects stay.
+            by_hand: tasks or attempts whose effects a person has undone.
             reason: why, for the history.
             by: the author, for the history.
 
@@ -510,8 +511,8 @@ class ReplanningEngine:
 
         Raises:
             ChangeRejected: no task can undo an effect, and neither `leave` nor `by_hand` names it
-                (the error names each of them); or the task of `to` is not done. NotRunning: a
-                program or planning mode makes its calls, or its budget is used up.
+                (the error names each of them); or the task of `to` is not done.
+            NotRunning: a program or planning mode makes its calls, or its budget is used up.
             StoreError: the store fails.
             UnknownRun: the store has no such run.
             UnknownTask: a named task never existed.

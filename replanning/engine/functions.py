@@ -334,8 +334,8 @@ class FunctionTools:
         confirmations: the names of the tools that only confirm calls.
 
     Raises:
-        TypeError: some are neither functions nor descriptions; names each of them. ValueError:
-            several have the same name, or a description is invalid; names each of them.
+        TypeError: some are neither functions nor descriptions; names each of them.
+        ValueError: several have the same name, or a description is invalid; names each of them.
     """
 
     def __init__(self, tools: Iterable[ToolFunction | ToolSpec]) -> None:

@@ -75,7 +75,7 @@ class Questions:
     `ledger.questions.open` has the open ones.
 
     Args:
-        _lifecycle: the run of the questions.
+        lifecycle: the run of the questions.
         gate: asks a person; without one, questions stay open until a person answers elsewhere.
         durable: whether the run can be paused until then.
 

@@ -297,6 +297,9 @@ async def _judge_action(
     """Have the model reflect on an action, or decide about it, and follow its decision.
 
     Args:
+        session: the run in planning mode.
+        task: the action.
+        context: of its attempt.
         judged: the action, or the task with the list if the whole list is judged.
         result: its output.
         error: the failure that the output reports; empty if none.

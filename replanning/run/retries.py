@@ -376,9 +376,9 @@ class _ErrorClass(NamedTuple):
     """Information from the class of an exception.
 
     Attributes:
-        names: the names of the class and its bases, in every form that users may write. verdict:
-            the verdict of the nearest recognised base class. is_unclear: whether its wrapped error
-            says more.
+        names: the names of the class and its bases, in every form that users may write.
+        verdict: the verdict of the nearest recognised base class.
+        is_unclear: whether its wrapped error says more.
     """
 
     names: frozenset[str]

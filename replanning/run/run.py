@@ -419,9 +419,11 @@ class PlanRun(ObservedRun):
         The run ends as `paused` when all running attempts have finished.
 
         Args:
-            reason: why, for the record. by: the author of the request. within: seconds or timedelta
-                after which running attempts are cut off: their work is cancelled, their calls are
-                in doubt, and the run ends. None waits for them without limit.
+            reason: why, for the record.
+            by: the author of the request.
+            within: seconds or timedelta after which running attempts are cut off: their work is
+                cancelled, their calls are in doubt, and the run ends. None waits for them without
+                limit.
         """
         life = self._lifecycle
         if life.end is not None:
@@ -441,9 +443,8 @@ class PlanRun(ObservedRun):
         """Ask the engine to consider replanning; the trigger is recorded at once.
 
         It is decided like any other trigger: it may be dropped, or wait for its cooldown. A
-        `TaskFailed` or
-        `TaskTimedOut` may name a task that runs or waits: an alternative may cancel the one that
-        runs. `by`, `root` and `cause` are filled in unless the trigger states them.
+        `TaskFailed` or `TaskTimedOut` may name a task that runs or waits: an alternative may cancel
+        the one that runs. `by`, `root` and `cause` are filled in unless the trigger states them.
 
         Args:
             trigger: the reason for considering a replan, from `replanning.triggers`.
@@ -667,9 +668,10 @@ class PlanRun(ObservedRun):
         are being undone stay as they are, unless `leave` or `by_hand` names them.
 
         Args:
-            to: a task that is done; only later effects are undone. only: tasks; only their effects
-                are undone. leave: tasks, or attempts such as pay#1, whose effects stay. by_hand:
-                tasks or attempts whose effects a person has undone.
+            to: a task that is done; only later effects are undone.
+            only: tasks; only their effects are undone.
+            leave: tasks, or attempts such as pay#1, whose effects stay.
+            by_hand: tasks or attempts whose effects a person has undone.
             reason: why, for the history.
             by: the author, for the history.
 

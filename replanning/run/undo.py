@@ -60,8 +60,8 @@ class UndoPlan:
 
     Attributes:
         compensations: the tasks that undo effects, each with its effect, in the order in which they
-            may start. undecided: the effects that need a person's decision; nothing is undone
-            before it.
+            may start.
+        undecided: the effects that need a person's decision; nothing is undone before it.
         cancelled: the unfinished tasks to stop first.
         whole: whether the whole run is undone, so that it ends afterwards.
         changes: the changes of the plan; none if there is nothing to undo.
@@ -123,11 +123,12 @@ def plan_undo(
 
     Args:
         live: the plan of the run.
-        effects: the effects of the run in their order. run: the run; effects of the run that it was
-            copied from are undone there. to: a task that is done; only later effects are undone.
-            only: tasks; only their effects are undone, and the rest of the run continues. leave:
-            tasks, or attempts such as pay#1, whose effects stay. by_hand: tasks or attempts whose
-            effects a person has undone.
+        effects: the effects of the run in their order.
+        run: the run; effects of the run that it was copied from are undone there.
+        to: a task that is done; only later effects are undone.
+        only: tasks; only their effects are undone, and the rest of the run continues.
+        leave: tasks, or attempts such as pay#1, whose effects stay.
+        by_hand: tasks or attempts whose effects a person has undone.
         by: that person.
 
     Raises:
@@ -484,8 +485,8 @@ class _Undo:
     """The planned compensations, and the effects that need a decision.
 
     Attributes:
-        undecided: effects that no task can undo, each with the reason. concerned: the tasks whose
-            effects are undone.
+        undecided: effects that no task can undo, each with the reason.
+        concerned: the tasks whose effects are undone.
     """
 
     def __init__(self, live: LivePlan, run: RunId, by: str, *, binds_now: bool = False) -> None:

@@ -92,3 +92,47 @@ def test_examples(example, tmp_path, monkeypatch):
                 anyio.run(value)
             else:
                 value()
+
+
+def listed(docstring: str, title: str) -> list[str]:
+    """Return the names that a section of a docstring explains."""
+    section = re.search(rf"^{title}:\n((?:    [^\n]*\n?|\n)+)", docstring, re.MULTILINE)
+    if section is None:
+        return []
+    items = re.findall(r"^    (\S[^\n]*?):(?: |$)", section[1], re.MULTILINE)
+    return [name.strip("`*") for item in items for name in item.split(", ")]
+
+
+def test_arguments_are_explained():
+    """A docstring with `Args` explains every argument in an item of its own, and no other."""
+    wrong: list[str] = []
+    for path in sorted(SOURCES.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            explained = listed(ast.get_docstring(node) or "", "Args")
+            every = node.args
+            taken = [*every.posonlyargs, *every.args, every.vararg, *every.kwonlyargs, every.kwarg]
+            names = {each.arg for each in taken if each is not None} - {"self", "cls"}
+            if explained and names.symmetric_difference(explained):
+                wrong.append(f"{path.relative_to(SOURCES)}:{node.lineno} {node.name}")
+    assert not wrong
+
+
+def test_items_are_apart():
+    """No item of a docstring is hidden in the text of the one before."""
+    hidden = re.compile(r"^ {4,}\S[^\n]*[.;)] [a-zA-Z_]+: [a-z]", re.MULTILINE)
+    wrong: list[str] = []
+    for path in sorted(SOURCES.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                docstring = ast.get_docstring(node) or ""
+                sections = re.findall(
+                    r"^(?:Args|Attributes|Raises):\n((?:    [^\n]*\n?|\n)+)",
+                    docstring,
+                    re.MULTILINE,
+                )
+                joined = [re.sub(r"\n {8,}", " ", section) for section in sections]
+                if any(map(hidden.search, joined)):
+                    wrong.append(f"{path.relative_to(SOURCES)}:{node.lineno} {node.name}")
+    assert not wrong
