@@ -378,8 +378,8 @@ def check_run_id(run_id: str) -> None:
     """Refuse an id for a new run that later commands could not name."""
     if redactor().is_secret_name(run_id):
         fail(
-            "--run-id: an id that looks like a secret is refused, because ids are stored; choose"
-            " another"
+            "--run-id: an id that looks like a secret is refused, because ids are stored; choose "
+            "another"
         )
     problem = ""
     if not run_id:

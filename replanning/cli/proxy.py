@@ -36,8 +36,8 @@ DEFAULT_CALL_TIMEOUT: Final = 60.0
 """Time limit of an attempt at a call, in seconds; many clients wait that long for an answer."""
 
 _PROXY_CODES: Final = (
-    "0 the client or Ctrl-C ended it · 2 wrong usage, settings or store, or no server can be"
-    " started"
+    "0 the client or Ctrl-C ended it · 2 wrong usage, settings or store, or no server can be "
+    "started"
 )
 
 
@@ -101,8 +101,8 @@ def mcp_proxy(
             "--expect",
             metavar="FILE",
             help="Expectations for the outputs of tools, in YAML or JSON: by tool name as the client"
-            " sees it, an object like `expect` of a tool in a plan. They add to those in a file of"
-            " tools.",
+            " sees it, an object like `expect` of a tool in a plan. They add to those in a file "
+            "of tools.",
         ),
     ] = None,
     safe: Annotated[

@@ -107,8 +107,8 @@ def resume(
         typer.Option(
             "--rerun",
             help="Whether to run finished and running tasks again if the plan file changes them or"
-            " their context values, with their dependents: changed, or none. By default you are"
-            " asked.",
+            " their context values, with their dependents: changed, or none. By default you are "
+            "asked.",
         ),
     ] = None,
     yes: YesOption = False,

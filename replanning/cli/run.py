@@ -316,8 +316,8 @@ def demo(
         first = "the step 'pack' needs the program zpaq, which is not on this machine"
         if shutil.which("zpaq"):
             first = (
-                "(the step 'pack' needs the program zpaq; it is installed here, so this time it"
-                " works)"
+                "(the step 'pack' needs the program zpaq; it is installed here, so this time it "
+                "works)"
             )
         print_message(_INTRODUCTION.format(first=first, again=again))
     # Its python3 is the Python of this program, so that the demo needs nothing else on the PATH.

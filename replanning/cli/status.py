@@ -915,8 +915,8 @@ def request(
         fail("this cannot be a goal: " + "; ".join(map(str, error.problems)))
     if new_goal and task:
         fail(
-            "--task goes with a request to replan; another goal concerns the whole plan, so leave"
-            " it out"
+            "--task goes with a request to replan; another goal concerns the whole plan, so leave "
+            "it out"
         )
     if len(what) > 2:
         fail(f"expected a run and a reason, got {len(what)} words; put the reason in quotes")

@@ -112,8 +112,8 @@ def worker(
                 if known.setdefault(name, described[name]) != described[name]
             ]:
                 fail(
-                    f"{file}: another file describes {other[0]!r} differently; serve them from two"
-                    " task queues"
+                    f"{file}: another file describes {other[0]!r} differently; serve them from two "
+                    "task queues"
                 )
         tasks = (
             lookup.read_plan(str(file)).tasks
@@ -189,8 +189,8 @@ async def _serve(
                 )
                 number = await anext(signals)
                 print_message(
-                    "running tasks are finished first, and no others are taken; Ctrl-C stops them"
-                    " at once"
+                    "running tasks are finished first, and no others are taken; Ctrl-C stops them "
+                    "at once"
                 )
                 group.start_soon(serving.shutdown)
                 limit = None if number is signal.SIGINT else options.stop_timeout

@@ -919,9 +919,8 @@ class ReplanningEngine:
         """
         if self._open_runs:
             raise StoreError(
-                f"the engine is closed after its last run; {join_names(self._open_runs, 5)} "
-                "must end "
-                "before"
+                f"the engine is closed after its last run; {join_names(self._open_runs, 5)} must "
+                "end before"
             )
         await self.generator.aclose()
         factory = self._run_factory

@@ -198,8 +198,8 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
             kind = self._signature.parameters[name].kind
             if kind is inspect.Parameter.VAR_POSITIONAL:
                 raise TypeError(
-                    f"{self.spec.name!r} takes any number of positional arguments, which have "
-                    "no names"
+                    f"{self.spec.name!r} takes any number of positional arguments, which have no "
+                    "names"
                 )
             named |= dict(value) if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
         return named

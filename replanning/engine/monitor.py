@@ -209,9 +209,8 @@ class PlanMonitor:
                     answer.close()
         if stranded:
             raise RuntimeError(
-                "no event loop runs in this thread for the async handlers "
-                f"{', '.join(stranded)} of "
-                f"{type(event).__name__}; emit it from a coroutine, or register functions"
+                f"no event loop runs in this thread for the async handlers {', '.join(stranded)} "
+                f"of {type(event).__name__}; emit it from a coroutine, or register functions"
             )
         return bool(handlers)
 

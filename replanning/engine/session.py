@@ -518,8 +518,8 @@ def _restore(arguments: Mapping[str, JsonValue], objects: Sequence[object]) -> d
             if isinstance(index, int) and 0 <= index < len(objects):
                 return objects[index]
             raise LookupError(
-                f"an argument is not JSON ({value['type']}) and is gone with the process that "
-                "made it"
+                f"an argument is not JSON ({value['type']}) and is gone with the process that made "
+                "it"
             )
         return {name: restored(item) for name, item in value.items()}
 

@@ -116,8 +116,8 @@ _SQLITE_ADVICE: Final = {
         "the file is damaged; restore it from a copy, or move it away and begin a new history"
     ),
     "SQLITE_IOERR": (
-        "the disk failed, or the file may not grow; check space, quotas and limits on the size of"
-        " files"
+        "the disk failed, or the file may not grow; check space, quotas and limits on the size of "
+        "files"
     ),
 }
 

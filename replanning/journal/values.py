@@ -146,8 +146,8 @@ def storage_problem(value: object) -> str:
     name = type(value).__name__
     if isinstance(value, (BaseModel, Enum)) or is_dataclass(value):
         condition = (
-            "the return annotation of the tool's function names it and reads its JSON form as an"
-            " equal value"
+            "the return annotation of the tool's function names it and reads its JSON form as an "
+            "equal value"
         )
         return f"it holds a {name}, which comes back only if {condition}"
     return f"it holds a {name}, which has no stored form"

@@ -111,8 +111,8 @@ ELEMENT_CURE: Final = "expand its list again: `replanning rerun RUN TASK`"
 """Remedy if the secret is in an element of a list, or was passed to an included plan."""
 
 PARAMETER_CURE: Final = (
-    "set it again: `replanning resume RUN --set NAME=…`, or `engine.resume(run, parameters={…})`"
-    " in Python"
+    "set it again: `replanning resume RUN --set NAME=…`, or `engine.resume(run, parameters={…})` "
+    "in Python"
 )
 """Remedy if a journal lacks the value of a parameter."""
 

@@ -910,8 +910,8 @@ class TaskBody(StrictModel):
     undo_on_replace: StrictBool | None = Field(
         default=None,
         description=(
-            "Whether its effect is undone before another call replaces it; by default as its "
-            "tool says."
+            "Whether its effect is undone before another call replaces it; by default as its tool "
+            "says."
         ),
     )
     acceptance: Items[Text] = Field(

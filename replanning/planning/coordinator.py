@@ -314,8 +314,8 @@ class PlanningCoordinator:
         """Raise NotRunning without `work`, before a model is paid for planning."""
         if self._work is None:
             raise NotRunning(
-                "nothing executes actions:"
-                " give PlanningCoordinator its `work`, such as a ToolExecutor"
+                "nothing executes actions: give PlanningCoordinator its `work`, such as a "
+                "ToolExecutor"
             )
 
     async def _run_until_output(

@@ -278,8 +278,7 @@ def validate_work(work: Callable[..., object], max_concurrency: int = 1) -> None
     if is_plain and not is_trusted and function.__name__ != "<lambda>":
         raise TypeError(
             f"work is {function.__qualname__!r}, which is not async; write `async def`, and run "
-            "what blocks with"
-            " `await anyio.to_thread.run_sync(…)`"
+            "what blocks with `await anyio.to_thread.run_sync(…)`"
         )
 
 
@@ -336,8 +335,8 @@ class Attempt:
         """
         if self._context is None:
             raise NotRunning(
-                f"no attempt at {self.task.id!r} was started, because it may not run any more; "
-                "do nothing"
+                f"no attempt at {self.task.id!r} was started, because it may not run any more; do "
+                "nothing"
             )
         return self._context
 

@@ -274,12 +274,10 @@ class RunJournal:
         self.state = "given_up"
         self.wake()
         reason = (
-            f"{error}; this was noticed after record {self.seq}, and record "
-            f"{self._confirmed_seq} is"
-            " the last one that was certainly stored. No other task was started. What has finished"
-            " is known here alone, with its outputs: restore the store and resume the run, or "
-            "run the"
-            " plan again, which repeats what has finished"
+            f"{error}; this was noticed after record {self.seq}, and record {self._confirmed_seq} "
+            "is the last one that was certainly stored. No other task was started. What has "
+            "finished is known here alone, with its outputs: restore the store and resume the "
+            "run, or run the plan again, which repeats what has finished"
         )
         self._on_given_up("failed", reason)
 

@@ -674,8 +674,8 @@ class Lifecycle:
             elements = read_elements(task, found["for_each"])
             if self.redactor.is_secret_name("\n".join(elements.keys or ())):
                 raise ExpressionError(
-                    "a key looks like a secret, and keys become ids of tasks; state another `key`, "
-                    "or none"
+                    "a key looks like a secret, and keys become ids of tasks; state another "
+                    "`key`, or none"
                 )
             change = ExpandTask(task_id=entry.id, items=elements.items, keys=elements.keys)
             count = len(elements.items)

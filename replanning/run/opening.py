@@ -310,10 +310,9 @@ class RunFactory:
         is_known = known.content_hash() == given.content_hash() or self._has_adopted(run_id, given)
         if opened.open_ended != open_ended or not is_known:
             raise StoreError(
-                f"run {run_id!r} is a run of another plan; resume that one, with the context "
-                "and the "
-                "parameters that it was opened with, have it adopt this plan, or open this plan "
-                "as another run"
+                f"run {run_id!r} is a run of another plan; resume that one, with the context and "
+                "the parameters that it was opened with, have it adopt this plan, or open this "
+                "plan as another run"
             )
         return await self.resume(run_id, plan)
 

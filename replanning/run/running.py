@@ -556,10 +556,9 @@ class RunningAttempts:
         assert limit is not None, "a deadline comes from a limit"
         self._run.record_error(
             f"task {entry.id!r}",
-            f"it ran {format_duration(late)} over its timeout of {format_duration(limit)},"
-            " which could not fire in time because something blocked the event loop; run "
-            "what blocks"
-            " with `await anyio.to_thread.run_sync(…)`",
+            f"it ran {format_duration(late)} over its timeout of {format_duration(limit)}, which "
+            "could not fire in time because something blocked the event loop; run what blocks "
+            "with `await anyio.to_thread.run_sync(…)`",
         )
 
     # Ending attempts

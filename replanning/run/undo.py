@@ -81,10 +81,9 @@ def undecided_problems(plan: UndoPlan) -> list[Problem]:
     problems: list[Problem] = []
     for effect, why in plan.undecided:
         text = (
-            f"the effect of {effect.task!r} cannot be taken back by a task: {why}; name"
-            f" {effect.attempt!r} in `by_hand` if a person has taken it back, or in `leave` to "
-            "leave"
-            " it as it is"
+            f"the effect of {effect.task!r} cannot be taken back by a task: {why}; name "
+            f"{effect.attempt!r} in `by_hand` if a person has taken it back, or in `leave` to "
+            "leave it as it is"
         )
         problems.append(Problem("", text))
     return problems
@@ -100,8 +99,7 @@ def undo_obstacle(live: LivePlan, *, open_ended: bool) -> str:
     if open_ended:
         return (
             "it is the session of a program, which alone can call its tools; have it call what "
-            "takes"
-            " the effects back"
+            "takes the effects back"
         )
     if any(program_note(entry.task).get("phase") for entry in live):
         return "it is one of planning mode, in which a model calls the tools"
@@ -292,10 +290,10 @@ def undecided_replacements(undecided: Iterable[Undecided]) -> list[Problem]:
     problems: list[Problem] = []
     for effect, why in undecided:
         text = (
-            f"the effect of {effect.task!r} must be taken back before the task is replaced, and no"
-            f" task can do that: {why}; take it back by hand and name {effect.attempt!r} in"
-            " `by_hand` of an undo, or set `undo_on_replace: false` in the task to leave it as "
-            "it is"
+            f"the effect of {effect.task!r} must be taken back before the task is replaced, and no "
+            f"task can do that: {why}; take it back by hand and name {effect.attempt!r} in "
+            "`by_hand` of an undo, or set `undo_on_replace: false` in the task to leave it as it "
+            "is"
         )
         problems.append(Problem("", text))
     return problems
