@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -110,14 +110,18 @@ def elements_reports(live: LivePlan, asking: Collection[TaskId]) -> Iterator[Ele
 def report_elements(
     template: TaskEntry, live: LivePlan, asking: Collection[TaskId]
 ) -> ElementsReport:
-    """Return the report on the elements of an expanded task."""
+    """Return the report on an expanded task: its elements, or the tasks of its included plan."""
     states: set[TaskState] = set()
     counts: Counter[str] = Counter()
     replaced = 0
     failed: list[TaskId] = []
     left_out: dict[TaskId, str] = {}
     first_asking: TaskId | None = None
-    for element in template.replacement.sinks:
+    elements: Sequence[TaskEntry] = template.replacement.sinks
+    if template.replacement.expanded == "plan":
+        # Its last tasks do not show a failure of the tasks before them.
+        elements = [live.entry(task_id) for task_id in template.replacement.tasks]
+    for element in elements:
         if element.state is TaskState.REPLACED_BY_REPLAN and not element.is_expanded:
             replaced += 1
         entry = _deciding_entry(element, live)

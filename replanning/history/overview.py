@@ -78,8 +78,10 @@ class TaskRow:
         note: why it failed, was skipped or is tried later, or how long it may run.
         in_doubt: whether nobody knows if its last attempt was done, which is being confirmed.
         element_of: the expanded task, if this is one of its elements or replaces one.
-        elements: for an expanded task, the number of its elements for each word for their state;
-            its `state` is then their combined state. None for other tasks.
+        elements: for an expanded task, the number of its elements, or of the tasks of its included
+            plan, for each word for their state; its `state` is then their combined state. None for
+            other tasks.
+        includes_plan: whether `elements` counts the tasks of its included plan.
     """
 
     id: TaskId
@@ -96,6 +98,7 @@ class TaskRow:
     in_doubt: bool
     element_of: TaskId | None = None
     elements: Mapping[str, int] | None = None
+    includes_plan: bool = False
 
     @property
     def look(self) -> StateLook:
@@ -109,8 +112,8 @@ class TaskRow:
 
     @property
     def title(self) -> str:
-        """Its name, and of an expanded task the number of its elements."""
-        if self.elements is None:
+        """Its name, and of a list the number of its elements."""
+        if self.elements is None or self.includes_plan:
             return self.name
         return f"{self.name} ×{sum(self.elements.values())}"
 
@@ -286,6 +289,7 @@ def _list_row(
         in_doubt=False,
         element_of=element_of,
         elements=found.counts,
+        includes_plan=template.replacement.expanded == "plan",
     )
 
 

@@ -67,8 +67,8 @@ class TasksReport:
     """Tasks of a run that a viewer counts or names.
 
     Attributes:
-        counts: number of tasks of the current plan per state; an expanded task counts as one, in
-            the combined state of its elements.
+        counts: number of tasks of the current plan per state; a list counts as one, in the
+            combined state of its elements, and each task of an included plan counts by itself.
         held: tasks whose work waits for a person; FAILED until the answer.
         running: tasks that are being executed.
         failures: the last failure of each task that has failed and waits for nobody.
@@ -339,14 +339,14 @@ def _tasks_report(live: LivePlan, ledger: Ledger) -> TasksReport:
         # A replaced task is shown by what replaced it.
         if entry.removed or state is TaskState.REPLACED_BY_REPLAN:
             continue
-        if entry.template is None:
+        if entry.element is None:
             counts[state] += 1
         if state is TaskState.FAILED and entry.log.failure and not _is_held(entry):
             failures[entry.id] = entry.log.failure
 
     lists = tuple(elements_reports(live, ledger.awaited_questions))
     for found in lists:
-        if live.entry(found.task).template is None:
+        if live.entry(found.task).element is None:
             counts[found.state] += 1
     return TasksReport(
         # In the order of the states, so that two reports of a run read alike.

@@ -218,18 +218,30 @@ class Draft:
         after: dict[TaskId, str] = {}
         lines: list[str] = []
         # A list may have a thousand elements, which are all alike.
+        collapsed: set[TaskId] = set()
         in_lists: set[TaskId] = set()
+        for template in self._expanded_again():
+            lines.append(f"~ {_format_collapse(template)}")
+            for part in graph.parts_of(template):
+                collapsed.add(part.id)
+            # The list itself stays in the plan: only fields of it that differ are shown.
+            if self.task(template.id) == template.task:
+                in_lists.add(template.id)
         for change in self.changes:
             if isinstance(change, ExpandTask):
                 elements = self.sinks.get(change.task_id, ())
                 lines.append(f"~ {_format_list(change.task_id, elements)}")
                 in_lists.update([change.task_id, *elements])
+        in_lists |= collapsed
         for task_id in dict.fromkeys([*self.states, *self.tasks, *self.removed]):
             if task_id in in_lists:
                 continue
             if task_id in graph:
                 entry = graph.entry(task_id)
-                before[task_id] = _format_task(entry.task, entry.state)
+                state = entry.state
+                if entry.is_expanded:
+                    state = self.state(task_id)
+                before[task_id] = _format_task(entry.task, state)
             if task_id not in self.removed and self.state(task_id) is not _REPLACED:
                 after[task_id] = _format_task(self.task(task_id), self.state(task_id))
         for task_id, line in before.items():
@@ -238,7 +250,7 @@ class Draft:
         for task_id, line in after.items():
             if before.get(task_id) != line:
                 lines.append(f"+ {line}")
-        lines += self._waiting_lines()
+        lines += self._waiting_lines(collapsed)
         for change in self.changes:
             if isinstance(change, ReorderTasks):
                 lines.append(f"  handed out in this order: {', '.join(change.order)}")
@@ -249,15 +261,27 @@ class Draft:
                 lines.append(f"  {what}: {change.reason or _ABORT_REASON}")
         return "\n".join(lines)
 
-    def _waiting_lines(self) -> Iterator[str]:
-        """Yield a line for each replaced task, with the dependents that now wait for its sinks."""
+    def _expanded_again(self) -> Iterator[TaskEntry]:
+        """Yield the lists whose elements are made again, and tasks whose included plan is run again."""
+        for change in self.changes:
+            if isinstance(change, RetryTask):
+                entry = self._graph.entries.get(change.task_id)
+                if entry is not None and entry.is_expanded:
+                    yield entry
+
+    def _waiting_lines(self, collapsed: Collection[TaskId]) -> Iterator[str]:
+        """Yield a line for each replaced task, with the dependents that now wait for its sinks.
+
+        Args:
+            collapsed: elements of lists that are expanded again; the list itself is named.
+        """
         expanded = {change.task_id for change in self.changes if isinstance(change, ExpandTask)}
         for task_id, sinks in self.sinks.items():
             # Dependents of a list stay dependent on it.
             if task_id not in self._graph or task_id in expanded:
                 continue
             entry = self._graph.entry(task_id)
-            waiting = entry.dependent_ids()
+            waiting = tuple(one for one in entry.dependent_ids() if one not in collapsed)
             # They also stay dependent on the list if one of its elements is replaced.
             if entry.template is not None:
                 of_list = set(entry.template.dependent_ids())
@@ -1228,6 +1252,13 @@ def _format_task(task: Task, state: TaskState) -> str:
     if not fields:
         return f"{task.id} [{state}]"
     return f"{task.id}: {', '.join(fields)} [{state}]"
+
+
+def _format_collapse(template: TaskEntry) -> str:
+    """Return in one line that a list is expanded again, or an included plan run again."""
+    if template.replacement.expanded == "plan":
+        return f"{template.id}: its included plan is run again"
+    return f"{template.id}: expanded again; elements that are done and stay the same are kept"
 
 
 def _format_list(task_id: TaskId, elements: Sequence[TaskId]) -> str:

@@ -173,6 +173,28 @@ async def test_list_in_a_list():
     assert overview.status.evaluation.done == overview.status.evaluation.total == 2
 
 
+async def test_included_plan_is_shown_by_all_of_its_tasks():
+    """A task that includes a plan is as failed as any task of that plan, and status counts each of them."""
+    included = {"tasks": [{"id": "read"}, {"id": "count", "depends_on": ["read"]}]}
+    one = Task.model_validate({"id": "one", "include": included})
+    each = Task.model_validate({"id": "each", "for_each": [1], "include": included})
+    engine, overview = await run_of([one, each], "one/read", "each[0]/read")
+    assert lines(overview.tasks) == [
+        "one: failed: 1 waiting, 1 failed",
+        "one/read: failed: ValueError: one/read is broken",
+        "one/count: waiting: waits for one/read",
+        "each: failed: 1 failed",
+        "each[0]: failed: 1 waiting, 1 failed",
+        "each[0]/read: failed: ValueError: each[0]/read is broken",
+        "each[0]/count: waiting: waits for each[0]/read",
+    ]
+    titles = {row.id: row.title for row in overview.tasks}
+    assert (titles["one"], titles["each"], titles["each[0]"]) == ("one", "each ×1", "each[0]")
+    (info,) = engine.store.runs()
+    report = run_status(engine.store, info, 0.0)
+    assert report.tasks.counts == {"PENDING": 1, "FAILED": 2}
+
+
 async def test_revisions_of_a_list_are_named():
     """The revision of a list is called what it is, and neither an edit nor a replan."""
     engine, overview = await run_of(tasks(40, on_item_failure="skip"), "convert[7]")

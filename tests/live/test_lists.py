@@ -5,7 +5,7 @@
 import pytest
 
 from replanning import Plan
-from replanning.changes import ExpandTask
+from replanning.changes import ExpandTask, ModifyTask
 from replanning.live import PlanView, TaskState
 from tests.support.live import (
     JournaledPlan,
@@ -48,6 +48,20 @@ def test_results():
     run.run("convert[0]", output="a")
     assert list(run.live.results) == ["convert"]
     assert run.live.results["convert"] == ["a", "b"]
+
+
+def test_difference_of_a_list_that_is_expanded_again():
+    """One line says that a list is expanded again; its elements are not shown as lost."""
+    run = expanded(3)
+    run.run("convert[0]")
+    again = "~ convert: expanded again; elements that are done and stay the same are kept"
+    assert run.live.diff([retry("convert")]) == again
+    modified = ModifyTask(task_id="convert", fields={"on_item_failure": "skip"})
+    assert run.live.diff([retry("convert"), modified]).splitlines() == [
+        again,
+        "- convert: for_each: [0, 1, 2] [PENDING]",
+        "+ convert: for_each: [0, 1, 2], on_item_failure: skip [PENDING]",
+    ]
 
 
 def test_progress():

@@ -575,6 +575,9 @@ async def test_included_plan_is_carried_out_again():
     engine = make_engine(store=store)
     async with engine.open(plan(LISTED, including(), REPORT), run_id=RunId("r")) as run:
         await perform(run, returning("x"))
+    lines = engine.compare_rerun("r", "list").diff.splitlines()
+    assert lines[0] == "~ one: its included plan is run again"
+    assert lines[-1] == "  one: waiting for list~2 instead of list"
     async with engine.resume(engine.rerun("r", "list")) as run:
         ran = []
         async for task in run.ready():
