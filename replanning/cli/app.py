@@ -586,6 +586,10 @@ class LazyCommandGroup(CommandGroup):
             commands: typer.Typer = import_module(f"replanning.cli.{_MODULES[name]}").commands
             group: Any = typer.main.get_group(commands)
             return name, group.commands[name], args[count:]
+        longer = [each for each in _MODULES if each.startswith(f"{args[0]} ")]
+        if longer:
+            names = " and ".join(f"`replanning {each}`" for each in longer)
+            fail(f"{args[0]!r} is not a command by itself; there are {names}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:  # typer does not export the types

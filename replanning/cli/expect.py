@@ -36,6 +36,7 @@ from replanning.integrations.recorded import recorded_value
 from replanning.journal.records import RunOpened
 from replanning.journal.store import RunStore
 from replanning.plan.reading import format_of, read_document, read_text_file, write_yaml
+from replanning.plan.schemas import invalid_schema
 from replanning.plan.tasks import Expectation, Task, TaskBody, ToolSpec, has_no_effect
 from replanning.plan.types import JsonObject, JsonValue, RunId, TaskId
 
@@ -269,7 +270,7 @@ def _write(path: Path, suggested: Mapping[str, ToolSuggestions], changing: set[s
     """Add suggestions to a plan file; refuse if its comments or layout would change.
 
     Raises:
-        PlanError: the file cannot be read, or this machine cannot check a suggestion.
+        PlanError: the file cannot be read.
     """
     if format_of(path) == "json":
         fail(f"--write: {path} is JSON, and only YAML is changed; paste the output of --json")
@@ -293,6 +294,10 @@ def _write(path: Path, suggested: Mapping[str, ToolSuggestions], changing: set[s
         elif "expect" in listed[number]:  # type: ignore[operator] # it has a name
             written.skipped[name] = "it has `expect` already"
         else:
+            schema = learned.expect.get("schema")
+            problem = invalid_schema(schema) if isinstance(schema, dict) else ""
+            if problem:
+                fail(f"--write: the suggestion for {name!r} cannot be checked here: {problem}")
             Expectation.model_validate(learned.expect)
             blocks[number] = _block(learned, means=name in changing)
             written.tools.append(name)

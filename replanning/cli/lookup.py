@@ -186,7 +186,7 @@ def find_run(store: RunStore, name: str | None) -> RunInfo:
         ids = join_names([info.run for info in matches], 5)
         hint = f"{len(matches)} ids begin with it: {ids}; type more of the one you mean"
         raise UnknownRun(name, hint)
-    similar = did_you_mean(name, [info.run for info in runs])
+    similar = did_you_mean(name, [LATEST, *(info.run for info in runs)])
     raise UnknownRun(name, similar or "replanning status lists the runs")
 
 

@@ -258,7 +258,10 @@ def rerun(
         "replanning undo latest --leave tell    the effect of the task tell stays",
         "replanning undo latest --by-hand pay -y    somebody has refunded what the task pay had paid",
         "replanning undo 20250131-120000-1a2b3c4d5e6f --to reserve    only changes after the task reserve",
-        codes="0 it is taken back, or there is nothing to take back · " + RUN_EXIT_CODES_HELP,
+        codes="0 everything is taken back, or there is nothing to take back · 1 an effect could not be"
+        " taken back, or the rest of the run failed · 2 wrong usage or store, or a decision is missing;"
+        " nothing was changed · 3 paused, or left to the program of the run · 4 needs a person's answer"
+        " · 130 stopped by a second Ctrl-C",
     )
 )
 def undo(
@@ -757,7 +760,9 @@ def _decide_effects(plan: UndoPlan, left: list[str], done: list[str], options: R
         done: gets the attempts whose effects a person has taken back.
         options: of the command line.
     """
-    _require_terminal(options, "--leave or --by-hand decides about these effects")
+    attempts = [effect.attempt for effect, _ in plan.undecided]
+    names = join_names(attempts, _MAX_ALIKE)
+    _require_terminal(options, f"decide about each effect with --leave or --by-hand: {names}")
     for effect, _ in plan.undecided:
         question = f"The effect of {effect.attempt}: [l]eave it, taken back by [h]and, or [s]top"
         answer = ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Final
@@ -76,19 +75,16 @@ _REPAIR_STYLES: Final = {
     "applied": "magenta",
 }
 
-_epilog = partial(
-    epilog,
-    codes="0 done · 1 there is no such run · 2 wrong usage or store · 130 Ctrl-C ended --watch;"
-    " the run continues",
-)
+_CODES: Final = "0 done · 1 there is no such run · 2 wrong usage or store"
 
 
 @commands.command(
-    epilog=_epilog(
+    epilog=epilog(
         "replanning show    the newest run",
         "replanning show 20250131 --all",
         "replanning show --watch    until the run ends",
         "replanning show --json | jq '.tasks[] | select(.state == \"FAILED\")'",
+        codes=f"{_CODES} · 130 Ctrl-C ended --watch; the run continues",
     )
 )
 def show(
@@ -157,9 +153,10 @@ async def _follow(store: RunStore, run: RunId, clock: SystemClock) -> None:
 
 
 @commands.command(
-    epilog=_epilog(
+    epilog=epilog(
         "replanning graph latest -o plan.svg    then open it in a browser",
         "replanning graph 20250131 > plan.svg",
+        codes=_CODES,
     )
 )
 def graph(

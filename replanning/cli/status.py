@@ -44,7 +44,6 @@ from replanning.errors import (
     ReplanningError,
     StaleAnswer,
     UnknownQuestion,
-    UnknownTask,
 )
 from replanning.history import ReplanHistory, RunStatusReport, run_status
 from replanning.history.elements import ElementsReport
@@ -68,9 +67,10 @@ from replanning.journal.records import QuestionVerdict, normalised_cause
 from replanning.journal.store import FINISHED_STATUSES, CurrentRunStatus
 from replanning.live import TaskState
 from replanning.live.correction import DONE_REASON
+from replanning.live.plan import unknown_task
 from replanning.live.states import STUCK
 from replanning.plan.json_values import as_object
-from replanning.plan.messages import did_you_mean, format_duration, join_names, spoken_id
+from replanning.plan.messages import format_duration, join_names, spoken_id
 from replanning.plan.reading import MAX_PLAN_SIZE, format_of, read_document
 from replanning.plan.tasks import Goal
 from replanning.plan.types import JsonObject, JsonValue, RunId, TaskId
@@ -930,7 +930,7 @@ def request(
             live = ReplanHistory.of(opened, info.run).replay()
             for name in task:
                 if name not in live:
-                    raise UnknownTask(name, did_you_mean(name, [entry.id for entry in live]))
+                    raise unknown_task(name, live)
         by = lookup.user_name(options.by)
         payload: JsonObject = {"reason": reason, "tasks": list[JsonValue](task or [])}
         if new_goal:

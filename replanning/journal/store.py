@@ -482,7 +482,10 @@ def unknown_run(run: RunId, known: Iterable[str]) -> UnknownRun:
 
 def run_already_exists(run: RunId) -> StoreError:
     """Return the error for creating a run that already exists."""
-    return StoreError(f"run {run!r} already exists; resume it, or give the new run another id")
+    return StoreError(
+        f"run {run!r} already exists; continue it (`replanning resume {run}`, in Python"
+        " `engine.run_or_resume`), or give the new run another id"
+    )
 
 
 def lease_lost(lease: Lease) -> LeaseLost:

@@ -23,17 +23,17 @@ from replanning.changes import (
     RetryTask,
     SkipTask,
 )
-from replanning.errors import ChangeRejected, ExpressionError, Problem, UnknownTask
+from replanning.errors import ChangeRejected, ExpressionError, Problem
 from replanning.live.draft import Draft
 from replanning.live.entries import LEFT_OUT, SKIPPED_BY_CONDITION, TaskEntry
-from replanning.live.plan import LivePlan
+from replanning.live.plan import LivePlan, unknown_task
 from replanning.live.stale import outdated_by
 from replanning.live.states import SATISFIED, STUCK, WAITING, TaskState
 from replanning.live.view import PlanView
 from replanning.plan.checks import parameters_of_work
 from replanning.plan.document import Plan
 from replanning.plan.json_values import is_redacted
-from replanning.plan.messages import did_you_mean, join_names
+from replanning.plan.messages import join_names
 from replanning.plan.parameters import (
     Parameter,
     Parameters,
@@ -182,7 +182,7 @@ def rerun_tasks(live: LivePlan, tasks: Collection[str], *, only: bool = False) -
     requested: dict[TaskId, str] = {}
     for name in dict.fromkeys(tasks):
         if name not in live:
-            raise UnknownTask(name, did_you_mean(name, [entry.id for entry in live]))
+            raise unknown_task(name, live)
         entry = live.entries[live.entry(TaskId(name)).root]
         parts = [leaf for leaf in live.leaves(entry) if not leaf.removed]
         if all(leaf.state in WAITING for leaf in parts):
@@ -240,7 +240,7 @@ def _named_failures(
     found: list[TaskEntry] = []
     for name in dict.fromkeys(names):
         if name not in live:
-            raise UnknownTask(name, did_you_mean(name, [entry.id for entry in live]))
+            raise unknown_task(name, live)
         has_failed = False
         for entry in live.leaves(live.entry(TaskId(name))):
             if entry.state not in STUCK:

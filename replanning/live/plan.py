@@ -22,6 +22,7 @@ from replanning.errors import (
     PlanError,
     Problem,
     RevisionConflict,
+    UnknownTask,
 )
 from replanning.journal.records import (
     AttemptFailed,
@@ -71,7 +72,7 @@ from replanning.plan.document import Plan
 from replanning.plan.elements import stated_elements
 from replanning.plan.inclusion import NewIds, renamed_fields
 from replanning.plan.json_values import is_redacted
-from replanning.plan.messages import join_names
+from replanning.plan.messages import did_you_mean, join_names
 from replanning.plan.parameters import current_values
 from replanning.plan.references import (
     IDEMPOTENCY_KEY,
@@ -926,6 +927,15 @@ class LivePlan(TaskGraph):
             self.end_attempt(entry)
             entry.reason = reason
         self.early.standstill = None
+
+
+def unknown_task(name: str, live: LivePlan) -> UnknownTask:
+    """Return the error about a task that never existed, with a similar name or the first names."""
+    ids = [entry.id for entry in live]
+    hint = did_you_mean(name, ids)
+    if not hint and ids:
+        hint = f"the plan has {join_names([repr(task_id) for task_id in ids], 5)}"
+    return UnknownTask(name, hint)
 
 
 def _stale_attempt_subject(

@@ -28,7 +28,14 @@ from yaml.events import (
 
 from replanning.errors import PlanError, Problem
 from replanning.plan.json_values import exceeds_depth
-from replanning.plan.messages import MAX_PROBLEMS, first_problems, format_path, parse_path
+from replanning.plan.messages import (
+    MAX_PROBLEMS,
+    did_you_mean,
+    first_problems,
+    format_path,
+    join_parts,
+    parse_path,
+)
 from replanning.plan.types import JsonObject, JsonPath
 
 Format = Literal["yaml", "json"]
@@ -83,7 +90,10 @@ def read_text_file(
             content = file.read(max_size + 1)
     except (OSError, TypeError, ValueError) as error:  # the last two are raised for non-paths
         reason = getattr(error, "strerror", None) or error
-        raise PlanError.at(place, f"the {noun} cannot be read: {reason}") from error
+        problem = f"the {noun} cannot be read: {reason}"
+        if isinstance(error, FileNotFoundError):
+            problem = join_parts(problem, _similar_file(pathlib.Path(path)))
+        raise PlanError.at(place, problem) from error
     if len(content) > max_size:
         raise PlanError.at(place, f"the {noun} is larger than {max_size} bytes")
     try:
@@ -92,6 +102,15 @@ def read_text_file(
         line = content.count(b"\n", 0, error.start) + 1
         text = f"byte {error.start + 1} of the file is not UTF-8"
         raise PlanError.at(f"{place}:{line}", text) from error
+
+
+def _similar_file(path: pathlib.Path) -> str:
+    """Return a question whether another file of the same folder was meant; "" without one."""
+    try:
+        names = [each.name for each in path.parent.iterdir()]
+    except OSError:  # the folder does not exist, or cannot be read
+        return ""
+    return did_you_mean(path.name, names)
 
 
 def format_of(path: str | PathLike[str]) -> Format:

@@ -22,14 +22,14 @@ from replanning.changes import (
     SkipTask,
 )
 from replanning.decision.masks import accept_changes
-from replanning.errors import ChangeRejected, ExpressionError, Problem, UnknownTask
+from replanning.errors import ChangeRejected, ExpressionError, Problem
 from replanning.history.effects import RunEffect
 from replanning.live.entries import TaskEntry
-from replanning.live.plan import LivePlan
+from replanning.live.plan import LivePlan, unknown_task
 from replanning.live.states import FINISHED, SATISFIED, STUCK, WAITING, TaskState
 from replanning.live.view import PlanView
 from replanning.plan.json_values import is_redacted, map_strings
-from replanning.plan.messages import did_you_mean, join_names
+from replanning.plan.messages import join_names
 from replanning.plan.references import (
     bind_undo,
     escape_reference,
@@ -140,7 +140,7 @@ def plan_undo(
     named += [name for name in (*leave, *by_hand) if not _is_attempt(live, name)]
     for name in named:
         if name not in live:
-            raise UnknownTask(name, did_you_mean(name, [entry.id for entry in live]))
+            raise unknown_task(name, live)
     scope = _Scope(live, to, only)
     undo = _Undo(live, run, by)
     for effect in effects:

@@ -44,6 +44,11 @@ def commands(group=None, lead: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     ("arguments", "message"),
     [
         ("run nowhere.yaml", "nowhere.yaml: the plan cannot be read: No such file or directory"),
+        ("run paln.yaml", "No such file or directory; did you mean 'plan.yaml'?"),
+        (
+            "expect --help",
+            "'expect' is not a command by itself; there are `replanning expect suggest`",
+        ),
         ("run broken.yaml", "broken.yaml:6:40 tasks[0].depends_on[0]: task 'one' depends on 'two'"),
         (
             "run plan.yaml --replan-provider oracle",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -261,6 +262,18 @@ def test_files_that_are_not_written(name, text, message):
     path.write_text(text, encoding="utf-8")
     assert message in call("expect", "suggest", "--write", name, code=2)
     assert path.read_text(encoding="utf-8") == text
+
+
+def test_written_without_the_package_for_schemas(monkeypatch):
+    """Suggestions that cannot be checked here are not written, and the missing package is named."""
+    make_run("one")
+    path = Path("plan.yaml")
+    path.write_text(FILE, encoding="utf-8")
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    out = call("expect", "suggest", "--write", "plan.yaml", code=2)
+    assert out.startswith("error: --write: the suggestion for 'lookup' cannot be checked here")
+    assert 'pip install "replanning[schema]"' in out
+    assert path.read_text(encoding="utf-8") == FILE
 
 
 def test_tools_that_are_elsewhere():

@@ -31,6 +31,13 @@ def test_help_of_run_fits_a_screen(tmp_path):
         assert part in text
 
 
+def test_exit_codes_are_those_of_the_command(tmp_path):
+    """The help of a command states each of its exit codes once, and none of another command."""
+    assert "--watch" not in cli(tmp_path, "graph", "--help", COLUMNS="200").stdout
+    codes = cli(tmp_path, "undo", "--help", COLUMNS="200").stdout.partition("Exit codes")[2]
+    assert codes.count("0 ") == 2  # 0 and 130
+
+
 @pytest.mark.parametrize(
     "name", [name for name in NAMES if name not in ("worker", "mcp-proxy", "view")]
 )

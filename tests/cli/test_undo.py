@@ -54,7 +54,7 @@ def test_what_would_be_taken_back(tmp_path: Path) -> None:
 def test_scripts_say_what_becomes_of_the_rest(tmp_path: Path) -> None:
     """Without an answer nothing is done; with one, everything else is taken back once."""
     before = booked(tmp_path)
-    assert "--leave or --by-hand decides" in cli(tmp_path, "undo", "r", "-y", code=2).stderr
+    assert "--leave or --by-hand: tell#1" in cli(tmp_path, "undo", "r", "-y", code=2).stderr
     assert "--yes agrees to it" in cli(tmp_path, "undo", "r", "--leave", "tell", code=2).stderr
     assert lines(tmp_path / "log") == before
     done = cli(tmp_path, "undo", "r", "--leave", "tell", "-y", "-q")
@@ -190,7 +190,7 @@ def test_while_it_runs_elsewhere(tmp_path: Path) -> None:
     with Started(tmp_path, *[word for word in RUN if word != "-q"]) as started:
         started.until("tell started")
         refused = cli(tmp_path, "undo", "r", "-y", code=2)
-        assert "--leave or --by-hand decides" in refused.stderr
+        assert "--leave or --by-hand: tell#1" in refused.stderr
         taken = answer(tmp_path, "undo", "r", "--by-hand", "tell", "-y")
         assert (taken["asked"], taken["taken"]) == ("undo", True)
         started.end(1)

@@ -69,6 +69,15 @@ def test_unreadable_files(tmp_path, content, told):
     assert [str(problem) for problem in refused.value.problems] == [f"{path}{told}"]
 
 
+def test_missing_files(tmp_path):
+    """A missing file is named with a similar one of its folder, if there is one."""
+    (tmp_path / "plan.yaml").write_text(RELEASE)
+    with pytest.raises(PlanError, match=r"No such file or directory; did you mean 'plan.yaml'\?$"):
+        Plan.load(tmp_path / "plan.yml")
+    with pytest.raises(PlanError, match=r"No such file or directory$"):
+        Plan.load(tmp_path / "nowhere" / "plan.yml")
+
+
 def test_folders_and_large_files(tmp_path):
     """A folder, and a file or text that is too large, are no plans."""
     with pytest.raises(PlanError, match="the plan cannot be read: Is a directory"):

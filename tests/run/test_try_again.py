@@ -300,5 +300,5 @@ async def test_a_refused_message_is_told() -> None:
     (problem,) = run.result.problems
     assert (problem.where, problem.error) == (
         "the retry of eve",
-        "there is no task 'b'",
+        "there is no task 'b'; the plan has 'a'",
     )
