@@ -116,6 +116,16 @@ def test_programs(page, tmp_path, monkeypatch):
             assert not block.output or printed.split() == block.output.split(), place
 
 
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs" / "tutorial").glob("*.md")), ids=lambda page: page.name
+)
+def test_programs_of_the_tutorial_run_alone(page):
+    """Each program of the tutorial runs by itself, without what the page shows before it."""
+    for number, block in enumerate(blocks(page, "python"), 1):
+        if not block.mark:
+            run(block, f"{page.name}, program {number}", {"__name__": "page"})
+
+
 def run_imports(block: Block, place: str) -> None:
     """Check that a program can be read, and that what it imports is there, unless that is another project's."""
     tree = compile(block.text, place, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST)
