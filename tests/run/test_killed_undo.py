@@ -27,7 +27,15 @@ tasks:
 CONFIRM = (
     'confirm: {tool: look, arguments: {what: "${arguments.what}"}, when: \'text matches "1*"\'}'
 )
-CANCEL = "echo before > begun; test -e free || read x < gate; echo {what} >> cancelled; echo after > begun; test -e free || read x < gate"
+PAUSE = "if ! test -e free; then echo MOMENT > begun; read x < gate; fi"
+"""Once it has told where it is, it stops there, even if its process is killed and the next one may pass."""
+CANCEL = "; ".join(
+    [
+        PAUSE.replace("MOMENT", "before"),
+        "echo {what} >> cancelled",
+        PAUSE.replace("MOMENT", "after"),
+    ]
+)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
