@@ -25,7 +25,7 @@ from replanning.http import (
 )
 from replanning.plan import JsonObject
 from replanning.plan.json_values import as_object
-from replanning.plan.messages import format_duration
+from replanning.plan.messages import format_duration, truncate
 from replanning.plan.types import JsonValue
 
 T = TypeVar("T")
@@ -340,7 +340,7 @@ class ForgeApi:
 
     def _excerpt(self, text: str) -> str:
         """Return the beginning of a text, without the token."""
-        return self.redact_token(text[: 4 * MAX_EXCERPT_CHARS])[:MAX_EXCERPT_CHARS]
+        return truncate(self.redact_token(text[: 4 * MAX_EXCERPT_CHARS]), MAX_EXCERPT_CHARS)
 
 
 class _Page(NamedTuple):

@@ -23,7 +23,14 @@ from replanning.history.wording import (
 from replanning.live import PlanView
 from replanning.plan.elements import FORESEEN
 from replanning.plan.json_values import as_object
-from replanning.plan.messages import brief_repr, format_duration, join_names, one_line, spoken_id
+from replanning.plan.messages import (
+    brief_repr,
+    format_duration,
+    join_names,
+    one_line,
+    spoken_id,
+    whole_words,
+)
 from replanning.plan.tasks import program_note, tool_name
 from replanning.plan.types import JsonObject, TaskId
 
@@ -345,7 +352,10 @@ def _short_error(message: str) -> str:
     if len(error) <= _MAX_TEXT_CHARS:
         return error
     half = _MAX_TEXT_CHARS // 2
-    return f"{error[:half]} … {error[-half:]}"
+    beginning = whole_words(error[:half])
+    # Backwards, because `whole_words` looks at the last word.
+    end = whole_words(error[: -half - 1 : -1])[::-1]
+    return f"{beginning} … {end}"
 
 
 def _planning_text(kind: str, data: JsonObject, tools: Mapping[str, ToolSpec]) -> str:

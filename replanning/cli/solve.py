@@ -43,6 +43,7 @@ from replanning.live.states import TaskState
 from replanning.llm.selection import AUTO, create_llm_provider
 from replanning.plan.json_form import shown_form
 from replanning.plan.json_values import as_object
+from replanning.plan.messages import truncate
 from replanning.plan.risk import command_risk, detected_risk
 from replanning.plan.types import JsonObject, JsonValue, RunId, TaskId
 from replanning.planning import (
@@ -428,7 +429,7 @@ def _existing_run(
     assert isinstance(body, RunOpened)
     earlier = request_of(body.plan)
     if earlier is None or not _is_same_goal(earlier, request, settings):
-        about = repr(body.plan.goal.objective[:_MAX_OBJECTIVE_CHARS])
+        about = repr(truncate(body.plan.goal.objective, _MAX_OBJECTIVE_CHARS))
         if earlier is None:
             about += ", and it is not a run of planning mode"
         ways = f"`replanning resume {run_id}` continues it, another --run-id starts another run"

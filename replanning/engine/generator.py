@@ -59,7 +59,7 @@ from replanning.journal.records import (
 from replanning.live.states import TaskState
 from replanning.live.view import PlanView, TaskView
 from replanning.plan.document import Plan
-from replanning.plan.messages import cut, join_names
+from replanning.plan.messages import join_names, truncate
 from replanning.plan.tasks import Goal, is_repeatable
 from replanning.plan.types import JsonValue, ReplanId, TaskId
 from replanning.plugins import plugin_name
@@ -850,12 +850,12 @@ class ProviderReply:
     def add_note(self, text: str) -> None:
         """Keep a note of the provider beside its alternatives, up to a limit."""
         if len(self.notes) < _MAX_NOTES and not self.settled:
-            self.notes.append(cut(f"{self.name}: {text}", _MAX_NOTE_CHARS))
+            self.notes.append(truncate(f"{self.name}: {text}", _MAX_NOTE_CHARS))
 
     def settle(self, problem: str = "") -> None:
         """Ignore later answers of the provider; note the problem unless settled before."""
         if problem and not self.settled:
-            self.notes.append(cut(f"{self.name} {problem}", _MAX_NOTE_CHARS))
+            self.notes.append(truncate(f"{self.name} {problem}", _MAX_NOTE_CHARS))
         self.settled = True
         if self.when_settled is not None:
             self.when_settled.set()

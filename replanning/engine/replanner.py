@@ -53,6 +53,7 @@ from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import SATISFIED
 from replanning.live.view import PlanView
+from replanning.plan.messages import truncate
 from replanning.plan.types import QuestionId, ReplanId, TaskId, TriggerId
 from replanning.run.event_loop import yielding
 from replanning.run.lifecycle import Lifecycle
@@ -655,7 +656,7 @@ def make_decision(
     if decision.blocks and ranked.notes:
         # A person who has to act must know what was tried in vain.
         notes = "; ".join(ranked.notes)
-        decision = decision._replace(reason=f"{decision.reason} ({notes})"[:4_000])
+        decision = decision._replace(reason=truncate(f"{decision.reason} ({notes})", 4_000))
     if decision.kind == "ask" and not can_ask and _concern_calls(triggers, situation.live):
         reason = f"{decision.reason}{NOBODY_CAN_BE_ASKED}"
         decision = Decision("keep", decision.rule, reason)

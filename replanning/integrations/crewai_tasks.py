@@ -31,6 +31,7 @@ from replanning.integrations.session_thread import SessionThread
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
+from replanning.plan.messages import one_line
 from replanning.plan.tasks import Task
 from replanning.plan.types import MAX_NAME_CHARS, JsonValue, TaskId
 from replanning.run.attempt import current_attempt
@@ -258,7 +259,7 @@ class CrewPlan:
                 depends_on += pending
             made = Task(
                 id=_free_id(described, live, ids.values()),
-                name=" ".join(described.split())[:MAX_NAME_CHARS],
+                name=one_line(described, MAX_NAME_CHARS),
                 goal=_plain(task.description),
                 tool=self._tool_of(crew, task),
                 depends_on=list(dict.fromkeys(depends_on)),

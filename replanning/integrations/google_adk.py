@@ -51,6 +51,7 @@ from replanning.integrations.kit import (
     tool_fields,
 )
 from replanning.plan.document import Plan
+from replanning.plan.messages import truncate
 from replanning.plan.tasks import Goal, Task
 from replanning.plan.types import TaskId
 from replanning.run.attempt import current_attempt
@@ -393,7 +394,7 @@ class _Run:
         words = " ".join(part.text for part in parts if part.text).strip()
         if not words:
             return run_id, f"run {getattr(self.context.agent, 'name', 'a workflow')}"
-        return run_id, words[:_MAX_OBJECTIVE_CHARS]
+        return run_id, truncate(words, _MAX_OBJECTIVE_CHARS)
 
     async def call(self, tool: Any, arguments: dict[str, Any], context: Any) -> Any:
         """Call a tool, or what replaces it, in the context of the call.

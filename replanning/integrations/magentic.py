@@ -33,6 +33,7 @@ from replanning.integrations.kit import (
     tool_fields,
 )
 from replanning.plan.document import Plan
+from replanning.plan.messages import one_line, truncate
 from replanning.plan.tasks import Goal, Task
 
 try:
@@ -130,7 +131,7 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
         """Create a plan, whose steps are the tasks of the session."""
         message = await self._manager.plan(magentic_context)
         if self._task is None:
-            goal = Goal(objective=magentic_context.task[:_MAX_TEXT_CHARS])
+            goal = Goal(objective=truncate(magentic_context.task, _MAX_TEXT_CHARS))
             plan = Plan(goal=goal, tasks=self._steps(message))
             self._saved = {"plan": plan.model_dump(mode="json", exclude_unset=True), "run": None}
             await self._open(magentic_context)
@@ -304,7 +305,7 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
             names = [plan.text]
         known = () if session is None else [each.id for each in session.run.live]
         free = (f"step-{number}" for number in count(1) if f"step-{number}" not in known)
-        names = [" ".join(name.split())[:_MAX_TEXT_CHARS] for name in names]
+        names = [one_line(name, _MAX_TEXT_CHARS) for name in names]
         return [
             Task(id=next(free), name=name or "plan", metadata={STATE: "step"}) for name in names
         ]

@@ -40,7 +40,7 @@ from replanning.integrations.kit import (
 from replanning.journal import values
 from replanning.journal.records import RunOpened
 from replanning.journal.store import is_valid_run_id
-from replanning.plan.messages import join_names
+from replanning.plan.messages import join_names, truncate
 from replanning.plan.types import RunId
 
 try:
@@ -223,7 +223,7 @@ class _AgentRun:
             prompt = [prompt]
         words = " ".join(part for part in prompt if isinstance(part, str)).strip()
         if words:
-            return words[:_MAX_OBJECTIVE_CHARS]
+            return truncate(words, _MAX_OBJECTIVE_CHARS)
         return f"run {getattr(ctx.agent, 'name', None) or 'an agent'}"
 
     async def call(

@@ -43,7 +43,7 @@ from replanning.llm.completions import (
 )
 from replanning.plan import JsonObject
 from replanning.plan.json_values import exceeds_depth
-from replanning.plan.messages import cut, error_lines, format_duration
+from replanning.plan.messages import cut, error_lines, format_duration, truncate
 from replanning.plan.tasks import to_seconds
 from replanning.plan.types import JsonValue
 from replanning.secrets import Redactor
@@ -397,7 +397,7 @@ class LLMProvider(ABC):
         raise LLMError(problem, provider=self.name, excerpt=excerpt) from failure
 
     def _excerpt(self, text: str) -> str:
-        return self.redactor.text(cut(text, 4 * _MAX_EXCERPT_CHARS))[:_MAX_EXCERPT_CHARS]
+        return truncate(self.redactor.text(cut(text, 4 * _MAX_EXCERPT_CHARS)), _MAX_EXCERPT_CHARS)
 
 
 def _read_answer(text: str, schema: type[SchemaT]) -> tuple[SchemaT | None, str]:

@@ -11,6 +11,7 @@ from itertools import islice
 from types import NoneType
 from typing import Any, Final
 
+from replanning.plan.messages import truncate
 from replanning.plan.types import JsonObject, JsonValue
 
 _MAX_SCHEMA_WORK: Final = 5_000_000
@@ -33,6 +34,9 @@ _UNCHECKED_KEYWORDS: Final = (
 
 _MAX_SCHEMA_ERRORS: Final = 5
 
+_MAX_MESSAGE_CHARS: Final = 300
+"""Longest message of jsonschema that a problem quotes, in characters."""
+
 _MAX_VALIDATORS: Final = 256
 """Number of cached validators; making one takes longer than most validations."""
 
@@ -47,7 +51,9 @@ def invalid_schema(schema: JsonObject) -> str:
         validators.validator_for(schema).check_schema(schema)
     except SchemaError as error:
         where = "".join(f"[{part!r}]" for part in error.absolute_path)
-        return f"this is not a valid JSON Schema: {where and where + ': '}{error.message[:300]}"
+        message = truncate(error.message, _MAX_MESSAGE_CHARS)
+        problem = ": ".join(filter(None, [where, message]))
+        return f"this is not a valid JSON Schema: {problem}"
     return ""
 
 
@@ -130,7 +136,7 @@ def schema_problems(schema: JsonObject | None, value: JsonValue) -> list[str]:
         place = ".".join(map(str, error.absolute_path))
         if place:
             place += ": "
-        problems.append(f"{place}{error.message[:300]}")
+        problems.append(f"{place}{truncate(error.message, _MAX_MESSAGE_CHARS)}")
     return problems
 
 

@@ -19,6 +19,7 @@ from replanning.errors import (
 )
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
+from replanning.plan.messages import truncate
 from replanning.plan.references import resolve_references
 from replanning.plan.risk import command_risk, resolved_risk
 from replanning.plan.tasks import Task, ToolSpec, tool_name
@@ -150,7 +151,7 @@ def reported_failure(
             return ""
     for name, value in output.items():
         if _is_failure(name, value, accepted):
-            return f"{name} is {json.dumps(value)[:500]}"
+            return f"{name} is {truncate(json.dumps(value), 500)}"
     if is_nested:
         return ""
     inner = output.get("json", output.get("text", output.get("stdout")))

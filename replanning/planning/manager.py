@@ -21,7 +21,7 @@ from replanning.errors import (
 from replanning.history.wording import format_iso_time
 from replanning.llm.completions import Completion, LLMOptions
 from replanning.llm.provider import LLMProvider
-from replanning.plan.messages import cut
+from replanning.plan.messages import truncate
 from replanning.plan.types import JsonObject
 from replanning.planning.decisions import (
     ALLOWED_REPLANS,
@@ -525,7 +525,7 @@ class ReplanManager:
         except StoreError:  # a run ends without its journal
             raise
         except Exception as caught:  # noqa: BLE001 - a failed replan leaves the run as it was
-            error = cut(str(caught), _MAX_ERROR_CHARS) or type(caught).__name__
+            error = truncate(str(caught), _MAX_ERROR_CHARS) or type(caught).__name__
         return self.record_decision(
             considered, executed=True, error=error, seconds=self._clock.now() - began
         )
@@ -599,7 +599,10 @@ class ReplanManager:
             if recorded.executed and recorded.replan_id == considered.replan_id:
                 places.append(place)
         latest = places[-1]
-        failed: dict[str, object] = {"result": "failure", "error": cut(error, _MAX_ERROR_CHARS)}
+        failed: dict[str, object] = {
+            "result": "failure",
+            "error": truncate(error, _MAX_ERROR_CHARS),
+        }
         record = self._records[latest].model_copy(update=failed)
         self._records[latest] = record
         _log.warning("replan %s failed: %s", record.replan_id, error)

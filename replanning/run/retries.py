@@ -32,6 +32,7 @@ from replanning.errors import (
 from replanning.journal.records import Failure
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
+from replanning.plan.messages import truncate
 from replanning.plan.tasks import (
     READING_METHODS,
     TIMEOUT,
@@ -604,7 +605,7 @@ def warn_of_error(where: str, error: BaseException | str, redactor: Redactor) ->
         text = describe_error(error)
         traceback = redact_bounded(format_traceback(error), MAX_TRACEBACK_CHARS, redactor)
     # Masked before it is cut, because a part of a secret would not be recognised.
-    text = redactor.text(text)[:_MAX_ERROR_CHARS]
+    text = truncate(redactor.text(text), _MAX_ERROR_CHARS)
     _plugin_log.warning("%s", f"{where}: {text}\n{traceback}".rstrip())
     return text
 

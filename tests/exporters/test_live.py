@@ -113,6 +113,26 @@ async def test_capacity_that_grows_is_told_as_it_is(monkeypatch):
     assert "• cpu is at a capacity of 1" in told
 
 
+async def test_long_error_is_cut_between_words(monkeypatch):
+    """The line about a failure has the beginning and the end of a long error, both of whole words."""
+    screen = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", screen)
+    words = [f"word-{number}" for number in range(100)]
+
+    async def work(task, context):
+        raise ValueError(" ".join(words))
+
+    engine = ReplanningEngine([], exporters=[LiveExporter()])
+    await engine.execute(PLAN, work)
+    await engine.aclose()
+    told = " ".join(screen.getvalue().split()).partition("wait failed: ")[2]
+    beginning, _, end = told.partition(" … ")
+    end = end[: end.index("word-99") + len("word-99")]
+    assert beginning.split() == words[: len(beginning.split())]
+    assert end.split() == words[-len(end.split()) :]
+    assert 250 < len(beginning) + len(end) <= 300
+
+
 async def test_branch_that_is_left_out_is_told_with_its_condition(monkeypatch):
     """One line tells which tasks a condition leaves out, and another which task runs in any case."""
     screen = io.StringIO()
