@@ -16,7 +16,6 @@ from replanning.history.wording import (
     evaluation_line,
     goal_line,
     list_title,
-    pluralise,
     stale_line,
     trigger_name,
 )
@@ -28,6 +27,7 @@ from replanning.plan.messages import (
     format_duration,
     join_names,
     one_line,
+    pluralise,
     spoken_id,
     whole_words,
 )

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Final
 
 from replanning.exporters._forge import MAX_COMMENT_CHARS, Marker
-from replanning.history.wording import format_time, format_usage, pluralise
+from replanning.history.wording import format_time, format_usage
 from replanning.journal import (
     AttemptStarted,
     AttemptSucceeded,
@@ -31,7 +31,7 @@ from replanning.journal import (
 )
 from replanning.plan import JsonObject, RunId
 from replanning.plan.json_values import as_object
-from replanning.plan.messages import format_duration, whole_words
+from replanning.plan.messages import format_duration, pluralise, whole_words
 from replanning.planning import Phase, ReplanType
 from replanning.planning.decisions import LEVEL_DESCRIPTIONS, DecisionRecord, ReplanDecision
 from replanning.planning.manager import Consideration, ReplanNote
@@ -575,7 +575,7 @@ def _task_list(steps: Sequence[PlanStep], room: int) -> str:
         if left < 0:
             rest = steps[number:]
             done = len([step for step in rest if step.done])
-            lines += ["", f"*… and {len(rest)} more tasks, {done} of them complete*"]
+            lines += ["", f"*… and {pluralise(len(rest), 'more task')}, {done} of them complete*"]
             break
         lines.append(item)
     return "\n".join(lines)

@@ -15,7 +15,6 @@ from replanning.history.overview import fold_rows, task_rows, task_table
 from replanning.history.status import ReplayedRun, apply_record, replay_records
 from replanning.history.wording import (
     evaluation_line,
-    pluralise,
     printable_lines,
     status_phrase,
     usage_words,
@@ -40,7 +39,7 @@ from replanning.journal.store import mean_durations
 from replanning.live import PlanView, TaskState
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING
-from replanning.plan.messages import format_duration
+from replanning.plan.messages import format_duration, pluralise
 from replanning.plan.types import RunId
 from replanning.telemetry import Exporter, ExporterContext
 

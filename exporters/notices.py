@@ -30,9 +30,9 @@ from replanning.exporters._forge import (
     parse_time,
 )
 from replanning.exporters._notices import CHECKLIST_KIND, RunNotices
-from replanning.history.wording import pluralise
 from replanning.journal import Record
 from replanning.plan import RunId
+from replanning.plan.messages import pluralise
 from replanning.planning.history import RunJournals
 from replanning.telemetry import Exporter, ExporterContext
 

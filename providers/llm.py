@@ -366,9 +366,9 @@ class ProposalParser:
                 changes=changes, reason=reason, confidence=proposed.confidence, ask=ask
             )
             yield ParsedCandidate(reason, alternative)
-        more = len(reply.candidates) - MAX_CANDIDATES
-        if more > 0:
-            problem = f"{more} candidates beyond the first {MAX_CANDIDATES} were ignored"
+        total = len(reply.candidates)
+        if total > MAX_CANDIDATES:
+            problem = f"only the first {MAX_CANDIDATES} of {total} candidates are read"
             yield ParsedCandidate("", problem=problem)
 
     def _convert_changes(

@@ -19,7 +19,7 @@ from anyio import to_thread
 from pydantic_core import from_json
 
 from replanning.environment import Environment
-from replanning.plan.messages import format_duration
+from replanning.plan.messages import format_duration, pluralise
 from replanning.version import __version__
 
 Result = TypeVar("Result")
@@ -100,7 +100,7 @@ async def call_with_retries(
         if failure.permanent:
             why = "the service says that another attempt will not help"
         elif state.attempt_number >= max_attempts:
-            why = f"gave up after {max_attempts} attempt{'s' * (max_attempts > 1)}"
+            why = f"gave up after {pluralise(max_attempts, 'attempt')}"
         elif state.upcoming_sleep >= left:
             late = f"another attempt in {format_duration(state.upcoming_sleep)} is too late"
             why = f"{late}, only {format_duration(left)} are left"

@@ -20,7 +20,7 @@ from replanning.llm.quoting import (
     truncate_text,
 )
 from replanning.plan.json_values import copy_json
-from replanning.plan.messages import brief_repr, format_duration
+from replanning.plan.messages import brief_repr, format_duration, pluralise
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import JsonValue
 from replanning.plugins import plugin_name
@@ -230,8 +230,8 @@ class JudgedWork:
             excerpt = encode_excerpt(_as_json(output), _MAX_EXCERPT_CHARS, life.redactor.value)
             raise NotAccepted(f"{text}\nits output: {excerpt}", "rejected")
         if judgement.should_continue and not can_retry:
-            attempts = f"{context.continuations + 1} attempts (judge.max_iterations)"
-            text = f"still unfinished after {attempts}: {text}"
+            attempts = pluralise(context.continuations + 1, "attempt")
+            text = f"still unfinished after {attempts} (judge.max_iterations): {text}"
         raise NotAccepted(f"{text}; change the task, retry or skip it", "blocked")
 
 

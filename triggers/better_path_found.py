@@ -18,7 +18,7 @@ from replanning.journal import (
 )
 from replanning.live import PlanView, TaskView
 from replanning.live.states import WAITING
-from replanning.plan.messages import join_names, one_line
+from replanning.plan.messages import join_names, one_line, pluralise
 from replanning.plan.types import TaskId
 
 MAX_TASKS_PER_TOOL = 1_000
@@ -95,9 +95,10 @@ class BetterPathDetector:
                 continue
             gain = saving * len(tasks) / view.remaining_cost
             if gain >= self.min_gain:
+                count = pluralise(len(tasks), "waiting task")
                 reason = (
-                    f"{other.name!r} can take over {_count_waiting(tasks)} from {name!r} and makes"
-                    f" the remaining plan {gain:.0%} cheaper"
+                    f"{other.name!r} can take over {count} from {name!r} and makes the remaining"
+                    f" plan {gain:.0%} cheaper"
                 )
                 yield BetterPathFound(
                     tasks=tuple(tasks),
@@ -147,7 +148,8 @@ def _possible_shortcuts(observation: Observation, view: PlanView) -> Iterator[Be
     tasks = tasks[:MAX_TASKS_PER_TOOL]
     if tasks:
         changed = join_names(news, 5)
-        reason = f"there may be a cheaper way than {_count_waiting(tasks)}, as {changed} changed"
+        count = pluralise(len(tasks), "waiting task")
+        reason = f"there may be a cheaper way than {count}, as {changed} changed"
         yield BetterPathFound(
             tasks=tuple(tasks), cause=",".join(news), reason=one_line(reason, MAX_REASON_CHARS)
         )
@@ -181,9 +183,3 @@ def _waiting_tasks(name: str, view: PlanView) -> list[TaskView]:
         if task.task.tool == name and task.state in WAITING:
             waiting.append(task)
     return waiting
-
-
-def _count_waiting(tasks: Sequence[TaskId]) -> str:
-    if len(tasks) == 1:
-        return "1 waiting task"
-    return f"{len(tasks)} waiting tasks"

@@ -10,7 +10,7 @@ from typing import ClassVar
 from replanning.journal import Failure, GoalUnreachable, Observation, RecordBody, RunQuiescent
 from replanning.journal.records import normalised_cause
 from replanning.live import PlanView, TaskState, TaskView
-from replanning.plan.messages import join_names, one_line
+from replanning.plan.messages import join_names, one_line, pluralise
 from replanning.plan.types import TaskId
 
 MAX_NAMED_TASKS = 100
@@ -46,7 +46,7 @@ class GoalUnreachableDetector:
             causes.append(f"{task.id}:{task.state}:{error}")
         lacks: list[str] = []
         if count:
-            lacks.append(f"{count} required task{'s' * (count != 1)} cannot be done")
+            lacks.append(f"{pluralise(count, 'required task')} cannot be done")
         if missing:
             lacks.append(f"the goal lacks {join_names(missing, 5)}")
         reason = f"nothing can run any more: {' and '.join(lacks)}"

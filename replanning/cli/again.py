@@ -42,15 +42,9 @@ from replanning.engine.again import (
 )
 from replanning.errors import ReplanningError, StoreError
 from replanning.history import ReplanHistory
-from replanning.history.wording import (
-    change_line,
-    format_usage,
-    pluralise,
-    printable_line,
-    trigger_cause,
-)
+from replanning.history.wording import change_line, format_usage, printable_line, trigger_cause
 from replanning.journal import RunStore, Usage
-from replanning.plan.messages import spoken_id
+from replanning.plan.messages import pluralise, spoken_id
 from replanning.plan.types import JsonObject, JsonValue, RunId
 from replanning.run.opening import redactor_for
 

@@ -31,10 +31,10 @@ from replanning.errors import PlanError, ReplanningError
 from replanning.expectations import ObservedCall, ToolSuggestions, suggest_expectations
 from replanning.expectations.calls import CheckedCall, checked_calls, recorded_calls
 from replanning.history.status import replay_records
-from replanning.history.wording import pluralise
 from replanning.integrations.recorded import recorded_value
 from replanning.journal.records import RunOpened
 from replanning.journal.store import RunStore
+from replanning.plan.messages import pluralise
 from replanning.plan.reading import format_of, read_document, read_text_file, write_yaml
 from replanning.plan.schemas import invalid_schema
 from replanning.plan.tasks import Expectation, Task, TaskBody, ToolSpec, has_no_effect

@@ -18,9 +18,9 @@ from replanning.changes import PlanChange, ReplaceTask, dump_change, parse_chang
 from replanning.cli.app import DIFF_STYLES, RunDisplay, console, escape_control, is_phase_task
 from replanning.environment import SystemClock
 from replanning.history.reports import candidate_lines
-from replanning.history.wording import pluralise, printable_line, trigger_line
+from replanning.history.wording import printable_line, trigger_line
 from replanning.journal.records import TaskFailed, Trigger
-from replanning.plan.messages import format_duration, spoken_id
+from replanning.plan.messages import format_duration, pluralise, spoken_id
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -57,17 +57,11 @@ from replanning.history.reports import (
     decision_text,
     revision_diffs,
 )
-from replanning.history.wording import (
-    effect_line,
-    effects_line,
-    pluralise,
-    stale_line,
-    status_phrase,
-)
+from replanning.history.wording import effect_line, effects_line, stale_line, status_phrase
 from replanning.journal import Record, RunOpened, RunStore
 from replanning.journal.records import DecisionKind, trigger_types
 from replanning.plan.elements import FORESEEN
-from replanning.plan.messages import did_you_mean
+from replanning.plan.messages import did_you_mean, pluralise
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.planning import PlanningState, ReplanStatistics, request_of
 from replanning.planning.tasks import decision_line

@@ -39,7 +39,6 @@ from replanning.cli.lookup import (
     working_in,
 )
 from replanning.errors import Problem, SettingsError
-from replanning.history.wording import pluralise
 from replanning.plan.checks import secret_name_problems
 from replanning.plan.document import plan_schema, redaction_warning
 from replanning.plan.included_files import locate_problems
@@ -51,6 +50,7 @@ from replanning.plan.messages import (
     join_names,
     one_line,
     parse_path,
+    pluralise,
 )
 from replanning.plan.parameters import missing_values, shown_values
 from replanning.plan.reading import MAX_PLAN_TASKS, format_of, read_document
@@ -677,7 +677,8 @@ def _print_simulation(report: SimulationReport, tasks: int) -> None:
     """Print the figures of a simulation, with the number of tasks of its plan."""
     out = console()
     name = escape_control(redactor().text(report.plan))
-    out.print(f"{name}: {len(report.runs)} simulated runs of {tasks} tasks, no tool was called")
+    runs = pluralise(len(report.runs), "simulated run")
+    out.print(f"{name}: {runs} of {pluralise(tasks, 'task')}, no tool was called")
     style = "bold red"
     if report.success_rate == 1:
         style = "bold green"

@@ -26,7 +26,7 @@ from replanning.cli.app import (
 from replanning.cli.plans import read_tools
 from replanning.errors import Problem, ReplanningError, SettingsError
 from replanning.plan.included_files import locate_problems
-from replanning.plan.messages import format_path, join_names, parse_path
+from replanning.plan.messages import format_path, join_names, parse_path, pluralise
 from replanning.plan.reading import format_of, read_document, with_positions
 from replanning.plan.tasks import Expectation, Retry
 
@@ -188,7 +188,8 @@ def mcp_proxy(
                 for name, reason in proxy.unavailable.items():
                     print_message(f"note: MCP server {name!r} is unavailable: {reason}")
                 look = lookup.command_line(options.store, "status", run.id)
-                what = f"run {run.id} keeps the calls of {len(proxy.tools)} tools alive"
+                tools_kept = pluralise(len(proxy.tools), "tool")
+                what = f"run {run.id} keeps the calls of {tools_kept} alive"
                 print_message(f"{what}; see {look}")
                 lookup.tell_models(display, engine)
             with anyio.CancelScope() as serving:

@@ -35,7 +35,7 @@ from replanning.environment import SystemClock
 from replanning.errors import JournalCorrupt, NotRunning, PlanError
 from replanning.history.export import effect_json
 from replanning.history.status import is_owner_alive, run_status
-from replanning.history.wording import effect_line, pluralise
+from replanning.history.wording import effect_line
 from replanning.journal import (
     ErrorContained,
     PlanRevised,
@@ -47,7 +47,7 @@ from replanning.journal import (
 )
 from replanning.live import Correction, Rerun
 from replanning.plan.included_files import locate_problems
-from replanning.plan.messages import join_names
+from replanning.plan.messages import join_names, pluralise
 from replanning.plan.types import JsonObject, JsonValue, RunId, TaskId
 from replanning.run.opening import adoption_place, edit_place
 from replanning.run.undo import UndoPlan

@@ -37,10 +37,9 @@ from replanning.config import (
 )
 from replanning.engine.registry import DECOMPOSER_PLUGIN, LLM_PROVIDER_PLUGIN, REPAIR_PLUGIN
 from replanning.errors import NoLLMProvider, PluginError, ReplanningError, SettingsError
-from replanning.history.wording import pluralise
 from replanning.llm import LLMOptions, LLMProvider
 from replanning.llm.selection import AUTO, create_clients, is_llm
-from replanning.plan.messages import format_duration
+from replanning.plan.messages import format_duration, pluralise
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.plugins import PLUGIN_GROUPS, installed_plugins, load_plugin
 from replanning.run.opening import redactor_for

@@ -51,12 +51,11 @@ from replanning.history.wording import (
     evaluation_line,
     format_iso_time,
     parameters_line,
-    pluralise,
     printable_line,
     problem_lines,
 )
 from replanning.journal import InboxMessage, RunStore
-from replanning.plan.messages import format_duration, spoken_id
+from replanning.plan.messages import format_duration, pluralise, spoken_id
 from replanning.plan.types import JsonObject, RunId
 from replanning.telemetry import Exporter, ExporterContext
 

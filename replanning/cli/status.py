@@ -55,7 +55,6 @@ from replanning.history.wording import (
     format_iso_time,
     format_time,
     parameters_line,
-    pluralise,
     printable_line,
     printable_lines,
     problem_lines,
@@ -70,7 +69,7 @@ from replanning.live.correction import DONE_REASON
 from replanning.live.plan import unknown_task
 from replanning.live.states import STUCK
 from replanning.plan.json_values import as_object
-from replanning.plan.messages import format_duration, join_names, spoken_id
+from replanning.plan.messages import format_duration, join_names, pluralise, spoken_id
 from replanning.plan.reading import MAX_PLAN_SIZE, format_of, read_document
 from replanning.plan.tasks import Goal
 from replanning.plan.types import JsonObject, JsonValue, RunId, TaskId

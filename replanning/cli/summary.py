@@ -43,12 +43,12 @@ from replanning.history.overview import (
 )
 from replanning.history.reports import revision_diffs
 from replanning.history.status import replay_records
-from replanning.history.wording import format_usage, pluralise, problem_lines, stale_line
+from replanning.history.wording import format_usage, problem_lines, stale_line
 from replanning.journal import RunStore
 from replanning.live.plan import LivePlan
 from replanning.plan.elements import FORESEEN
 from replanning.plan.json_form import shown_form
-from replanning.plan.messages import format_duration
+from replanning.plan.messages import format_duration, pluralise
 from replanning.plan.types import JsonObject, JsonValue, QuestionId
 from replanning.plugins import plugin_name
 from replanning.telemetry import Exporter

@@ -14,7 +14,7 @@ from replanning.errors import ChangeRejected, Problem, ReplanningError, StaleAns
 from replanning.journal.records import Candidate, QuestionAsked, QuestionVerdict, Trigger
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING
-from replanning.plan.messages import brief_repr, spoken_id
+from replanning.plan.messages import brief_repr, pluralise, spoken_id
 from replanning.plan.types import QuestionId, TaskId
 
 STALE_QUESTION_REASON: Final = "the tasks it is about have changed since it was asked"
@@ -88,8 +88,8 @@ def _chosen_changes(choice: int, asked: QuestionAsked) -> tuple[PlanChange, ...]
     count = len(asked.candidates)
     # A negative number would count from the end and approve a candidate nobody meant.
     if not 0 <= choice < count:
-        candidates = f"{count} candidate{'s' * (count != 1)}, numbered from 0"
-        text = f"{choice} is not one of them: {spoken_id(asked.question)} has {candidates}"
+        has = f"{spoken_id(asked.question)} has {pluralise(count, 'candidate')}"
+        text = f"{choice} is not one of them: {has}, numbered from 0"
         raise ChangeRejected([Problem("choice", text)])
     return tuple(asked.candidates[choice].alternative.changes)
 

@@ -22,7 +22,7 @@ from replanning.live.states import (
     WAITING,
 )
 from replanning.llm.quoting import truncate_text
-from replanning.plan.messages import join_names
+from replanning.plan.messages import join_names, pluralise
 from replanning.plan.types import TaskId
 
 _MAX_NAMED_TASKS: Final = 5
@@ -167,9 +167,8 @@ def _quiescent_end(live: LivePlan, ledger: Ledger, now: Circumstances) -> RunEnd
         reason = with_unknown_effects("every required task is done", live, ledger)
         return RunEnded("succeeded", reason)
     if ledger.questions.open:
-        count = len(ledger.questions.open)
-        noun = "question" if count == 1 else "questions"
-        reason = f"{count} {noun} to a person must be answered first"
+        questions = pluralise(len(ledger.questions.open), "question")
+        reason = f"{questions} to a person must be answered first"
         return RunEnded("needs_human", with_unknown_effects(reason, live, ledger))
     # The goal no longer matters for a run that is undone.
     is_wanted = live.taken_back is None

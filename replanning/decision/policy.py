@@ -37,7 +37,7 @@ from replanning.live.plan import LivePlan
 from replanning.live.stale import stale_results
 from replanning.live.states import FINISHED, STUCK, WAITING, TaskState
 from replanning.live.view import DraftView, PlanView, TaskView, strips_problem
-from replanning.plan.messages import join_alternatives, join_names
+from replanning.plan.messages import join_alternatives, join_names, pluralise
 from replanning.plan.risk import JUDGED_KINDS, command_risk
 from replanning.plan.tasks import (
     CONFIRM_ADVICE,
@@ -207,7 +207,7 @@ class ReplanPolicy:
         limits = self.settings.limits
         per_run = limits.replans_per_run
         if per_run is not None and ledger.applied_count >= per_run:
-            reason = f"the limit of {per_run} replans per run is reached"
+            reason = f"the limit of {pluralise(per_run, 'replan')} per run is reached"
             return Decision("keep", "limit-run", reason)
 
         spent: dict[TaskId, None] = {}
@@ -232,9 +232,9 @@ class ReplanPolicy:
                 continue
             if task.root in spent and task.id in concerned:
                 blocks.append(task.id)
-        limit = limits.replans_per_lineage
+        limit = pluralise(limits.replans_per_lineage, "replan")
         names = ", ".join(map(repr, spent))
-        reason = f"the limit of {limit} replans per lineage is reached for {names}"
+        reason = f"the limit of {limit} per lineage is reached for {names}"
         return Decision("keep", "limit-lineage", reason, blocks=tuple(blocks))
 
     def decide(

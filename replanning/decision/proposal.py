@@ -35,7 +35,7 @@ from replanning.live.view import DraftView, PlanView, TaskView, strips_problem
 from replanning.llm.quoting import is_truncated
 from replanning.plan.checks import nested_bodies, secret_name_problems
 from replanning.plan.json_values import is_redacted, iter_strings
-from replanning.plan.messages import join_names
+from replanning.plan.messages import join_names, pluralise
 from replanning.plan.parameters import PARAMETERS
 from replanning.plan.references import find_references
 from replanning.plan.risk import resolved_risk
@@ -373,15 +373,15 @@ def check_limits(proposal: Proposal, limits: LimitSettings, ledger: Ledger) -> s
     """
     per_run = limits.replans_per_run
     if per_run is not None and ledger.applied_count >= per_run:
-        return f"the limit of {per_run} replans per run is reached"
+        return f"the limit of {pluralise(per_run, 'replan')} per run is reached"
     for task_id in proposal.targets:
         root = task_id
         entry = proposal.live.entries.get(task_id)
         if entry is not None:
             root = entry.root
         if ledger.lineages.replans.get(root, 0) >= limits.replans_per_lineage:
-            limit = limits.replans_per_lineage
-            return f"the limit of {limit} replans per lineage is reached for {root!r}"
+            limit = pluralise(limits.replans_per_lineage, "replan")
+            return f"the limit of {limit} per lineage is reached for {root!r}"
     return ""
 
 

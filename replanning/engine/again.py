@@ -40,7 +40,7 @@ from replanning.history.effects import RunEffect, run_effects
 from replanning.history.export import candidate_json
 from replanning.history.history import ReplanHistory
 from replanning.history.status import ReplayedRun, apply_record, replay_records
-from replanning.history.wording import edit_author, format_iso_time, pluralise
+from replanning.history.wording import edit_author, format_iso_time
 from replanning.journal.memory import MemoryStore
 from replanning.journal.records import (
     AlternativesConsidered,
@@ -65,7 +65,7 @@ from replanning.llm.completions import LLMCall
 from replanning.llm.provider import LLMProvider
 from replanning.plan.elements import FORESEEN
 from replanning.plan.json_values import is_redacted
-from replanning.plan.messages import join_names, spoken_id
+from replanning.plan.messages import join_names, pluralise, spoken_id
 from replanning.plan.tasks import Budget, program_note
 from replanning.plan.types import JsonObject, JsonValue, ReplanId, RunId, TaskId
 from replanning.plugins import installed_plugins, load_plugin

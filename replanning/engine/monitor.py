@@ -610,7 +610,9 @@ class ToolBreakers:
             if not self._has_stand_in(tool):
                 # Refusing the tool would gain nothing: it may work for the next task.
                 return
-            what = f"{len(breaker.roots)} tasks in a row failed for one cause, the last"
+            what = "a task failed"
+            if len(breaker.roots) > 1:
+                what = f"{len(breaker.roots)} tasks in a row failed for one cause, the last"
         # Each trial that fails doubles the time until the next one.
         delay = life.settings.cooldown * 2**breaker.openings
         cause = one_line(str(failure), _MAX_CAUSE_CHARS)

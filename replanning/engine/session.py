@@ -27,7 +27,7 @@ from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from replanning.plan.json_values import as_object, is_redacted, map_strings
-from replanning.plan.messages import brief_repr, join_names
+from replanning.plan.messages import brief_repr, join_names, pluralise
 from replanning.plan.references import has_references
 from replanning.plan.tasks import Task
 from replanning.plan.types import MAX_NAME_CHARS, AttemptId, JsonObject, JsonValue, TaskId
@@ -209,7 +209,8 @@ class Session:
             for index in range(len(values)):
                 group.start_soon(call, index)
         if errors and on_item_failure == "fail":
-            text = f"{len(errors)} of {len(values)} calls of {function.spec.name!r} failed"
+            calls = pluralise(len(values), "call")
+            text = f"{len(errors)} of {calls} of {function.spec.name!r} failed"
             raise ExceptionGroup(text, [errors[index] for index in sorted(errors)])
         return results
 

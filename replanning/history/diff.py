@@ -16,12 +16,13 @@ from replanning.changes import (
     SkipTask,
     dump_change,
 )
-from replanning.history.wording import change_line, pluralise, printable_line
+from replanning.history.wording import change_line, printable_line
 from replanning.live.draft import display_fields
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.plan.document import Plan
 from replanning.plan.elements import in_place_of_element
+from replanning.plan.messages import pluralise
 from replanning.plan.parameters import shown_values
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue

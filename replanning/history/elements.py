@@ -7,14 +7,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from replanning.history.wording import (
-    STATE_LOOKS,
-    pluralise,
-    printable_line,
-)
+from replanning.history.wording import STATE_LOOKS, printable_line
 from replanning.live.entries import SKIPPED_BY_CONDITION, TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
+from replanning.plan.messages import pluralise
 from replanning.plan.types import TaskId
 
 _MAX_LEFT_OUT: Final = 5

@@ -16,14 +16,13 @@ from replanning.history.wording import (
     StateLook,
     evaluation_line,
     labelled,
-    pluralise,
     printable_line,
     progress_text,
 )
 from replanning.journal.store import FINISHED_STATUSES
 from replanning.live.states import TaskState
 from replanning.plan.elements import FORESEEN
-from replanning.plan.messages import format_duration
+from replanning.plan.messages import format_duration, pluralise
 from replanning.plan.types import TaskId
 
 MAX_TASKS_DRAWN: Final = 200

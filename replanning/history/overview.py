@@ -32,7 +32,6 @@ from replanning.history.wording import (
     is_held,
     labelled,
     list_title,
-    pluralise,
     printable_line,
     trigger_cause,
     trigger_kinds_text,
@@ -43,7 +42,7 @@ from replanning.live.elements import alike_triggers, group_elements
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
-from replanning.plan.messages import format_duration, spoken_id
+from replanning.plan.messages import format_duration, pluralise, spoken_id
 from replanning.plan.tasks import tool_name
 from replanning.plan.types import QuestionId, TaskId
 

@@ -31,7 +31,6 @@ from replanning.history.wording import (
     goal_line,
     labelled,
     list_title,
-    pluralise,
     printable_line,
     printable_lines,
     stale_line,
@@ -52,7 +51,7 @@ from replanning.journal.records import (
     RunResumed,
     Score,
 )
-from replanning.plan.messages import format_duration, spoken_id
+from replanning.plan.messages import format_duration, pluralise, spoken_id
 from replanning.plan.types import AttemptId
 
 _MAX_ITEMS: Final = 8

@@ -28,7 +28,7 @@ from replanning.journal.records import RunProblem, TaskFailed, TriggerEvent, Usa
 from replanning.live.states import TaskState
 from replanning.plan.elements import FORESEEN
 from replanning.plan.json_values import as_text
-from replanning.plan.messages import format_duration, join_names, whole_words
+from replanning.plan.messages import format_duration, join_names, pluralise, whole_words
 from replanning.plan.tasks import Budget, Goal, Task, program_note
 from replanning.plan.types import JsonValue, TaskId
 
@@ -258,11 +258,6 @@ def usage_words(spent: Usage, budget: Budget) -> list[str]:
     elif spent.money:
         words.append(f"{spent.money:.4g} money")
     return words
-
-
-def pluralise(number: int, thing: str) -> str:
-    """Return a number with its noun: `1 replan`, `2 replans`."""
-    return f"{number} {thing}{'s' * (number != 1)}"
 
 
 def evaluation_line(found: PlanEvaluation, obstacle: str = "") -> str:

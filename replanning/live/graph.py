@@ -186,7 +186,7 @@ class TaskResults(Mapping[str, Any]):
         replacement = template.replacement
         if replacement.unsatisfied and not self._ended:
             total = len(replacement.sinks)
-            text = f"{replacement.unsatisfied} of its {total} parts are not done"
+            text = f"not all of its parts are done ({replacement.unsatisfied} of {total} left)"
             raise NoResult(template.id, text)
         included = template.task.include
         if replacement.expanded == "plan" and isinstance(included, SubPlan):

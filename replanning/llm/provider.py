@@ -43,7 +43,7 @@ from replanning.llm.completions import (
 )
 from replanning.plan import JsonObject
 from replanning.plan.json_values import exceeds_depth
-from replanning.plan.messages import cut, error_lines, format_duration, truncate
+from replanning.plan.messages import cut, error_lines, format_duration, pluralise, truncate
 from replanning.plan.tasks import to_seconds
 from replanning.plan.types import JsonValue
 from replanning.secrets import Redactor
@@ -609,7 +609,8 @@ class GuardedLLM(_LLMWrapper):
                 await self._semaphore.acquire()
                 acquired = True
         if not acquired:
-            problem = f"the deadline passed while {self._max_concurrency} other calls were running"
+            others = pluralise(self._max_concurrency, "other call")
+            problem = f"the deadline passed while it waited for {others}"
             raise LLMTimeout(f"{problem}; nothing was sent", provider=self.name)
         try:
             permit = self.breaker.admit(clock.now())

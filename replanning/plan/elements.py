@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from replanning.errors import ExpressionError
 from replanning.plan.conditions import Condition
 from replanning.plan.json_values import as_text, json_type_name, map_strings
-from replanning.plan.messages import brief_repr, join_names
+from replanning.plan.messages import brief_repr, join_names, pluralise
 from replanning.plan.references import (
     escape_reference,
     find_references,
@@ -89,7 +89,7 @@ def elements_problem(task: Task, elements: Elements) -> str:
     if problem or keys is None:
         return problem
     if len(keys) != len(items):
-        return f"{len(items)} elements have {len(keys)} keys"
+        return f"the list has {pluralise(len(items), 'element')} but {pluralise(len(keys), 'key')}"
     seen: set[str] = set()
     twice: dict[str, None] = {}
     unusable: list[str] = []

@@ -17,7 +17,7 @@ from uuid import UUID
 from pydantic import BaseModel
 
 from replanning.plan.json_values import as_text, json_type_name, members
-from replanning.plan.messages import join_names
+from replanning.plan.messages import join_names, pluralise
 from replanning.plan.types import JsonValue
 
 _MAX_LISTED_KEYS = 10
@@ -94,7 +94,7 @@ def get_item(value: object, key: str | int) -> object:
     if isinstance(value, Sequence) and not isinstance(value, str | bytes) and isinstance(key, int):
         if -len(value) <= key < len(value):
             return value[key]
-        raise LookupError(f"does not exist; the array has {len(value)} items")
+        raise LookupError(f"does not exist; the array has {pluralise(len(value), 'item')}")
     raise LookupError(f"does not exist: its parent is {json_type_name(value)}")
 
 

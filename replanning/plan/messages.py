@@ -89,6 +89,19 @@ def format_duration(seconds: float) -> str:
     return text
 
 
+def pluralise(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun: `1 replan`, `2 replans`.
+
+    Args:
+        number: the number.
+        noun: the noun in the singular.
+        plural: its plural; by default, with an `s`.
+    """
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {plural or noun + 's'}"
+
+
 def format_path(path: Sequence[str | int]) -> str:
     """Return a path into a document as people write it: `tasks[3].retry.max_attempts`."""
     text = ""

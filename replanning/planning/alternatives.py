@@ -22,6 +22,7 @@ from replanning.errors import TaskHeld
 from replanning.journal.records import Failure, HumanRequest, Trigger, normalised_cause
 from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.view import PlanView, TaskView
+from replanning.plan.messages import pluralise
 from replanning.plan.risk import command_risk
 from replanning.plan.tasks import Task, is_repeatable, tool_name
 from replanning.plan.types import JsonObject, TaskId
@@ -729,7 +730,7 @@ class LineagePolicy(ReplanPolicy):
         cause = ReplanCause(action=name, lineage=name)
         if not exhausted_lineage(limits, session.manager.counts, cause):
             return None
-        most = limits.replans_per_lineage
-        reason = f"the limit of {most} replans of {name!r} and its replacements is reached"
+        most = pluralise(limits.replans_per_lineage, "replan")
+        reason = f"the limit of {most} of {name!r} and its replacements is reached"
         session.record_intervention(reason)
         return Decision("keep", "limit-lineage", reason, blocks=(task.id,))

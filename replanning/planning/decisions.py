@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError
 from replanning.errors import LLMResponseInvalid, Problem, SettingsError
 from replanning.journal.records import normalised_cause
 from replanning.llm.provider import extract_json
-from replanning.plan.messages import validation_problems
+from replanning.plan.messages import pluralise, validation_problems
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.settings import PlanningSettings
 
@@ -622,21 +622,23 @@ def exhausted_limit(
     if not limits.enabled and kind is not ReplanType.PLAN_REVISION:
         return "replanning is switched off"
     if counts.total >= limits.total:
-        return f"the limit of {limits.total} replans in total is reached"
+        return f"the limit of {pluralise(limits.total, 'replan')} in total is reached"
     counted = _count_name(kind, target)
     if counted is not None:
         limit = getattr(limits, counted)
         if getattr(counts, counted) >= limit:
-            return f"the limit of {limit} {counted.replace('_', ' ')} is reached"
+            noun = counted.removesuffix("s").replace("_", " ")
+            return f"the limit of {pluralise(limit, noun)} is reached"
     if kind is ReplanType.RETRY:
         limit = limits.action_retries
         if counts.retries.get(cause.action or "", 0) < limit:
             return ""
-        return f"the limit of {limit} retries of action {cause.action!r} is reached"
+        retries = pluralise(limit, "retry", "retries")
+        return f"the limit of {retries} of action {cause.action!r} is reached"
     lineage = exhausted_lineage(limits, counts, cause)
     if lineage is not None:
-        most = limits.replans_per_lineage
-        return f"the limit of {most} replans of {lineage!r} and its replacements is reached"
+        most = pluralise(limits.replans_per_lineage, "replan")
+        return f"the limit of {most} of {lineage!r} and its replacements is reached"
     return ""
 
 
@@ -743,7 +745,8 @@ def make_ruling(
     repetitions = counts.causes.get(key, 0)
     if limits.loop_detection and repetitions >= limits.same_trigger:
         if kind is not ReplanType.RETRY:  # retries have a limit of their own
-            looped = f"the same {kind} has run {repetitions} times for the same cause"
+            times = pluralise(repetitions, "time")
+            looped = f"the same {kind} has run {times} for the same cause"
             return Ruling("skip", looped, "loop", kept_questions, fingerprint=key)
 
     band: RulingKind = "execute"

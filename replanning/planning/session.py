@@ -16,6 +16,7 @@ from replanning.llm.completions import LLMOptions
 from replanning.llm.provider import LLMProvider
 from replanning.llm.quoting import is_truncated
 from replanning.plan.json_values import as_object, is_redacted
+from replanning.plan.messages import pluralise
 from replanning.plan.tasks import Task, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.decisions import (
@@ -214,7 +215,8 @@ class PlanningSession:
                 problem = reply_problem(completion, str(error))
             _log.warning("run %s: an unusable reply for %s: %s", self.run.id, kind, problem)
             rejected = [{"reply": completion.text[:2_000], "problem": problem}]
-        raise NoUsableReply(f"the model gave no usable {kind} in {repairs + 1} tries: {problem}")
+        tries = pluralise(repairs + 1, "try", "tries")
+        raise NoUsableReply(f"the model gave no usable {kind} in {tries}: {problem}")
 
     def refuse_secrets(self, values: Mapping[str, JsonValue]) -> None:
         """Reject a reply with secrets, or with the marks that replace texts hidden from the model.

@@ -30,7 +30,7 @@ from replanning.plan.commands import option_problems
 from replanning.plan.document import Plan
 from replanning.plan.elements import LIST_FIELDS, template_of
 from replanning.plan.json_values import as_object, map_strings
-from replanning.plan.messages import NameSuggester, brief_repr, join_names, one_line
+from replanning.plan.messages import NameSuggester, brief_repr, join_names, one_line, pluralise
 from replanning.plan.references import (
     find_references,
     rename_references,
@@ -410,7 +410,7 @@ def describe_tool_use(tool: str, arguments: JsonObject, max_chars: int = 500) ->
     text = json.dumps(arguments, ensure_ascii=False)
     more = len(text) - max_chars
     if more > 0:
-        text = f"{text[:max_chars]} [… {more} characters more]"
+        text = f"{text[:max_chars]} [… {pluralise(more, 'character')} more]"
     return f"{tool} {text}"
 
 
@@ -796,7 +796,8 @@ def _check_order(
         if name not in names:
             yield Problem(at, f"{name!r} is not an unfinished subtask{hints(name, names)}")
         elif times > max(1, planned[name]):
-            yield Problem(at, f"{name!r} is listed {times} times and has {planned[name]} actions")
+            actions = pluralise(planned[name], "action")
+            yield Problem(at, f"{name!r} is listed {times} times and has {actions}")
     if not listed:
         return
     for name in names:

@@ -10,6 +10,7 @@ from replanning.errors import (
 )
 from replanning.live.entries import TaskEntry
 from replanning.live.view import PlanView
+from replanning.plan.messages import pluralise
 from replanning.plan.risk import command_risk
 from replanning.plan.tasks import Task, tool_name
 from replanning.plan.types import JsonObject, TaskId
@@ -78,7 +79,8 @@ async def _choose_step(
     """
     limit = session.settings.max_subtasks
     if len(actions) >= limit:
-        reason = f"the limit of {limit} uses of tools (planning.max_subtasks) is reached"
+        uses = pluralise(limit, "use")
+        reason = f"the limit of {uses} of tools (planning.max_subtasks) is reached"
         session.record_intervention(reason)
         raise PlanningFailed(reason)
 
@@ -143,8 +145,8 @@ def _call_problems(
     if limits.loop_detection:
         most = limits.same_trigger
         if _count_failures(call, actions) >= most:
-            times = f"{most} times with these arguments"
-            return [f"{call.name!r} has failed {times}; do something else"]
+            times = pluralise(most, "time")
+            return [f"{call.name!r} has failed {times} with these arguments; do something else"]
     if _is_declined(session, call):
         return [f"a person has declined {call.name!r} with these arguments; do something else"]
     return tool_use_problems(spec, call.arguments, session.run.live.scheduler.pool.capacity)

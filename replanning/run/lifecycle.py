@@ -69,7 +69,7 @@ from replanning.plan.document import Plan
 from replanning.plan.elements import FOR_EACH, INCLUDE, has_condition_of_its_own, read_elements
 from replanning.plan.inclusion import included_plan, included_values
 from replanning.plan.json_values import copy_json
-from replanning.plan.messages import format_duration, join_names
+from replanning.plan.messages import format_duration, join_names, pluralise
 from replanning.plan.references import has_references
 from replanning.plan.risk import resolved_risk
 from replanning.plan.tasks import Task, is_repeatable, with_arguments
@@ -678,9 +678,8 @@ class Lifecycle:
                     "`key`, or none"
                 )
             change = ExpandTask(task_id=entry.id, items=elements.items, keys=elements.keys)
-            count = len(elements.items)
-            noun = "element" if count == 1 else "elements"
-            self.revise((change,), f"its list has {count} {noun}", FOR_EACH)
+            count = pluralise(len(elements.items), "element")
+            self.revise((change,), f"its list has {count}", FOR_EACH)
         except ExpressionError as error:
             self._fail_unstarted(entry, str(error), kind="arguments")
         except ChangeRejected as error:

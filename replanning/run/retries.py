@@ -32,7 +32,7 @@ from replanning.errors import (
 from replanning.journal.records import Failure
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
-from replanning.plan.messages import truncate
+from replanning.plan.messages import pluralise, truncate
 from replanning.plan.tasks import (
     READING_METHODS,
     TIMEOUT,
@@ -355,8 +355,8 @@ def bounded(text: str, most: int) -> str:
     if len(text) <= most:
         return text
     half = most // 2
-    left_out = len(text) - 2 * half
-    return f"{text[:half]}\n[... {left_out} characters left out ...]\n{text[-half:]}"
+    left_out = pluralise(len(text) - 2 * half, "character")
+    return f"{text[:half]}\n[... {left_out} left out ...]\n{text[-half:]}"
 
 
 def redact_bounded(text: str, most: int, redactor: Redactor) -> str:
@@ -370,7 +370,8 @@ def redact_bounded(text: str, most: int, redactor: Redactor) -> str:
     # A cut may go through a secret, which is then not recognised.
     head = redactor.text(text[: half + margin])[:-margin]
     tail = redactor.text(text[-half - margin :])[margin:]
-    return f"{head[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{tail[-half:]}"
+    left_out = pluralise(len(text) - 2 * half, "character")
+    return f"{head[:half]}\n[... {left_out} left out ...]\n{tail[-half:]}"
 
 
 class _ErrorClass(NamedTuple):
@@ -667,7 +668,8 @@ class FailureKeeper:
         most = self.settings.judge.max_iterations
         if kind == "unfinished" and entry.log.continuations + 1 >= most:
             # A judge that is never satisfied would keep the task running forever.
-            message = f"still unfinished after {most} attempts (judge.max_iterations): {message}"
+            attempts = pluralise(most, "attempt")
+            message = f"still unfinished after {attempts} (judge.max_iterations): {message}"
             kind = "blocked"
         name = self.redactor.text(failure.type)
         clean = redact_bounded(message, MAX_MESSAGE_CHARS, self.redactor)

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from replanning import Environment
 from replanning.errors import LLMError
 from replanning.llm import Completion, LLMOptions, LLMProvider, PriceTable
+from replanning.plan.messages import pluralise
 from replanning.plan.types import JsonValue
 from replanning.testing.scripted import ScriptStep, perform_step
 
@@ -132,7 +133,8 @@ class ScriptedLLM(LLMProvider):
         number = len(self.requests)
         if number <= len(self._script):
             return self._script[number - 1]
-        problem = f"the script has {len(self._script)} answers, and this is request {number}"
+        answers = pluralise(len(self._script), "answer")
+        problem = f"the script has {answers}, and this is request {number}"
         advice = "add one, or pass a function of the prompt"
         raise LLMError(f"{problem}; {advice}", provider=self.name)
 

@@ -28,7 +28,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from replanning.errors import OutputError, ToolError, TransientError
-from replanning.plan.messages import cut, did_you_mean, format_duration, join_parts
+from replanning.plan.messages import cut, did_you_mean, format_duration, join_parts, pluralise
 
 MAX_EXCERPT_CHARS = 2_000
 """Maximum number of characters of a server's answer that an error message quotes."""
@@ -43,7 +43,7 @@ def head(text: str) -> str:
     left = len(text) - MAX_EXCERPT_CHARS
     if left <= 0:
         return text
-    return f"{cut(text, MAX_EXCERPT_CHARS)} [… {left} characters more]"
+    return f"{cut(text, MAX_EXCERPT_CHARS)} [… {pluralise(left, 'character')} more]"
 
 
 def tail(text: str) -> str:
@@ -52,7 +52,8 @@ def tail(text: str) -> str:
     left = len(text) - MAX_STREAM_CHARS
     if left <= 0:
         return text
-    return f"[… {left} characters before] {cut(text, MAX_STREAM_CHARS, from_end=True)}"
+    before = pluralise(left, "character")
+    return f"[… {before} before] {cut(text, MAX_STREAM_CHARS, from_end=True)}"
 
 
 class UnknownTool(ToolError):

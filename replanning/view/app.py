@@ -55,6 +55,7 @@ from replanning.history.events import ReplanEvent
 from replanning.history.history import ReplanHistory
 from replanning.journal.records import QuestionVerdict
 from replanning.journal.store import InboxMessage, RunInfo, RunStore, open_store, parse_place
+from replanning.plan.messages import pluralise
 from replanning.plan.types import JsonObject, ReplanId, RunId, TaskId
 from replanning.run.opening import redactor_for
 from replanning.settings import Settings
@@ -147,6 +148,7 @@ class _Views:
             free_providers=pages.FREE_PROVIDERS,
             command_line=self._command_line,
         )
+        self._templates.filters["counted"] = pluralise
 
     # Reading
 

@@ -34,7 +34,7 @@ from replanning.journal.store import FINISHED_STATUSES, RunInfo, RunStore
 from replanning.live.plan import LivePlan
 from replanning.live.states import STUCK
 from replanning.plan.elements import FORESEEN
-from replanning.plan.messages import format_duration, spoken_id
+from replanning.plan.messages import format_duration, pluralise, spoken_id
 from replanning.plan.tasks import Budget, effect_of
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.tools.check import TOOL_KINDS
@@ -531,7 +531,8 @@ def _json_text(value: JsonValue) -> str:
 def _cut(text: str) -> str:
     if len(text) <= MAX_TEXT_CHARS:
         return text
-    return f"{text[:MAX_TEXT_CHARS]}\n… {len(text) - MAX_TEXT_CHARS} more characters"
+    more = pluralise(len(text) - MAX_TEXT_CHARS, "more character")
+    return f"{text[:MAX_TEXT_CHARS]}\n… {more}"
 
 
 # The journal

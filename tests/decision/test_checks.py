@@ -265,9 +265,9 @@ def test_limits():
     ledger = ledger_after(change)
     found = proposed(run, change)
     per_run = LimitSettings(replans_per_run=1)
-    assert check_limits(found, per_run, ledger) == "the limit of 1 replans per run is reached"
+    assert check_limits(found, per_run, ledger) == "the limit of 1 replan per run is reached"
     per_lineage = LimitSettings(replans_per_lineage=1)
-    reason = "the limit of 1 replans per lineage is reached for 'a'"
+    reason = "the limit of 1 replan per lineage is reached for 'a'"
     assert check_limits(found, per_lineage, ledger) == reason
     assert check_limits(found, LimitSettings(), ledger) == ""
 

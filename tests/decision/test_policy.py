@@ -599,7 +599,7 @@ def test_replans_per_run() -> None:
     assert policy.check_limits(stuck, PlanView(run.live), after_replans(run, 0)) is None
     ledger = after_replans(run, 1)
     assert policy.check_limits(stuck, PlanView(run.live), ledger) == Decision(
-        "keep", "limit-run", "the limit of 1 replans per run is reached"
+        "keep", "limit-run", "the limit of 1 replan per run is reached"
     )
 
 

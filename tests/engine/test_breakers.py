@@ -69,6 +69,14 @@ async def test_tasks_that_never_ran(clock):
     )
 
 
+async def test_one_failure_may_be_enough(clock):
+    """Where one failure opens the breaker, the reason speaks of one task."""
+    engine = make_engine("repair", clock=clock, breaker_threshold=1)
+    result = await engine.execute(pages(2, FETCH, MIRROR), site(clock, 1e9), max_concurrency=1)
+    (update,) = updates(engine, result.run)
+    assert update[2].startswith("a task failed: OSError: host 1 is down; tried again after")
+
+
 async def test_others_see_that_a_tool_is_down(clock):
     """After five failures of one cause the waiting tasks get another tool before they fail, in one revision."""
     engine = make_engine("repair", clock=clock, cooldown=30)

@@ -376,7 +376,7 @@ async def test_limit_before_the_planner(clock):
         "BLOCKED",
         "failed",
     )
-    assert "limit of 1 replans per lineage" in played.reasons["a1"]
+    assert "limit of 1 replan per lineage" in played.reasons["a1"]
 
 
 async def test_prompt_of_the_planner(clock):

@@ -6,6 +6,7 @@ from replanning import Alternative, ReplanRequest, TaskState
 from replanning.errors import UnknownTask
 from replanning.journal import DecisionMade, TaskFailed
 from replanning.live import ReplanningInfo
+from replanning.plan.messages import pluralise
 from replanning.testing import ScriptedExecutor, VirtualClock, raises
 from tests.support.live import modify, replace, retry, task
 from tests.support.runs import (
@@ -64,7 +65,7 @@ async def test_replans_per_lineage_are_limited(limit):
     blocked = run.view.task(last)
     assert (run.result.status, len(run.result.revisions)) == ("failed", limit)
     assert (blocked.state, blocked.iteration) == (TaskState.BLOCKED, limit)
-    assert f"limit of {limit} replans per lineage" in blocked.reason
+    assert f"limit of {pluralise(limit, 'replan')} per lineage" in blocked.reason
     assert run.replanning_info(last).max_iterations == limit
     assert list(run.result.outputs) == ["other"]
     (decided,) = [

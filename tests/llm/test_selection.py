@@ -166,7 +166,7 @@ async def test_waiting_counts_against_the_deadline(clock):
         while not model.requests:
             await checkpoint()
         for wait in (10, 0, 0, 0):
-            with pytest.raises(LLMTimeout, match="1 other calls were running; nothing was sent"):
+            with pytest.raises(LLMTimeout, match="it waited for 1 other call; nothing was sent"):
                 await guarded.complete("?", LLMOptions(deadline=clock.now() + wait))
         assert (clock.elapsed, len(model.requests)) == (10, 1)
     assert await guarded.complete("?") == "yes"

@@ -3,7 +3,7 @@
 import pytest
 
 from replanning.history.wording import printable_line
-from replanning.plan.messages import format_duration, truncate
+from replanning.plan.messages import format_duration, pluralise, truncate
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,15 @@ from replanning.plan.messages import format_duration, truncate
 def test_durations(seconds, text):
     """A duration is told in the unit that fits it, and in two at most."""
     assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0 retries, 0 replans"), (1, "1 retry, 1 replan"), (2, "2 retries, 2 replans")],
+)
+def test_counted_nouns(number, text):
+    """Only one thing is in the singular."""
+    assert f"{pluralise(number, 'retry', 'retries')}, {pluralise(number, 'replan')}" == text
 
 
 @pytest.mark.parametrize("shorten", [truncate, printable_line])

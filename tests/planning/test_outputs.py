@@ -527,7 +527,7 @@ def test_everything_wrong_with_an_action_plan_is_named():
         "actions[2].task_id: 'fxi' is not a subtask; did you mean 'fix'?",
         "a ${ is not closed",
         "there is no action for subtask 'docs'",
-        "execution_order: 'look' is listed 2 times and has 1 actions",
+        "execution_order: 'look' is listed 2 times and has 1 action",
         "execution_order: 'nothing' is not an unfinished subtask",
         "execution_order: 'docs' is left out",
     ):

@@ -167,7 +167,7 @@ async def test_only_so_many_candidates_are_looked_at():
     found = await played([reply(*flood), reply()])
     considered = found.bodies(AlternativesConsidered)[0]
     assert len(considered.candidates) == MAX_CANDIDATES
-    assert "3 candidates beyond the first" in considered.notes[0]
+    assert "only the first 20 of 23 candidates are read" in considered.notes[0]
 
 
 NONSENSE = reply(candidate(replaced("build", "rm")))

@@ -500,7 +500,7 @@ async def test_kept_elements_are_not_stale():
         (ExpandTask(task_id="done", items=(1,)), "task 'done' is DONE: it cannot be expanded"),
         (
             ExpandTask(task_id="convert", items=(1, 2), keys=("a",)),
-            "task 'convert': 2 elements have 1 keys",
+            "task 'convert': the list has 2 elements but 1 key",
         ),
         (
             ExpandTask(task_id="named", items=({},)),
