@@ -7,6 +7,7 @@ given up (`Lifecycle._on_store_given_up`), and leaving the run (`Lifecycle.close
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from itertools import islice
 from typing import Final, NamedTuple
 
 from replanning.changes import RemoveTask, ReplaceTask, SkipTask
@@ -231,7 +232,7 @@ def _failure_reason(live: LivePlan) -> str:
     else:
         left = [repr(entry.id) for entry in live if entry.counts_as_unsatisfied]
         reason = f"nothing can run, and {', '.join(left[:_MAX_NAMED_TASKS])} still must"
-    parked = _required_parked_task(live)
+    parked = _required_parked_tasks(live)
     return f"{reason}; {parked}" if parked else reason
 
 
@@ -271,16 +272,22 @@ def _stuck_tasks(live: LivePlan) -> str:
     return "; ".join(told)
 
 
-def _required_parked_task(live: LivePlan) -> str:
-    """Return which required task cannot run, and what it lacks; empty if there is none."""
-    parked = []
+def _required_parked_tasks(live: LivePlan) -> str:
+    """Return the required tasks that cannot run, with what they lack; empty if there are none."""
+    alike: dict[str, list[TaskId]] = {}
     for entry in live.scheduler.parked.values():
         # An element stands for its list, which is the required task.
         if any(live.entry(root).counts_as_unsatisfied for root in entry.roots()):
-            parked.append(entry)
-    if not parked:
-        return ""
-    tasks = repr(parked[0].id)
-    if len(parked) > 1:
-        tasks += f" and {len(parked) - 1} more"
-    return f"{tasks} cannot run: {live.scheduler.lacks(parked[0])}"
+            alike.setdefault(live.scheduler.lacks(entry), []).append(entry.id)
+    told: list[str] = []
+    for lacking, task_ids in islice(alike.items(), _MAX_NAMED_TASKS):
+        first = repr(task_ids[0])
+        more = len(task_ids) - 1
+        if more:
+            told.append(f"{first} and {more} more cannot run, each because {lacking}")
+        else:
+            told.append(f"{first} cannot run: {lacking}")
+    left = sum(map(len, list(alike.values())[_MAX_NAMED_TASKS:]))
+    if left:
+        told.append(f"{pluralise(left, 'more task')} cannot run for other reasons")
+    return "; ".join(told)

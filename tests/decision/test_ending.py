@@ -14,7 +14,6 @@ from replanning.journal import Usage
 from tests.support.live import JournaledPlan, cancel, journaled, replace, retry, skip, task, tool
 
 SETTLED = Circumstances(busy=bool, open_ended=False, replans=False)
-UNAVAILABLE = [tool("gone", available=False)]
 
 
 def decided(run: JournaledPlan) -> object:
@@ -33,10 +32,16 @@ def blocked_before_it_ran() -> JournaledPlan:
 
 
 def failed_with_parked(*parked: str) -> JournaledPlan:
-    """Return a run whose first task has failed, and in which others lack their tool."""
-    waiting = [task(task_id, tool="gone") for task_id in parked]
-    optional = task("optional", tool="gone", optional=True)
-    run = journaled("a", optional, *waiting, tools=UNAVAILABLE)
+    """Return a run whose first task has failed, and in which others lack their tool.
+
+    A task is named as in `b`, or with its tool as in `b=lost`.
+    """
+    tasks = [task("optional", tool="gone", optional=True)]
+    for name in parked:
+        task_id, _, needed = name.partition("=")
+        tasks.append(task(task_id, tool=needed or "gone"))
+    names = dict.fromkeys([str(each.tool) for each in tasks])
+    run = journaled("a", *tasks, tools=[tool(name, available=False) for name in names])
     run.fail("a")
     return run
 
@@ -52,10 +57,27 @@ def failed_with_parked(*parked: str) -> JournaledPlan:
         ),
         (
             lambda: failed_with_parked("b", "c", "d"),
-            "'a' failed (broken); 'b' and 2 more cannot run: its tool 'gone' is unavailable",
+            (
+                "'a' failed (broken); "
+                "'b' and 2 more cannot run, each because its tool 'gone' is unavailable"
+            ),
+        ),
+        (
+            lambda: failed_with_parked("b", "c", "d=lost"),
+            (
+                "'a' failed (broken); "
+                "'b' and 1 more cannot run, each because its tool 'gone' is unavailable; "
+                "'d' cannot run: its tool 'lost' is unavailable"
+            ),
+        ),
+        (
+            lambda: failed_with_parked(*(f"t{n}=tool{n}" for n in range(6))),
+            "'a' failed (broken); "
+            + "".join(f"'t{n}' cannot run: its tool 'tool{n}' is unavailable; " for n in range(5))
+            + "1 more task cannot run for other reasons",
         ),
     ],
-    ids=["blocked", "optional task waits", "task waits", "tasks wait"],
+    ids=["blocked", "optional task waits", "task waits", "tasks wait", "two tools", "six tools"],
 )
 def test_why_a_run_failed(build: Callable[[], JournaledPlan], reason: str) -> None:
     """A failed run names the tasks that are stuck, with their errors, and required ones that wait."""

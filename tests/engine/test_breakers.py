@@ -63,8 +63,8 @@ async def test_tasks_that_never_ran(clock):
     )
     assert result.reason.startswith("'p1' failed (host 1 is down); ")
     assert re.search(
-        r"; 'p7' and 2 more cannot run: its tool 'fetch' kept failing, and is tried again at"
-        r" \d\d:\d\d:\d\d UTC$",
+        r"; 'p7' and 2 more cannot run, each because its tool 'fetch' kept failing, and is tried"
+        r" again at \d\d:\d\d:\d\d UTC$",
         result.reason,
     )
 
