@@ -49,6 +49,7 @@ from replanning.history import (
     text_report,
     why_report,
 )
+from replanning.history.effects import effects_line
 from replanning.history.events import Calibration, calibrate_sources
 from replanning.history.export import edit_json, effect_json, event_json, history_json, summary_json
 from replanning.history.reports import (
@@ -57,7 +58,7 @@ from replanning.history.reports import (
     decision_text,
     revision_diffs,
 )
-from replanning.history.wording import effect_line, effects_line, stale_line, status_phrase
+from replanning.history.wording import effect_line, stale_line, status_phrase
 from replanning.journal import Record, RunOpened, RunStore
 from replanning.journal.records import DecisionKind, trigger_types
 from replanning.plan.elements import FORESEEN

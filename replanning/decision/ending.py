@@ -11,8 +11,8 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from replanning.changes import RemoveTask, ReplaceTask, SkipTask
-from replanning.decision.ledger import AUTOMATIC, Ledger
-from replanning.journal.records import RunEnded, RunQuiescent, normalised_cause
+from replanning.decision.ledger import Ledger
+from replanning.journal.records import AUTOMATIC, RunEnded, RunQuiescent, normalised_cause
 from replanning.live.elements import TaskGroup, group_elements
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan

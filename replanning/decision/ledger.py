@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from replanning.changes import PlanChange, changes_hash, new_task_ids, target_task_ids
 from replanning.errors import BudgetExceeded
 from replanning.journal.records import (
+    AUTOMATIC,
     AlternativesConsidered,
     AttemptFailed,
     AttemptInterrupted,
@@ -45,16 +46,12 @@ from replanning.journal.records import (
     UsageCharged,
 )
 from replanning.live.graph import MAX_OUTCOMES_PER_TOOL
-from replanning.plan.elements import FORESEEN
 from replanning.plan.tasks import Budget
 from replanning.plan.types import QuestionId, ReplanId, TaskId, TriggerId
 
 Fingerprint = tuple[str, str, str]
 """Kind, lineage root and normalised cause of a trigger."""
 
-
-AUTOMATIC: Final = ("policy", "resume", *FORESEEN)
-"""Who is named in `by` of a revision that no person and no program has decided."""
 
 _NO_LIMITS: Final = (None, None, None)
 """Calls, tokens and money of a budget that limits none of them."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final, Literal
 
-from replanning.changes import SkipTask
-from replanning.decision.ledger import AUTOMATIC
 from replanning.errors import ExpressionError, JournalCorrupt
 from replanning.journal.records import (
     AttemptFailed,
@@ -16,8 +15,6 @@ from replanning.journal.records import (
     AttemptStarted,
     AttemptSucceeded,
     AttemptTimedOut,
-    FailureKind,
-    PlanRevised,
     Record,
     RunOpened,
 )
@@ -26,6 +23,7 @@ from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import SATISFIED, TaskState
 from replanning.plan.json_values import as_object
+from replanning.plan.messages import pluralise
 from replanning.plan.tasks import (
     Effect,
     Task,
@@ -44,8 +42,7 @@ CanUndo = Literal["stated", "not stated", "irreversible", "unknown"]
 how. `unknown`: the plan states nothing about the effect.
 """
 
-_REFUSED_AFTERWARDS: Final[tuple[FailureKind, ...]] = ("unfinished", "rejected", "blocked")
-"""Failures of calls that took effect: a judge did not accept the result."""
+_ENDS: Final = (AttemptSucceeded, AttemptFailed, AttemptTimedOut, AttemptInterrupted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +112,6 @@ def run_effects(records: Iterable[Record]) -> tuple[RunEffect, ...]:
     live: LivePlan | None = None
     opened: RunOpened | None = None
     begun: dict[AttemptId, RunEffect] = {}
-    found: dict[AttemptId, RunEffect] = {}
-    asked: dict[AttemptId, AttemptId] = {}
     for record in records:
         body = record.body
         if live is None or opened is None:
@@ -126,72 +121,95 @@ def run_effects(records: Iterable[Record]) -> tuple[RunEffect, ...]:
             live = LivePlan(body.plan)
             continue
         live.fold(with_value(record))
-        match body:
-            case AttemptStarted() if body.confirms is not None:
-                asked[body.attempt] = body.confirms
-            case AttemptStarted():
-                entry = live.entry(body.task)
-                tool = live.tools.get(tool_name(entry.task))
-                if effect_of(entry.task, tool) != "none" and not _is_apart(live, entry):
-                    run = _calling_run(opened, live)
-                    begun[body.attempt] = _begun_effect(live, entry, tool, run, record.at)
-            case AttemptSucceeded() if body.attempt in asked:
-                done = asked[body.attempt]
-                if done in found:
-                    found[done] = replace(found[done], in_doubt=False)
-            case AttemptFailed() if body.failure.not_done:
-                found.pop(asked[body.attempt], None)
-            case AttemptSucceeded():
-                _end(begun, found, body.attempt, record.at, in_doubt=False)
-            case AttemptFailed() | AttemptTimedOut():
-                is_known = body.failure.kind in _REFUSED_AFTERWARDS
-                if is_known or body.failure.in_doubt:
-                    _end(begun, found, body.attempt, record.at, in_doubt=not is_known)
-                begun.pop(body.attempt, None)
-            case AttemptInterrupted():
-                if body.in_doubt:
-                    _end(begun, found, body.attempt, record.at, in_doubt=True)
-                begun.pop(body.attempt, None)
-            case PlanRevised():
-                _confirm(found, body)
+        if isinstance(body, AttemptStarted) and body.confirms is None:
+            entry = live.entry(body.task)
+            run = _calling_run(opened, live)
+            effect = _call_effect(live, entry, body.attempt, run, record.at)
+            begun[body.attempt] = replace(effect, arguments=_arguments(live, entry))
+        elif isinstance(body, _ENDS) and body.attempt in begun:
+            begun[body.attempt] = replace(begun[body.attempt], ended=record.at)
     if live is None:
         return ()
-    # A running or interrupted call has not reported its end.
-    found |= begun
-    effects = _with_undoing_tasks(_without_repetitions(found.values(), live), live)
-    return tuple(sorted(effects, key=lambda effect: effect.started))
+    doubts: dict[AttemptId, bool] = {}
+    runs = {attempt: effect.run for attempt, effect in begun.items()}
+    for _, attempt, in_doubt in _effective_calls(live, runs):
+        doubts[attempt] = in_doubt
+    found: list[RunEffect] = []
+    for attempt, effect in begun.items():
+        if attempt in doubts:
+            found.append(replace(effect, in_doubt=doubts[attempt]))
+    return tuple(_with_undoing_tasks(found, live))
 
 
 def effects_so_far(live: LivePlan) -> str:
-    """Return the number of effects of a run, and of those that its tasks can take back, as text.
+    """Return the numbers of effects of a run as text, as `replanning effects` counts them.
 
     It is empty without effects, or if the plan states nothing about any of them.
     """
-    taken_back: set[str] = set()
-    for entry in live:
-        if entry.task.undoes is not None and entry.satisfied:
-            taken_back.add(entry.task.undoes)
-    had = 0
-    stated = 0
-    is_stated = False
-    for entry in live:
-        tool = live.tools.get(tool_name(entry.task))
-        effect = effect_of(entry.task, tool)
-        took_effect = entry.state is TaskState.DONE or entry.log.in_doubt
-        if effect == "none" or not took_effect or _is_apart(live, entry):
-            continue
-        if f"{entry.id}#{entry.log.count}" in taken_back:
-            continue
-        had += 1
-        can_undo = _can_undo(entry.task, tool)
-        if can_undo != "unknown":
-            is_stated = True
-        if can_undo == "stated" and not entry.log.in_doubt:
-            stated += 1
-    if not is_stated:
+    found: list[RunEffect] = []
+    for entry, attempt, in_doubt in _effective_calls(live):
+        effect = _call_effect(live, entry, attempt, RunId(""), entry.log.started_at)
+        found.append(replace(effect, in_doubt=in_doubt))
+    if all(effect.can_undo == "unknown" for effect in found):
         return ""
-    effects = "1 effect" if had == 1 else f"{had} effects"
-    return f"{effects} so far, {stated} can be taken back"
+    return effects_line(list(_with_undoing_tasks(found, live)), when=" so far")
+
+
+def effects_line(effects: Sequence[RunEffect], when: str = "") -> str:
+    """Return the number of effects, and of those that can be taken back.
+
+    Args:
+        effects: the effects.
+        when: follows the number, such as ` so far`.
+    """
+    stated = 0
+    undone = 0
+    doubtful = 0
+    for effect in effects:
+        if effect.undone:
+            undone += 1
+        elif effect.in_doubt:
+            doubtful += 1
+        elif effect.can_undo == "stated":
+            stated += 1
+    text = f"{pluralise(len(effects), 'effect')}{when}, {stated} can be taken back"
+    if undone:
+        text += f", {undone} taken back"
+    if doubtful:
+        text += f", {doubtful} in doubt"
+    return text
+
+
+def _effective_calls(
+    live: LivePlan, runs: Mapping[AttemptId, RunId] = MappingProxyType({})
+) -> Iterator[tuple[TaskEntry, AttemptId, bool]]:
+    """Yield the attempts that took effect, or may have: the task, the attempt, whether in doubt.
+
+    Of several attempts at a repeatable call, only the last one is an effect.
+
+    Args:
+        live: the plan, with all records of the run folded.
+        runs: the runs that made the attempts, which a fork knows only from its journal. The call of
+            the original run and its repetition by the fork have different keys.
+    """
+    past: dict[TaskId, list[tuple[AttemptId, str, bool]]] = {}
+    for attempt, call in live.statistics.past_calls.items():
+        past.setdefault(call.task, []).append((attempt, call.key, call.in_doubt))
+    for entry in live:
+        if _is_apart(live, entry):
+            continue
+        tool = live.tools.get(tool_name(entry.task))
+        calls = past.get(entry.id, [])
+        if effect_of(entry.task, tool) != "none":
+            if entry.state is TaskState.DONE and entry.log.count:
+                calls.append((AttemptId(f"{entry.id}#{entry.log.count}"), entry.call_name, False))
+            elif entry.log.current is not None and entry.log.doubt is None:
+                calls.append((entry.log.current, entry.call_name, True))
+        if is_repeatable(entry.task, tool):
+            last = {(runs.get(call[0]), call[1]): call for call in calls}
+            calls = list(last.values())
+        for attempt, _, in_doubt in calls:
+            yield entry, attempt, in_doubt
 
 
 def _calling_run(opened: RunOpened, live: LivePlan) -> RunId:
@@ -201,24 +219,20 @@ def _calling_run(opened: RunOpened, live: LivePlan) -> RunId:
     return opened.forked_from[0]
 
 
-def _begun_effect(
-    live: LivePlan, entry: TaskEntry, tool: ToolSpec | None, run: RunId, at: float
+def _call_effect(
+    live: LivePlan, entry: TaskEntry, attempt: AttemptId, run: RunId, started: float
 ) -> RunEffect:
-    """Return the effect of a call that begins, in doubt until it ends."""
+    """Return the effect of an attempt at the current call of a task, without its arguments."""
     task = entry.task
-    assert entry.log.current is not None
-    arguments = task.arguments or as_object(program_note(task).get("arguments"))
-    # The value of a reference may not be in the journal.
-    with suppress(ExpressionError):
-        arguments = live.arguments(entry) or arguments
+    tool = live.tools.get(tool_name(task))
     return RunEffect(
         run,
         task.id,
-        entry.log.current,
+        attempt,
         tool_name(task),
         effect_of(task, tool),
-        arguments,
-        at,
+        {},
+        started,
         None,
         entry.call_key(run),
         in_doubt=True,
@@ -226,47 +240,14 @@ def _begun_effect(
     )
 
 
-def _end(
-    begun: dict[AttemptId, RunEffect],
-    found: dict[AttemptId, RunEffect],
-    attempt: AttemptId,
-    at: float,
-    *,
-    in_doubt: bool,
-) -> None:
-    effect = begun.pop(attempt, None)
-    if effect is not None:
-        found[attempt] = replace(effect, ended=at, in_doubt=in_doubt)
-
-
-def _confirm(found: dict[AttemptId, RunEffect], revised: PlanRevised) -> None:
-    """Mark calls in doubt as done if the person who made a revision says so of their tasks.
-
-    The earlier attempts at such a task stay in doubt: two calls may have had two effects. A person
-    who approves a candidate does not say so: a model wrote it, and `done` is not shown.
-    """
-    if revised.by in AUTOMATIC or revised.chosen is not None:
-        return
-    done: set[TaskId] = set()
-    for change in revised.changes:
-        if isinstance(change, SkipTask) and change.done:
-            done.add(change.task_id)
-    for effect in reversed(list(found.values())):
-        if effect.task in done and effect.in_doubt:
-            done.remove(effect.task)
-            found[effect.attempt] = replace(effect, in_doubt=False)
-
-
-def _without_repetitions(effects: Iterable[RunEffect], live: LivePlan) -> list[RunEffect]:
-    """Return effects, with only the last of several attempts at a repeatable call."""
-    kept: dict[tuple[str, AttemptId | None], RunEffect] = {}
-    for effect in effects:
-        task = live.entry(effect.task).task
-        attempt = None
-        if not is_repeatable(task, live.tools.get(effect.tool)):
-            attempt = effect.attempt
-        kept[effect.key, attempt] = effect
-    return list(kept.values())
+def _arguments(live: LivePlan, entry: TaskEntry) -> JsonObject:
+    """Return the arguments of a call that has just begun."""
+    task = entry.task
+    arguments = task.arguments or as_object(program_note(task).get("arguments"))
+    # The value of a reference may not be in the journal.
+    with suppress(ExpressionError):
+        return live.arguments(entry) or arguments
+    return arguments
 
 
 def _can_undo(task: Task, tool: ToolSpec | None) -> CanUndo:

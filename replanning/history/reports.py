@@ -10,6 +10,7 @@ from typing import Final
 
 from replanning.changes import ReplaceTask
 from replanning.history.diff import describe_replacement
+from replanning.history.effects import effects_line
 from replanning.history.events import (
     Calibration,
     GoalEdit,
@@ -24,7 +25,6 @@ from replanning.history.wording import (
     HELD_FAILURE_TYPES,
     change_line,
     edit_author,
-    effects_line,
     evaluation_line,
     format_time,
     format_usage,

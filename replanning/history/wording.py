@@ -442,21 +442,3 @@ def effect_line(effect: RunEffect) -> str:
     shown = f"{printable_line(effect.attempt)}: {printable_line(call)}"
     key = printable_line(effect.key)
     return f"{time} {shown}: {', '.join(words)}; key {key}"
-
-
-def effects_line(effects: Sequence[RunEffect]) -> str:
-    """Return the number of effects, and of those that can be taken back."""
-    stated = undone = doubtful = 0
-    for effect in effects:
-        if effect.undone:
-            undone += 1
-        elif effect.in_doubt:
-            doubtful += 1
-        elif effect.can_undo == "stated":
-            stated += 1
-    text = f"{pluralise(len(effects), 'effect')}, {stated} can be taken back"
-    if undone:
-        text += f", {undone} taken back"
-    if doubtful:
-        text += f", {doubtful} in doubt"
-    return text

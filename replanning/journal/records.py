@@ -45,6 +45,7 @@ from pydantic_core import from_json
 from replanning.changes import Alternative, PlanChange
 from replanning.errors import JournalCorrupt, PluginError
 from replanning.plan.document import Plan
+from replanning.plan.elements import FORESEEN
 from replanning.plan.messages import did_you_mean, format_duration, join_names, one_line
 from replanning.plan.tasks import Goal, Task
 from replanning.plan.types import (
@@ -945,6 +946,10 @@ class PlanRevised(_Body):
     traces: dict[TaskId, str] = field(default_factory=dict)
     adopted: Plan | None = None
     takes_back: bool = False
+
+
+AUTOMATIC: Final = ("policy", "resume", *FORESEEN)
+"""Who is named in `by` of a revision that no person and no program has decided."""
 
 
 @_record_body

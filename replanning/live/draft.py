@@ -1206,6 +1206,9 @@ class Draft:
     def _end(self, task_id: TaskId, event: TaskEvent, reason: str) -> None:
         graph = self._graph
         entry = graph.entries[task_id]
+        running = entry.log.current
+        if running is not None and entry.log.doubt is None:
+            graph.keep_call(entry, running, in_doubt=True)
         graph.transition(entry, event)
         graph.end_attempt(entry)
         entry.reason = reason

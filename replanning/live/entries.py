@@ -97,6 +97,20 @@ def unconfirmed(answer: Failure) -> str:
     return f"it could not be confirmed: {truncate(str(answer), _MAX_REASON_CHARS)}"
 
 
+class PastCall(NamedTuple):
+    """Attempt that took effect, or may have, although its task is not done by it.
+
+    Attributes:
+        task: its task.
+        key: the idempotency key of the call, without the run.
+        in_doubt: whether it is unknown whether it took effect.
+    """
+
+    task: TaskId
+    key: str
+    in_doubt: bool
+
+
 @dataclass(slots=True, eq=False)
 class AttemptLog:
     """Attempts at one task: the running one, and a summary of the earlier ones.
@@ -333,7 +347,12 @@ class TaskEntry:
 
     def call_key(self, run: RunId) -> str:
         """Return the idempotency key of the task's current call."""
-        key = f"{run}/{self.id}"
+        return f"{run}/{self.call_name}"
+
+    @property
+    def call_name(self) -> str:
+        """The idempotency key of the task's current call, without the run."""
+        key: str = self.id
         # A service that knows the key would answer the changed call with the result of the old one.
         if self.log.call_changes:
             key += f"{_CHANGE_MARK}{self.log.call_changes}"

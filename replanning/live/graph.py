@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from replanning.errors import ExpressionError, NoResult, UnknownTask
 from replanning.journal.values import CONTAINERS, AnnotatedJson, copy_containers
-from replanning.live.entries import LEFT_OUT, AttemptLog, ReadLog, TaskEntry
+from replanning.live.entries import LEFT_OUT, AttemptLog, PastCall, ReadLog, TaskEntry
 from replanning.live.facts import DependencyIndex, FactIndex, Staleness, World
 from replanning.live.scheduler import ResourcePool, Scheduler
 from replanning.live.states import (
@@ -42,7 +42,7 @@ from replanning.plan.json_form import NO_OUTPUT
 from replanning.plan.messages import join_names
 from replanning.plan.parameters import current_values
 from replanning.plan.references import find_references, resolve_references
-from replanning.plan.tasks import SubPlan, Task, ToolSpec, has_no_effect
+from replanning.plan.tasks import SubPlan, Task, ToolSpec, has_no_effect, tool_name
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, TaskId
 
 
@@ -363,6 +363,8 @@ class Statistics:
             counted together.
         taken_out: number of finished elements that were removed when their list was expanded again.
         forgotten_calls: for each tool, the highest number in the ids of forgotten calls.
+        past_calls: the attempts that took effect, or may have, beside those that run or have made
+            their task DONE.
         ended_attempts: number of attempts that have ended.
         outcomes: for each tool, whether its last attempts succeeded, the newest last.
         successes: number of successful attempts, and their total duration in seconds.
@@ -377,6 +379,7 @@ class Statistics:
     expanded: dict[TaskId, TaskEntry] = field(default_factory=dict)
     taken_out: int = 0
     forgotten_calls: dict[str, int] = field(default_factory=dict)
+    past_calls: dict[AttemptId, PastCall] = field(default_factory=dict)
     ended_attempts: int = 0
     outcomes: dict[str, deque[bool]] = field(default_factory=dict)
     successes: tuple[int, float] = (0, 0.0)
@@ -689,6 +692,12 @@ class TaskGraph:
             if not has_no_effect(part.task, self.tool_of(part.task)):
                 doubtful.append(part)
         return doubtful
+
+    def keep_call(self, entry: TaskEntry, attempt: AttemptId, *, in_doubt: bool) -> None:
+        """Keep an attempt among the past calls, unless its call only reads."""
+        if not has_no_effect(entry.task, self.tools.get(tool_name(entry.task))):
+            call = PastCall(entry.id, entry.call_name, in_doubt)
+            self.statistics.past_calls[attempt] = call
 
     def unknown_effects(self, entry: TaskEntry) -> str:
         """Return why it is unknown whether a task, or one it replaced, took effect; else empty."""
@@ -1102,6 +1111,8 @@ class TaskGraph:
             self.results.changed[entry.root] = None
         if event in _PROGRESS_EVENTS:
             return
+        if state is DONE:
+            self.keep_call(entry, AttemptId(f"{entry.id}#{entry.log.count}"), in_doubt=False)
         if entry.claim:
             self.scheduler.return_claim(entry)
         if follows in STUCK:

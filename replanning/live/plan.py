@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pydantic import JsonValue
 
-from replanning.changes import PlanChange, dump_change, to_canonical_json
+from replanning.changes import PlanChange, SkipTask, dump_change, to_canonical_json
 from replanning.errors import (
     ChangeRejected,
     ExpressionError,
@@ -25,6 +25,7 @@ from replanning.errors import (
     UnknownTask,
 )
 from replanning.journal.records import (
+    AUTOMATIC,
     AttemptFailed,
     AttemptInterrupted,
     AttemptStarted,
@@ -37,6 +38,7 @@ from replanning.journal.records import (
     DependenciesEnded,
     FactsObserved,
     Failure,
+    FailureKind,
     GoalChanged,
     PlanRevised,
     QuestionAnswered,
@@ -99,6 +101,9 @@ _SENT_FIELDS: Final[dict[str, Any]] = {
     "expect": {"commands"},
 }
 """Fields of a tool that define what is sent or executed, and where."""
+
+_REFUSED_AFTERWARDS: Final[tuple[FailureKind, ...]] = ("unfinished", "rejected", "blocked")
+"""Failures of calls that took effect: a judge did not accept the result."""
 
 _YIELD_AFTER_CHARS: Final = 4_000
 """Characters of a plan that are hashed between two pauses."""
@@ -583,12 +588,29 @@ class LivePlan(TaskGraph):
                     self.aborted = None
                 if body.replan is not None:
                     self.statistics.recent_ends.append(False)
+                if body.by not in AUTOMATIC and body.chosen is None:
+                    self._settle_calls(body.changes)
             return
         # Even a record that changes nothing makes drafts outdated, which is safe and rare.
         self.version += 1
         if self.world.problems:
             self.world.problems.clear()
         handler(self, body, at)
+
+    def _settle_calls(self, changes: Sequence[PlanChange]) -> None:
+        """Note that calls in doubt took effect, as a person says of the tasks that they skip.
+
+        The earlier attempts at such a task stay in doubt: two calls may have had two effects. A
+        person who approves a candidate does not say so: a model wrote it, and `done` is not shown.
+        """
+        calls = self.statistics.past_calls
+        for change in changes:
+            if not isinstance(change, SkipTask) or not change.done:
+                continue
+            for attempt, call in reversed(calls.items()):
+                if call.task == change.task_id and call.in_doubt:
+                    calls[attempt] = call._replace(in_doubt=False)
+                    break
 
     def _adopt_values(self, adopted: Plan) -> None:
         """Apply the changes of a corrected plan to the context and the goal."""
@@ -703,6 +725,9 @@ class LivePlan(TaskGraph):
             raise IllegalTransition(entry.state, TaskEvent.SUCCEED, _stale_attempt_subject(body))
         self.transition(entry, _SUCCEED)
         effects = log.effects
+        if log.doubt is not None:
+            # A confirmation says that the attempt has made the task done.
+            self.statistics.past_calls.pop(log.doubt.attempt, None)
         self.end_attempt(entry, succeeded=True)
         value = body.output if body.recoverable else None
         entry.output = TaskOutput(value, body.recoverable, body.unstored)
@@ -767,11 +792,15 @@ class LivePlan(TaskGraph):
         self.transition(entry, event)
         doubt = log.doubt
         if doubt is not None:
-            if not failure.not_done:
+            if failure.not_done:
+                self.statistics.past_calls.pop(doubt.attempt, None)
+            else:
                 log.unconfirmed = unconfirmed(failure)
             failure = doubt.settled(failure)
             interrupted = failure.kind == "interrupted"
             log.in_doubt = doubt.is_further
+        else:
+            self._keep_failed_call(entry, body)
         tool = entry.task.tool
         shared = self.shared_failure(entry, failure)
         if shared is None:
@@ -810,6 +839,18 @@ class LivePlan(TaskGraph):
             # It may have to wait for a dependency that is done again.
             self.update_readiness(entry)
 
+    def _keep_failed_call(
+        self, entry: TaskEntry, body: AttemptFailed | AttemptTimedOut | AttemptInterrupted
+    ) -> None:
+        """Keep an attempt that failed, but took effect, or may have, among the past calls."""
+        in_doubt = body.failure.in_doubt
+        if isinstance(body, AttemptInterrupted):
+            in_doubt = body.in_doubt
+        if body.failure.kind in _REFUSED_AFTERWARDS:
+            self.keep_call(entry, body.attempt, in_doubt=False)
+        elif in_doubt:
+            self.keep_call(entry, body.attempt, in_doubt=True)
+
     def _await_confirmation(
         self,
         entry: TaskEntry,
@@ -829,6 +870,7 @@ class LivePlan(TaskGraph):
             log.failure = body.failure
             log.in_doubt = True
             self.doubtful[entry.id] = None
+            self.keep_call(entry, body.attempt, in_doubt=True)
             self.scheduler.unconfirmed[entry.id] = entry
         elif not isinstance(body, AttemptInterrupted):
             log.doubt.failed += 1

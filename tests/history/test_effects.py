@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from replanning import Plan, Task, TaskContext, ToolSpec, journal
-from replanning.changes import CancelTask, ModifyTask, SkipTask
+from replanning.changes import CancelTask, ModifyTask, ReplaceTask, SkipTask
 from replanning.errors import JournalCorrupt
 from replanning.history import ReplanHistory, RunEffect, markdown_report, text_report
+from replanning.history.effects import effects_line, effects_so_far
+from replanning.history.status import replay_records
 from replanning.journal import Failure, Record, RecordBody
 from replanning.plan import RunId
 from replanning.testing import VirtualClock
@@ -45,8 +47,13 @@ def start(number: int = 1) -> journal.AttemptStarted:
 
 
 def doubts(history: ReplanHistory) -> list[tuple[str, bool]]:
-    """The keys of the effects, each with whether it is in doubt."""
-    return [(effect.key, effect.in_doubt) for effect in history.effects()]
+    """The keys of the effects, each with whether it is in doubt; whoever is asked reads as many."""
+    effects = history.effects()
+    expected = ""
+    if any(effect.can_undo != "unknown" for effect in effects):
+        expected = effects_line(effects, when=" so far")
+    assert effects_so_far(replay_records(history.records(0)).live) == expected
+    return [(effect.key, effect.in_doubt) for effect in effects]
 
 
 async def test_what_a_run_has_changed() -> None:
@@ -129,6 +136,23 @@ def test_how_a_call_ended(end: RecordBody, expected: list[bool]) -> None:
     """A call without an answer is in doubt, also one that runs or was cut off; one that failed has changed nothing."""
     assert [doubt for _, doubt in doubts(recorded(using("reserve"), start(), end))] == expected
     assert not recorded(using("search"), start(), end).effects()
+
+
+def test_calls_that_are_made_again() -> None:
+    """What was done and is done again by another task, or was refused and continued, are two effects."""
+    done = journal.AttemptSucceeded("a#1", "a")
+    again = Task(id="b", tool="reserve")
+    change = ReplaceTask(task_id="a", tasks=(again,))
+    redo = journal.PlanRevised(1, 0, (change,), "", "eve", adopted=using("reserve"))
+    rest = (journal.AttemptStarted("b#1", "b", 1), journal.AttemptSucceeded("b#1", "b"))
+    repeated = recorded(using("reserve"), start(), done, redo, *rest)
+    assert doubts(repeated) == [("trip/a", False), ("trip/b", False)]
+
+    refused = Failure("NotAccepted", "more, please", kind="unfinished")
+    more = journal.AttemptFailed("a#1", "a", refused, retry_at=3.0)
+    end = (start(2), journal.AttemptSucceeded("a#2", "a"))
+    continued = recorded(using("reserve"), start(), more, *end)
+    assert doubts(continued) == [("trip/a", False), ("trip/a#continued-1", False)]
 
 
 def test_repeated_calls() -> None:

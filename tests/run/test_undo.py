@@ -647,18 +647,18 @@ async def test_a_question_counts_effects() -> None:
     async with engine.open(Plan.model_validate(document), run_id=RUN) as run:
         await perform(run, work)
     texts = {question.effects for question in engine.pending(RUN)}
-    assert texts == {"3 effects so far, 2 can be taken back"}
+    assert texts == {"3 effects so far, 2 can be taken back, 1 in doubt"}
 
 
 def test_effects_that_were_taken_back() -> None:
-    """What was taken back is no effect any more, and where nothing is stated, nothing is counted."""
+    """What was taken back is counted as such, and where nothing is stated, nothing is counted."""
     book = tool("book", effect="reversible", undo={"tool": "cancel"})
     run = journaled(task("a", tool="book"), task("b", tool="book"), tools=[book, tool("cancel")])
     run.run("a", "b")
     assert effects_so_far(run.live) == "2 effects so far, 2 can be taken back"
     run.apply(AddTask(task=task("undo-a", tool="cancel", undoes="a#1")))
     run.run("undo-a")
-    assert effects_so_far(run.live) == "1 effect so far, 1 can be taken back"
+    assert effects_so_far(run.live) == "2 effects so far, 1 can be taken back, 1 taken back"
     unstated = journaled("a")
     unstated.run("a")
     assert effects_so_far(unstated.live) == ""
