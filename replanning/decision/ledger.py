@@ -284,6 +284,7 @@ class LineageLedger:
         replans: number of applied replans per lineage, since a person has last tried it again.
         applied: the revisions of these replans per lineage.
         pending: the applied alternatives with an open outcome, by the roots of their lineages.
+        awaited: the same open outcomes, by their replans.
         source_by_replan: the provider of the alternative that a replan applied.
         by_source: the last outcomes of the alternatives of each provider.
     """
@@ -294,7 +295,7 @@ class LineageLedger:
     pending: dict[TaskId, PendingOutcome] = field(default_factory=dict)
     source_by_replan: dict[ReplanId, str] = field(default_factory=dict)
     by_source: dict[str, deque[bool]] = field(default_factory=dict)
-    _awaited: dict[ReplanId, PendingOutcome] = field(default_factory=dict)
+    awaited: dict[ReplanId, PendingOutcome] = field(default_factory=dict)
     originals: dict[TaskId, TaskId] = field(default_factory=dict)
 
     def fold_revision(
@@ -339,16 +340,12 @@ class LineageLedger:
                 lineages[root] = None
         pending = PendingOutcome(revised.replan, tuple(lineages), at)
         if lineages:
-            self._awaited[revised.replan] = pending
+            self.awaited[revised.replan] = pending
         for root in lineages:
             count = self.replans.get(root, 0)
             self.replans[root] = count + 1
             self.applied.setdefault(root, []).append(revised)
             self.pending[root] = pending
-
-    def pending_outcome(self, replan: ReplanId) -> PendingOutcome | None:
-        """Return the outcome that an applied replan awaits; None if it is known, or never will be."""
-        return self._awaited.get(replan)
 
     def _count_anew(self, changes: Sequence[PlanChange]) -> None:
         """Forget the replans of lineages that a person has tried again.
@@ -384,7 +381,7 @@ class LineageLedger:
             if key not in self.by_source:
                 self.by_source[key] = deque(maxlen=MAX_OUTCOMES_PER_TOOL)
             self.by_source[key].append(body.succeeded)
-        awaited = self._awaited.pop(body.replan, None)
+        awaited = self.awaited.pop(body.replan, None)
         if awaited is None:
             return
         for root in awaited.roots:

@@ -213,7 +213,7 @@ class OutcomeCollector:
         assert isinstance(body, PlanRevised)
         if body.replan is None:
             return
-        applied = self._ledger.lineages.pending_outcome(body.replan)
+        applied = self._ledger.lineages.awaited.get(body.replan)
         if applied is not None:
             self._record_outcome(applied, record.at)
 
