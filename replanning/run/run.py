@@ -338,8 +338,10 @@ class PlanRun(ObservedRun):
             Exception: no alternative is left; the last exception of the task's own tool, not of a
                 substitute.
             NeedsHuman: a person must answer first, and the engine has no gate; perform it again
-                after the answer. Its cause is the error of the task. If no person can be asked
-                about a call of a session, it raises that error.
+                after the answer. The parts that are ready are executed before it is raised, and
+                those that wait for a retry when the task is performed again. Its cause is the error
+                of the task. If no person can be asked about a call of a session, it raises that
+                error.
             NotRunning: the run ended before the task was done or given up, or another process has
                 taken it over; or another caller performs the task.
             UnknownTask: no task, past ones included, has this id.

@@ -505,6 +505,30 @@ async def test_question_about_a_part(clock: VirtualClock) -> None:
     assert result == ["a[0]~2", "a[1]"]
 
 
+async def test_question_while_another_part_waits(clock: VirtualClock) -> None:
+    """A caller is told of a question at once; an element that waits for a retry is executed when the list is performed again."""
+    engine = asking(clock)
+    retry = Retry(max_attempts=2, delay=60, jitter=False, on=["TransientError"])
+    elements = Task(id="a", for_each=[1, 2, 3], arguments={"of": "${item}"}, retry=retry)
+    begun: list[str] = []
+
+    async def work(task: Task, context: TaskContext) -> object:
+        begun.append(context.attempt_id)
+        if task.id == "a[0]":
+            raise OSError("disk full")
+        if context.attempt_id == "a[1]#1":
+            raise TransientError("busy")
+        return task.id
+
+    async with engine.open(plan(elements, Task(id="b"))) as run:
+        with pytest.raises(NeedsHuman) as raised:
+            await run.perform("a", work)
+        assert (begun, clock.elapsed) == (["a[0]#1", "a[1]#1", "a[2]#1"], 0)
+        engine.answer(raised.value.questions[0], "approve")
+        assert await run.perform("a", work) == ["a[0]~2", "a[1]", "a[2]"]
+    assert clock.elapsed == 60
+
+
 async def test_element_of_a_list_that_another_caller_performs(clock: VirtualClock) -> None:
     """The caller who performs an element executes it, even if the one who performs the list is free first."""
     elements = Task(id="each", for_each=[1, 2, 3], resources={"seat": 1})
