@@ -79,7 +79,7 @@ Three things go wrong on the way:
   · {first}
   · the step 'duplicates' does work that takes hours, and has 3 seconds
   · the plan assumes that all files are plain ASCII; the step 'scan' finds out that they are not
-The plan is repaired each time, while everything else goes on. The plan can be changed and run again:
+The plan is repaired each time, while everything else continues. The plan can be changed and run again:
   {again}
 """
 

@@ -63,7 +63,7 @@ def answer_changes(answer: Answer, asked: QuestionAsked, live: LivePlan) -> tupl
     verdict = answer.verdict
     if answer.changes and verdict != "modify":
         # Dropping them silently would let a person believe that they were applied.
-        text = f"{verdict} takes no changes of your own; answer modify to have these carried out"
+        text = f"{verdict} takes no changes of your own; answer modify to have these applied"
         raise ChangeRejected([Problem("changes", text)])
     # A rejection keeps the plan, so it is valid even if the tasks have changed.
     if verdict == "reject":

@@ -44,7 +44,7 @@ from replanning.plan.types import JsonValue, TaskId
 from replanning.secrets import MASK, Redactor
 from replanning.settings import AlternativeSettings, LimitSettings, Weights
 
-INFEASIBLE: Final = "the plan could not be carried out"
+INFEASIBLE: Final = "the plan could not be executed"
 """Prefix by which the generator recognises proposals that only the facts forbid.
 
 It has them completed. Do not use it in other reasons.

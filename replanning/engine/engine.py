@@ -672,7 +672,7 @@ class ReplanningEngine:
                 raise UnknownRun(run_id)
             raise NotRunning(
                 f"run {run_id!r} is not open in this engine; resume it here, or raise the trigger "
-                "where it is carried out"
+                "where it is executed"
             )
         return run.trigger(trigger, context=context)
 
@@ -1001,7 +1001,7 @@ class ReplanningEngine:
                 await self.generator.aclose()
 
 
-_ANSWERED_ALREADY: Final = "it was answered already; the answer waits until the run goes on"
+_ANSWERED_ALREADY: Final = "it was answered already; the answer waits until the run continues"
 
 
 @contextmanager

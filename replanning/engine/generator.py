@@ -963,7 +963,7 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter, run: As
     except StaleView as error:
         reply.stale_error = error
     except BudgetExceeded as error:
-        reply.settle(f"could not go on asking: {error}")
+        reply.settle(f"could not continue asking: {error}")
     except LLMError as error:
         # Its message is for people, and begins with the name that the note already has.
         message = str(error).removeprefix(f"{reply.name}: ")

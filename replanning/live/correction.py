@@ -277,7 +277,7 @@ def retry_reason(correction: Correction) -> str:
     if again:
         parts.append(f"try {join_names(again, _MAX_NAMED_TASKS)} again")
     if done:
-        parts.append(f"go on as if {join_names(done, _MAX_NAMED_TASKS)} had succeeded")
+        parts.append(f"continue as if {join_names(done, _MAX_NAMED_TASKS)} had succeeded")
     return "; ".join(parts)
 
 
@@ -287,7 +287,7 @@ def unstated_retries(correction: Correction) -> list[Problem]:
     for task_id, unknown in correction.again.items():
         message = (
             f"task {task_id!r}: {unknown}; look first, and name it under `not_done` to have it"
-            " tried again, or under `done` to go on without it"
+            " tried again, or under `done` to continue without it"
         )
         problems.append(Problem("", message))
     return problems

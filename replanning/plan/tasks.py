@@ -1279,7 +1279,7 @@ OnItemFailure = Annotated[
     Literal["fail", "skip"],
     Field(
         description=(
-            "skip: an element that fails for good has the output null, and the others go on."
+            "skip: an element that fails for good has the output null, and the others continue."
         )
     ),
 ]

@@ -193,7 +193,7 @@ class Dispatcher:
         self._run.record_error(
             "a loop over run.ready()",
             f"it has pulled {join_names(sorted(names), 5)} and started none of them for"
-            f" {_UNSTARTED_SECONDS:g} s, so that the run cannot go on; execute each task in"
+            f" {_UNSTARTED_SECONDS:g} s, so the run cannot continue; execute each task in"
             " `async with run.attempt(task) as attempt:`, or report it with `run.started`,"
             " `run.succeeded` and `run.failed`",
         )

@@ -146,7 +146,8 @@ class LineageExecution:
             # Before the other reasons: a failed task may still run after the answer.
             if questions := life.questions_about(root):
                 asked = join_names(questions, 5)
-                text = f"a person must answer {asked} before task {self._asked!r} can go on; perform it again after that"
+                text = f"a person must answer {asked} before task {self._asked!r} can continue"
+                text += "; perform it again after that"
                 raise NeedsHuman(text, questions, root.id) from self._own_error()
             needed = life.needed_for(root).values()
             # A lineage that was given up has failed, even if the run was stopped afterwards.

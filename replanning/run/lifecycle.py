@@ -697,7 +697,7 @@ class Lifecycle:
             values = included_values(task, self.live.resolve(task, task.with_ or {}))
             change = IncludePlan(task_id=entry.id, values=values)
             source = included_plan(task).source or "the included plan"
-            self.revise((change,), f"{source} is carried out", INCLUDE)
+            self.revise((change,), f"{source} is executed", INCLUDE)
         except ExpressionError as error:
             self._fail_unstarted(entry, str(error), kind="arguments")
         except ChangeRejected as error:
@@ -746,7 +746,7 @@ class Lifecycle:
         names = join_names([repr(task_id) for task_id in failed], 5)
         changes = tuple(skipped.values())
         try:
-            self.revise(changes, f"the list goes on without {names}", FOR_EACH)
+            self.revise(changes, f"the list continues without {names}", FOR_EACH)
         except StoreError:
             return False  # it is checked again when the store works
         return True

@@ -255,7 +255,7 @@ class ObservedRun:
                     f"run {self.id!r} has ended as {life.end.status}, so nothing more is recorded"
                 )
             raise NotRunning(
-                f"run {self.id!r} was left, so nothing more is recorded; resume it to go on"
+                f"run {self.id!r} was left, so nothing more is recorded; resume it to continue"
             )
         life.journal.append_soon(body)
         # Stale results matter at once only if their tasks may run again.

@@ -539,7 +539,7 @@ class RunFactory:
             # Both runs would execute its remaining tasks.
             if info.run == opened.run and is_owner_alive(info):
                 raise NotRunning(
-                    f"run {opened.run!r} is being carried out; pause it before tasks of it are run"
+                    f"run {opened.run!r} is being executed; pause it before tasks of it are run"
                     " again in a new run"
                 )
         live = self._replay(_without_end(records)).live

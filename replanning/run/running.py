@@ -375,7 +375,7 @@ class RunningAttempts:
         if not answer.done:
             failure = doubt.not_done()
             if doubt.attempt in self._asked_early:
-                message = "it was not done by then, and its work goes on"
+                message = "it was not done by then, and its work continues"
                 failure = Failure("StillAtWork", message, transient=True)
             self._record_failure(attempt_id, entry, failure)
         return answer

@@ -57,7 +57,7 @@ class _WatchedLoop:
         """Show that the loop is running; called in the loop."""
         if self.culprit and self.asked_at is not None:
             seconds = self.now() - self.asked_at
-            text = "the event loop goes on: %s has blocked it for %.1f s"
+            text = "the event loop continues: %s has blocked it for %.1f s"
             _log.warning(text, self.culprit, seconds)
         self.thread = threading.get_ident()
         self.culprit = ""

@@ -285,7 +285,7 @@ def test_feasible():
     run.fail("a")
     trigger = journal.TaskFailed(id="t1", tasks=("a",), root="a")
     reason = check_feasible(proposed(run, skip("a")), [trigger])
-    assert reason.startswith("the plan could not be carried out: ")
+    assert reason.startswith("the plan could not be executed: ")
     assert check_feasible(proposed(run, retry("a")), [trigger]) == ""
     assert check_feasible(proposed(run, AbortRun()), [trigger]) == ""
 
@@ -310,9 +310,7 @@ def test_faults_elsewhere():
     # A plan that is stuck as a whole must reach its goal, whoever is to blame.
     stuck = journal.GoalUnreachable(id="t2", missing_facts=("sent",))
     reason = check_feasible(found, [stuck])
-    assert (
-        reason == "the plan could not be carried out: task 'b' needs signed, which would not hold"
-    )
+    assert reason == "the plan could not be executed: task 'b' needs signed, which would not hold"
 
 
 def test_repeated_call_whose_facts_have_changed():

@@ -273,7 +273,7 @@ async def test_the_limit_holds_while_models_are_asked():
     assert asked.requests == []
     assert found.spent == Usage()
     (note,) = only(found).notes
-    assert "could not go on asking: it would exceed the budget" in note
+    assert "could not continue asking: it would exceed the budget" in note
 
 
 async def test_an_unknown_price():

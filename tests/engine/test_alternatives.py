@@ -221,7 +221,7 @@ async def test_facts_of_a_plan_without_facts():
     infeasible = alternative(RetryTask(task_id="move"))
     generator = AlternativeGenerator([Proposer(lambda request: [infeasible])])
     found = await generator.generate(trigger, document, facts=["on(a,c)"])
-    assert found.rejected[0].rejected.startswith("the plan could not be carried out")
+    assert found.rejected[0].rejected.startswith("the plan could not be executed")
 
 
 async def test_contained_providers(clock, caplog):
@@ -346,7 +346,7 @@ async def test_threads():
     found = await AlternativeGenerator([Threaded(), "repair"]).generate(FAILED, document)
     assert [one.alternative.source for one in found.candidates] == ["repair"]
     assert found.notes == (
-        "threaded could not go on asking: it would exceed the budget: 6 of 5 calls",
+        "threaded could not continue asking: it would exceed the budget: 6 of 5 calls",
     )
 
 

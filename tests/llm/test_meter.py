@@ -172,7 +172,7 @@ async def test_budget_holds(budget, limit):
     run = await play([ANSWER, ANSWER], "one", "two", budget=budget)
     assert (len(run.calls), len(run.charged)) == (1, 1)
     (note,) = run.notes
-    assert note.startswith("asker could not go on asking: it would exceed the budget: ")
+    assert note.startswith("asker could not continue asking: it would exceed the budget: ")
     assert limit in note
 
 

@@ -343,7 +343,7 @@ async def test_a_run_that_was_left_records_nothing():
         run.pause()
     for report in (lambda: run.observe(["a"]), lambda: run.change_context({"a": 1})):
         with pytest.raises(
-            NotRunning, match="was left, so nothing more is recorded; resume it to go on"
+            NotRunning, match="was left, so nothing more is recorded; resume it to continue"
         ):
             report()
     async with engine.open(RESOURCES) as over:

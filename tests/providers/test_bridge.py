@@ -380,7 +380,7 @@ async def test_gap_is_bridged():
     assert best.alternative.source == "model+repair"
     assert best.alternative.reason.startswith("as the model says; completed by a repair")
     (rejected,) = [c for c in others if c.alternative.source == "model"]
-    assert rejected.rejected.startswith("the plan could not be carried out: task 'm0' needs water")
+    assert rejected.rejected.startswith("the plan could not be executed: task 'm0' needs water")
 
 
 async def test_wrong_tail_is_left_out():

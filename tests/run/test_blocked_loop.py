@@ -39,7 +39,7 @@ class Warned(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
-        if "goes on: " in message:
+        if "continues: " in message:
             self.messages.append(message)
             self.goes_on.set()
         elif "has blocked" in message:
@@ -129,7 +129,7 @@ async def test_session(clock, warned):
         await anyio.to_thread.run_sync(warned.goes_on.wait, 10)
     first, last = warned.messages
     assert first.startswith("task 'crunch-1', at ")
-    assert last.startswith("the event loop goes on: task 'crunch-1', at ")
+    assert last.startswith("the event loop continues: task 'crunch-1', at ")
 
 
 async def test_timeout_that_cannot_fire(clock, warned):

@@ -161,7 +161,7 @@ async def test_replans_count_anew(clock: VirtualClock) -> None:
 
 IN_DOUBT = (
     "task 'pay': it is unknown whether it took effect; look first, and name it under `not_done` to"
-    " have it tried again, or under `done` to go on without it"
+    " have it tried again, or under `done` to continue without it"
 )
 
 
@@ -206,7 +206,7 @@ async def test_what_was_done_is_skipped() -> None:
     assert (run.result.status, work.calls) == ("succeeded", ["end"])
     assert run.result.reason == "every required task is done"
     (revised,) = bodies(engine.store, RUN, PlanRevised)
-    assert revised.reason == "go on as if 'pay', 'mail' had succeeded"
+    assert revised.reason == "continue as if 'pay', 'mail' had succeeded"
 
 
 async def test_a_harmless_call_needs_no_name() -> None:
