@@ -1022,16 +1022,18 @@ class _TaskCorrections:
 
 
 def _changed_fields(before: Task, after: Task) -> JsonObject:
-    """Return the fields that differ, with their new values."""
-    names = []
-    for name in Task.model_fields:
+    """Return the fields that differ, as a file names them, with their new values."""
+    names: list[str] = []
+    for name, field in Task.model_fields.items():
         if name != "id" and getattr(before, name) != getattr(after, name):
-            names.append(name)
+            names.append(field.alias or name)
     return _dumped(after, names)
 
 
 def _dumped(task: Task, names: Collection[str]) -> JsonObject:
-    """Return fields of a task as JSON, as a file would state them."""
-    stated = task.model_dump(mode="json", exclude_unset=True, include=set(names))
-    everything = task.model_dump(mode="json", include=set(names))
+    """Return fields of a task as JSON, named and written as in a file."""
+    if not names:
+        return {}
+    stated = task.model_dump(mode="json", exclude_unset=True)
+    everything = task.model_dump(mode="json")
     return {name: stated.get(name, everything[name]) for name in names}

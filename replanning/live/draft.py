@@ -251,15 +251,19 @@ class Draft:
             if before.get(task_id) != line:
                 lines.append(f"+ {line}")
         lines += self._waiting_lines(collapsed)
+        lines += self._run_lines()
+        return "\n".join(lines)
+
+    def _run_lines(self) -> Iterator[str]:
+        """Yield a line for each change that concerns no single task."""
         for change in self.changes:
             if isinstance(change, ReorderTasks):
-                lines.append(f"  handed out in this order: {', '.join(change.order)}")
+                yield f"  handed out in this order: {', '.join(change.order)}"
             elif isinstance(change, AbortRun):
                 what = "the run is aborted"
                 if change.undo:
                     what = "the effects of the run are taken back, and the run is aborted"
-                lines.append(f"  {what}: {change.reason or _ABORT_REASON}")
-        return "\n".join(lines)
+                yield f"  {what}: {change.reason or _ABORT_REASON}"
 
     def _expanded_again(self) -> Iterator[TaskEntry]:
         """Yield the lists whose elements are made again, and tasks whose included plan is run again."""

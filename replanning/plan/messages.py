@@ -242,6 +242,10 @@ _EXPECTED_BY_ERROR_TYPE: Final[Mapping[str, str]] = {
 }
 
 
+_MAX_FIELDS_LISTED: Final = 8
+"""Maximum number of fields of a part that are all listed after an unknown one."""
+
+
 def first_problems(problems: Iterable[Problem]) -> list[Problem]:
     """Return the first problems: all, or `MAX_PROBLEMS` and `FURTHER_PROBLEMS`."""
     first = list(islice(problems, MAX_PROBLEMS + 1))
@@ -272,8 +276,8 @@ def validation_problems(
             case "missing":
                 message = f"{path[-1]!r} is missing"
             case "extra_forbidden":
-                message = f"there is no field {brief_repr(path[-1])} here{unknown[path]}"
-                message += _comma_hint(str(path[-1]), value)
+                message = f"there is no field {brief_repr(path[-1])} here"
+                message += _comma_hint(str(path[-1]), value) or unknown[path]
             case _ if kind in _EXPECTED_BY_ERROR_TYPE:
                 message = f"expected {_EXPECTED_BY_ERROR_TYPE[kind]}{got}"
                 # YAML reads a version such as 1.10 as a number, which is easy to overlook.
@@ -282,6 +286,10 @@ def validation_problems(
                 # YAML 1.1 reads these words as booleans, and many people expect it.
                 elif kind == "bool_type" and str(value).lower() in ("yes", "no", "on", "off"):
                     message += "; yes, no, on and off are text here"
+                elif kind in ("tuple_type", "list_type") and isinstance(value, str):
+                    message += "; put it in brackets"
+                elif kind == "model_type":
+                    message += _form_hint(model_at(model, path))
             case "string_too_short" | "too_short":
                 message = "must not be empty"
             case "string_too_long":
@@ -320,9 +328,18 @@ def _unknown_fields(
         if details["type"] == "extra_forbidden":
             path = _without_union_tags(details["loc"])
             *parent, name = path
-            owner = model_at(model, tuple(parent))
-            unknown[path] = hints(str(name), _field_names(owner))
+            names = _field_names(model_at(model, tuple(parent)))
+            unknown[path] = hints(str(name), names)
+            if not unknown[path] and 0 < len(names) <= _MAX_FIELDS_LISTED:
+                unknown[path] = f"; its fields are {', '.join(names)}"
     return unknown
+
+
+def _form_hint(model: type[BaseModel] | None) -> str:
+    """Return how to write a part with one required field; "" for others."""
+    fields: Mapping[str, FieldInfo] = getattr(model, "model_fields", {})
+    required = [name for name, each in fields.items() if each.is_required()]
+    return f"; write {{{required[0]}: …}}" if len(required) == 1 else ""
 
 
 def _comma_hint(field: str, value: object) -> str:

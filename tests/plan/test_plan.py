@@ -481,7 +481,7 @@ def test_long_cycle():
         ({"id": ""}, "must not be empty"),
         ({"id": "x" * 201}, "has 201 characters, at most 200 are allowed"),
         ({"tool": "a\x00b"}, "'a\\x00b' must not contain control characters"),
-        ({"depends_on": "a"}, "expected a list, got 'a'"),
+        ({"depends_on": "a"}, "expected a list, got 'a'; put it in brackets"),
         ({"resources": []}, "expected a mapping of names to values, got []"),
         ({"resources": {"cpu": -1}}, "must be at least 0, got -1"),
         ({"retry": 3}, "expected a mapping of fields to values, got 3"),
@@ -576,7 +576,7 @@ def test_misspelt_fields_that_must_be_there():
         ),
         (
             {"undo_on_replace": True, "undo": 5},
-            "tools[0].undo: expected a mapping of fields to values, got 5",
+            "tools[0].undo: expected a mapping of fields to values, got 5; write {tool: …}",
         ),
     ],
 )

@@ -118,6 +118,18 @@ def test_commas_in_braces():
     )
 
 
+def test_parts_with_few_fields():
+    """Of a part with few fields, all are listed after an unknown one; one that is written short is shown in full."""
+    text = RELEASE.replace("objective:", "wish:")
+    assert problems_of(text)[-1] == (
+        "plan:2:3 goal.wish: there is no field 'wish' here; its fields are objective, success_criteria, facts, "
+        "stop_when_reached"
+    )
+    assert problems_of("goal: Release it\ntasks: [{id: a}]") == [
+        "plan:1:1 goal: expected a mapping of fields to values, got 'Release it'; write {objective: …}"
+    ]
+
+
 def test_places_in_yaml():
     """A problem in YAML is told with line and column of the field, or of what should have it."""
     text = (

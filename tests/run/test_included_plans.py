@@ -327,6 +327,24 @@ async def test_corrected_included_plan_is_carried_out_again_for_each_element():
     assert run.result.outputs["one"] == [{"n": "a", "times": 3}, {"n": "b", "times": 3}]
 
 
+@pytest.mark.parametrize("broken", ["one/count", "one/say"])
+async def test_corrected_value_for_an_included_plan(broken):
+    """Where a task passes another value to its included plan, that plan is carried out again with it."""
+    store = MemoryStore()
+    task = including(**{"with": {"name": "wrong"}})
+    async with make_engine(store=store).open(plan(LISTED, task), run_id=RunId("r")) as run:
+        await perform(run, returning("x", broken=(broken,)))
+    corrected = plan(LISTED, including(**{"with": {"name": "right"}}))
+    engine = make_engine(store=store)
+    assert engine.compare("r", corrected).diff.splitlines()[0] == (
+        "~ one: its included plan is run again"
+    )
+    engine.adopt(RunId("r"), corrected, rerun="changed", by="ada")
+    async with engine.resume(RunId("r")) as run:
+        await perform(run, returning(None))
+    assert run.result.outputs["one"] == {"n": "right", "times": 2}
+
+
 def test_schema_for_editors():
     """The JSON Schema of plan files takes a list, a mapping or a reference under `for_each`, and a file under `include`."""
     validator = Draft202012Validator(plan_schema())
@@ -620,7 +638,7 @@ def test_mistakes_in_a_plan_that_includes_a_file(tmp_path, old, new, problem):
 def test_plan_whose_tasks_are_no_list(tmp_path):
     """A plan without a list of tasks includes nothing."""
     assert problems(write(tmp_path, main="goal: {objective: x}\ntasks: x\n")) == [
-        "main.yaml:2:1 tasks: expected a list, got 'x'"
+        "main.yaml:2:1 tasks: expected a list, got 'x'; put it in brackets"
     ]
 
 
