@@ -74,7 +74,7 @@ def fetch(
         folder: where our files go; those that they are made of are kept below it until they are.
         host: where the repositories are, each at `OWNER/NAME/COMMIT/PATH`.
         wanted: what to get, instead of everything.
-        report: told how it goes on.
+        report: told how it proceeds.
 
     Returns:
         Our files.

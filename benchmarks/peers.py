@@ -1,7 +1,7 @@
 """Equal work with libraries that users would choose instead, each used as its documentation recommends.
 
 A plan of tasks that do nothing is executed one after another; every tenth fails, the planner puts
-another task in its place, and the loop goes on. Peers come with the dependency group `bench`; what
+another task in its place, and the loop continues. Peers come with the dependency group `bench`; what
 is not installed is left out and named.
 """
 

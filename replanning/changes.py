@@ -99,7 +99,7 @@ class ExpandTask(_Change):
 
 
 class IncludePlan(_Change):
-    """Carry out the plan that a task includes in its place; automatic once the task may start.
+    """Execute the plan that a task includes in its place; automatic once the task may start.
 
     `values` are the values of the parameters of the included plan.
     """
