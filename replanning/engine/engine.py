@@ -831,7 +831,10 @@ class ReplanningEngine:
             _, live, ledger, *_ = replay_records(self.store.read(run_id))
             answered = bool(waiting())
         except UnknownRun:
-            raise UnknownQuestion(question_id, f"the store has no run {run_id!r}") from None
+            hint = f"the store has no run {run_id!r}"
+            if not run_id:
+                hint = "its id has the form RUN.q1, as `pending` returns it"
+            raise UnknownQuestion(question_id, hint) from None
         asked = ledger.questions.open.get(QuestionId(question_id))
         if asked is None:
             raise closed_error(QuestionId(question_id), ledger)

@@ -343,6 +343,8 @@ async def test_answers_that_are_none(clock):
         for wrong in ("nonsense", "", f"{run.id}.q7", "nobody.q1", "../../etc/passwd.q1"):
             with pytest.raises(UnknownQuestion):
                 engine.answer(wrong, "reject")
+        with pytest.raises(UnknownQuestion, match=r"its id has the form RUN\.q1"):
+            engine.answer("nonsense", "reject")
         with pytest.raises(ReplanningError, match="expected approve, reject or modify"):
             engine.answer(question.id, "yes")  # type: ignore[arg-type]
         with pytest.raises(ChangeRejected, match="2 candidates, numbered from 0"):
