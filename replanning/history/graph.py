@@ -67,7 +67,7 @@ text { font: 13px 'DejaVu Sans', sans-serif; fill: #1b1b1b }
 .small { font-size: 11px; fill: #444 }
 .title { font-size: 16px; font-weight: bold }
 .edge { fill: none; stroke: #9aa0a6; stroke-width: 1.2 }
-.replaced { stroke: #7b3fa0; stroke-dasharray: 5 3 }
+.edge.replaced { stroke: #7b3fa0; stroke-dasharray: 5 3 }
 </style>
 <rect width="100%" height="100%" fill="#ffffff"/>"""
 

@@ -1284,6 +1284,10 @@ def display_fields(task: Task) -> JsonObject:
     program intends are shown while the task names no tool.
     """
     fields: JsonObject = task.model_dump(mode="json", exclude_defaults=True, exclude={"id"})
+    for name, value in fields.items():
+        # Seconds are floats, and people write them without a fraction.
+        if isinstance(value, float) and value.is_integer():
+            fields[name] = int(value)
     metadata = fields.get("metadata")
     if not isinstance(metadata, dict):
         return fields

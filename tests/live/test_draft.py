@@ -701,6 +701,11 @@ def test_diff():
         "  the run is aborted: enough",
     ]
     assert run.live.diff([add("x"), replace("x", "y")]) == "+ y [PENDING]"
+    timed = [add(task("x", timeout=90)), add(task("y", timeout=0.5))]
+    assert run.live.diff(timed).splitlines() == [
+        "+ x: timeout: 90 [PENDING]",
+        "+ y: timeout: 0.5 [PENDING]",
+    ]
     assert run.live.diff([modify("a", name="first"), modify("a", name=None)]) == ""
 
 
