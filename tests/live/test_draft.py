@@ -701,7 +701,7 @@ def test_diff():
         "  the run is aborted: enough",
     ]
     assert run.live.diff([add("x"), replace("x", "y")]) == "+ y [PENDING]"
-    timed = [add(task("x", timeout=90)), add(task("y", timeout=0.5))]
+    timed = [add("x", timeout=90), add("y", timeout=0.5)]
     assert run.live.diff(timed).splitlines() == [
         "+ x: timeout: 90 [PENDING]",
         "+ y: timeout: 0.5 [PENDING]",
