@@ -574,8 +574,11 @@ def _print_again(correction: Correction) -> None:
     for task_id, why in correction.again.items():
         reason = why
         if task_id in correction.effects:
-            effect = correction.effects[task_id] or "not stated"
-            reason += f"; this repeats its effect ({effect})"
+            effect = correction.effects[task_id]
+            if effect:
+                reason += f"; this repeats its effect ({effect})"
+            else:
+                reason += "; this may repeat an effect, as no `effect` is stated"
         alike.setdefault(reason, []).append(task_id)
     for reason, task_ids in alike.items():
         lines = [f"  {task_id} is run again: {reason}" for task_id in task_ids]

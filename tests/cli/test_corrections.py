@@ -71,8 +71,9 @@ def test_nobody_to_ask(failed: Path) -> None:
     correct(failed, TASKS.replace(": here", ": there"))
     done = cli(failed, "resume", "r", *PLAN, code=2)
     assert "fetch is run again: it was changed" in done.stderr
-    assert "charge is run again: it depends on 'fetch'; this repeats its effect (not stated)" in (
-        done.stderr
+    assert (
+        "charge is run again: it depends on 'fetch'; this may repeat an effect, as no `effect` is stated"
+        in (done.stderr)
     )
     assert "--rerun changed or --rerun none" in done.stderr
 
@@ -162,7 +163,7 @@ def test_running_task(tmp_path: Path) -> None:
         write_plan(tmp_path, tools, corrected)
         repeated = (
             "a is run again: it was changed, and its running work is cut off;"
-            " this repeats its effect (not stated)"
+            " this may repeat an effect, as no `effect` is stated"
         )
         done = cli(tmp_path, "resume", "r", *PLAN, code=2)
         assert repeated in " ".join(done.stderr.split())
@@ -192,8 +193,9 @@ def test_rerun(failed: Path) -> None:
     """Tasks are run again in a new run, with what depends on them; effects that this repeats are asked about."""
     (failed / "go").touch()
     done = cli(failed, "rerun", "r", "charge", code=2)
-    assert "charge is run again: it was requested; this repeats its effect (not stated)" in (
-        done.stderr
+    assert (
+        "charge is run again: it was requested; this may repeat an effect, as no `effect` is stated"
+        in (done.stderr)
     )
     assert "--yes agrees to it" in done.stderr
     assert len(answer(failed, "status")) == 1
