@@ -186,9 +186,14 @@ _AWS_TRANSIENT: Final = re.compile(
 )
 """Transient error codes of botocore; most of them come with HTTP 400."""
 
-_MCP_IN_DOUBT: Final = (408, -32000, -32001)
-"""Error codes of the MCP SDK, by version: a request timed out, or its connection was closed.
-"""
+_MCP_TIMED_OUT: Final = (408, -32001)
+"""Error codes of the MCP SDK, by version, for a request that timed out."""
+
+_MCP_LOST: Final = -32000
+"""Error code of the MCP SDK for a lost connection; servers use it for errors of their own, too."""
+
+_MCP_LOST_MESSAGES: Final = ("Connection closed", "SSE stream ")
+"""Beginnings of the SDK's messages about a lost connection."""
 
 _SQLITE_BUSY: Final = (
     "SQLITE_BUSY",
@@ -521,7 +526,9 @@ def _verdict(part: BaseException) -> Verdict | None:
     kind = _error_class(type(part))  # type: ignore[arg-type]  # a class can be hashed
     if not kind.names.isdisjoint(("mcp.MCPError", "mcp.McpError")):
         told = getattr(part, "error", None)
-        return "in-doubt" if getattr(told, "code", None) in _MCP_IN_DOUBT else None
+        if is_lost_mcp_connection(told) or getattr(told, "code", None) in _MCP_TIMED_OUT:
+            return "in-doubt"
+        return None
     status = _status(part)
     if status is not None:
         return status_verdict(status)
@@ -531,6 +538,16 @@ def _verdict(part: BaseException) -> Verdict | None:
     if isinstance(part, CalledProcessError) and part.returncode < 0:
         return "in-doubt"  # a signal ended it
     return kind.verdict
+
+
+def is_lost_mcp_connection(error: object) -> bool:
+    """Return whether the error data of the MCP SDK stands for a lost connection.
+
+    Otherwise the server has answered, even if its error has the same code.
+    """
+    if getattr(error, "code", None) != _MCP_LOST:
+        return False
+    return str(getattr(error, "message", "")).startswith(_MCP_LOST_MESSAGES)
 
 
 def _status(part: BaseException) -> int | None:

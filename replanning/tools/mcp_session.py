@@ -25,7 +25,6 @@ from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.message import SessionMessage
 from mcp.types import (
-    CONNECTION_CLOSED,
     INVALID_REQUEST,
     CallToolResult,
     RequestParamsMeta,
@@ -39,6 +38,7 @@ from replanning.plan.json_values import is_redacted
 from replanning.plan.messages import format_duration
 from replanning.plan.tasks import McpServer
 from replanning.run.processes import MARK_VARIABLE, ProcessTree, process_mark
+from replanning.run.retries import is_lost_mcp_connection
 from replanning.secrets import MASK, Redactor
 from replanning.tools.call import Secrets, unset_variables
 from replanning.tools.errors import McpServerLost, ToolUnavailable
@@ -280,6 +280,8 @@ async def _start_program(
             args=[*_LAUNCH_ARGV[1:], program, *arguments],
             env={**inherited, **own, MARK_VARIABLE: marks},
             cwd=cwd,
+            # A byte that is not UTF-8 would otherwise end the reader, and every call would hang.
+            encoding_error_handler="replace",
         )
         stack.callback(group.cancel_scope.cancel)
         stack.push_async_callback(connection.terminate, ProcessTree(mark))
@@ -455,7 +457,7 @@ class McpSession:
             lost = connection.closed.is_set()
             if isinstance(outcome, MCPError):
                 expired = (outcome.code, outcome.message) == _SESSION_EXPIRED
-                if expired or outcome.code == CONNECTION_CLOSED:
+                if expired or is_lost_mcp_connection(outcome.error):
                     lost = True
         finally:
             if not lost:
@@ -595,7 +597,7 @@ async def _list_tools(client: Client) -> dict[str, Tool]:
 def _error_text(error: BaseException, url: str | None = None) -> str:
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
-    if isinstance(error, MCPError) and error.code == CONNECTION_CLOSED:
+    if isinstance(error, MCPError) and is_lost_mcp_connection(error.error):
         return "it ended before it answered"
     text = " ".join(str(error).split())
     named = f"{type(error).__name__}: {text}".rstrip(": ")

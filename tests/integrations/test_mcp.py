@@ -306,6 +306,22 @@ async def test_lost_server(tmp_path: Path) -> None:
         assert (result.is_error, result.content[0].text) == (False, "survived")
 
 
+async def test_error_of_the_server_with_the_code_of_a_lost_connection() -> None:
+    """An error that a server answers with reaches the client unchanged, and the server keeps running."""
+    async with proxied() as (client, _):
+        for _ in range(2):
+            with pytest.raises(MCPError) as refused:
+                await client.call_tool("full", {})
+        assert (refused.value.code, refused.value.message) == (-32000, "the disk is full, 2")
+
+
+async def test_server_that_prints_bytes() -> None:
+    """A server whose output is not all UTF-8 still answers calls."""
+    async with proxied(timeout=PATIENCE) as (client, _):
+        for _ in range(2):
+            assert (await client.call_tool("bytes_first", {})).content[0].text == "said"
+
+
 async def test_parallel_calls_and_progress() -> None:
     """Calls at the same time each have their own result and progress."""
     seen: dict[int, list[Any]] = {0: [], 1: []}
@@ -601,7 +617,7 @@ async def test_command(tmp_path: Path, mode: Any) -> None:
     assert answer(tmp_path, "status", *place)["status"] == "paused"
     told = cli(tmp_path, "history", *place).stdout
     assert "archive" in told, told
-    assert "run mine keeps the calls of 15 tools alive" in (tmp_path / "stderr").read_text()
+    assert "run mine keeps the calls of 17 tools alive" in (tmp_path / "stderr").read_text()
 
 
 async def test_command_with_expectations(tmp_path: Path) -> None:

@@ -190,7 +190,10 @@ IN_DOUBT = [
     error("stripe.APIConnectionError"),
     error("mcp.shared.exceptions.MCPError", error=SimpleNamespace(code=-32001), code=-32001),
     error("mcp.shared.exceptions.McpError", error=SimpleNamespace(code=408)),
-    error("mcp.shared.exceptions.MCPError", error=SimpleNamespace(code=-32000), code=-32000),
+    error(
+        "mcp.shared.exceptions.MCPError",
+        error=SimpleNamespace(code=-32000, message="Connection closed"),
+    ),
 ]
 
 DEFINITE = [
@@ -213,6 +216,10 @@ DEFINITE = [
     error("requests.exceptions.SSLError", "requests.exceptions.ConnectionError"),
     error("psycopg.errors.InvalidPassword", "psycopg.OperationalError"),
     error("openai.BadRequestError", status_code=400),
+    error(
+        "mcp.shared.exceptions.MCPError",
+        error=SimpleNamespace(code=-32000, message="the disk is full"),
+    ),
     error("anthropic.AuthenticationError", status_code=401),
     error("app.Odd", status_code="429", code=1),
     error("mcp.shared.exceptions.MCPError", error=SimpleNamespace(code=-32602), code=-32602),

@@ -59,6 +59,19 @@ def refused() -> str:
 
 
 @server.tool(annotations=read_only)
+def full() -> str:
+    """Answer with an error whose code also stands for a lost connection."""
+    raise MCPError(code=-32000, message=f"the disk is full, {note('full')}")
+
+
+@server.tool(annotations=read_only)
+def bytes_first() -> str:
+    """Print what is no text, and answer."""
+    os.write(1, b"\xff\xfe: not UTF-8\n")
+    return "said"
+
+
+@server.tool(annotations=read_only)
 async def steps(context: Context) -> str:
     """Say how far it is."""
     for number in (1, 2):
