@@ -85,6 +85,13 @@ SERVER_NAME: Final = "server"
 """Name, in a plan, of the server that a command line starts."""
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SHELL_VARIABLES: Final = frozenset({"PWD", "OLDPWD", "SHLVL", "_"})
+"""Variables of the shell that started this process.
+
+Values that a server is given count as secrets. The working directory stands in many results, which
+would be masked in the journal.
+"""
+
 _RESERVED: Final = ("io.modelcontextprotocol/", "progress")
 _SERVER_FIELDS: Final = frozenset({"kind", "server", "tool"})
 """Fields of a tool that identify its server. The run omits them, because the variables of a server
@@ -581,16 +588,18 @@ def server_of_command(
 ) -> McpServer:
     """Return the server that a command line starts, with the environment variables of this process.
 
+    Those of a shell, such as `PWD`, are left out: the shell that starts the server sets its own.
+
     Args:
         command: the program and its arguments.
         environ: the variables of this process.
         safe: tools that are not dangerous, whatever the server declares.
     """
-    usual = inherited_variables(environ)
+    omitted = {*inherited_variables(environ), *_SHELL_VARIABLES}
     own = {
         name: f"{{env:{name}}}"
         for name in environ
-        if name not in usual and _VARIABLE.fullmatch(name)
+        if name not in omitted and _VARIABLE.fullmatch(name)
     }
     return McpServer(command=tuple(command), env=own, safe=safe)
 

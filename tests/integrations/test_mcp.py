@@ -309,10 +309,10 @@ async def test_lost_server(tmp_path: Path) -> None:
 async def test_error_of_the_server_with_the_code_of_a_lost_connection() -> None:
     """An error that a server answers with reaches the client unchanged, and the server keeps running."""
     async with proxied() as (client, _):
-        for _ in range(2):
+        for message in ("the disk is full, 1", "the disk is full, 2"):
             with pytest.raises(MCPError) as refused:
                 await client.call_tool("full", {})
-        assert (refused.value.code, refused.value.message) == (-32000, "the disk is full, 2")
+            assert (refused.value.code, refused.value.message) == (-32000, message)
 
 
 async def test_server_that_prints_bytes() -> None:
@@ -727,7 +727,9 @@ def test_wrong_usage(tmp_path: Path, words: str, message: str) -> None:
 def test_environment_of_a_command_line() -> None:
     """A server that a command line starts gets the variables that the proxy was given, by reference."""
     server = server_of_command(
-        ["a", "b"], environ={"PATH": "/bin", "KEY": "x", "odd%%": "y"}, safe=("c",)
+        ["a", "b"],
+        environ={"PATH": "/bin", "PWD": "/home/me", "KEY": "x", "odd%%": "y"},
+        safe=("c",),
     )
     assert (server.command, dict(server.env), server.safe) == (
         ("a", "b"),
