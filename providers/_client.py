@@ -38,6 +38,9 @@ RETRYABLE_STATUSES: Final = (408, 409, 429)
 
 _INVALID_REQUEST_STATUSES: Final = (400, 422)
 _AUTH_STATUSES: Final = (401, 403)
+_NO_CREDIT_CODE: Final = b'"insufficient_quota"'
+"""Code of OpenAI, with status 429, for an account without credit; no retry changes that."""
+
 _MASK: Final = "[redacted]"
 _SCHEMA_MAPS: Final = ("properties", "$defs")
 _NON_STRICT_KEYWORDS: Final = frozenset(
@@ -269,7 +272,8 @@ class HTTPLLMProvider(LLMProvider):
         request_id = self._excerpt(response.headers.get("x-request-id", other_id))
         if not response.is_success:
             excerpt = self._excerpt(error_message(data) or problem)
-            raise self._failure(response, request_id, excerpt)
+            has_credit = response.status_code != 429 or _NO_CREDIT_CODE not in data
+            raise self._failure(response, request_id, excerpt, has_credit=has_credit)
 
         try:
             if problem:
@@ -281,11 +285,13 @@ class HTTPLLMProvider(LLMProvider):
         return ServiceResponse(content, request_id)
 
     def _failure(
-        self, response: httpx.Response, request_id: str, excerpt: str
+        self, response: httpx.Response, request_id: str, excerpt: str, *, has_credit: bool
     ) -> RequestFailed | LLMRequestRejected:
         """Return the error of an unsuccessful response: RequestFailed if it may be sent again."""
         status = response.status_code
-        if 300 <= status < 400:
+        if not has_credit:
+            message = _STATUS_MESSAGES[402]
+        elif 300 <= status < 400:
             message = "the service redirects to another address, and the key is not sent there"
         elif status in _STATUS_MESSAGES:
             message = _STATUS_MESSAGES[status]
@@ -293,7 +299,7 @@ class HTTPLLMProvider(LLMProvider):
             message = "the service failed"
         else:
             message = "the service does not accept this request"
-        if status >= 500 or status in RETRYABLE_STATUSES:
+        if has_credit and (status >= 500 or status in RETRYABLE_STATUSES):
             delay = retry_after_seconds(response.headers, self.environment.clock.now())
             return RequestFailed(
                 message,

@@ -128,6 +128,17 @@ async def test_no_wait_beyond_the_deadline(wait, clock):
         )
 
 
+async def test_an_account_without_credit():
+    """OpenAI reports an account without credit like a rate limit; it is asked once, and the error says what to do."""
+    answer = {"error": {"message": "check your plan", "code": "insufficient_quota"}}
+    network = Network(httpx.Response(429, json=answer))
+    with pytest.raises(
+        LLMRequestRejected, match=r"the account has no credit \(HTTP 429\): check your plan"
+    ):
+        await openai(network).complete("2 + 2?")
+    assert len(network.requests) == 1
+
+
 async def test_a_service_that_says_it_is_no_use():
     """A service that says that asking again does not help, such as without money, is not asked again."""
     network = Network(fails(429, "You exceeded your current quota", x_should_retry="false"))
