@@ -712,7 +712,8 @@ def _run_planning(
                 lookup.tell_models(display, planning.engine, judge_model)
                 if context:
                     run.change_context(context)
-                if job.llm not in (None, _recorded_model(run.records())):
+                is_same = job.llm in (None, _recorded_model(run.records()))
+                if not is_same and not run.ended:
                     run.note(_MODEL_NOTE, {"name": job.llm})
 
             async def work() -> None:

@@ -220,6 +220,17 @@ def test_another_goal_is_not_what_a_run_was_about(folder):
     assert "succeeded" not in other.stdout
 
 
+def test_a_run_that_has_succeeded_is_shown_by_another_model(folder):
+    """A run that has succeeded is shown again without a failure, also if another model is named."""
+    with planning_server(NOTES) as server:
+        cli(folder, *SOLVE, **server.environ())
+        other = ("--llm", "openai:other")
+        again = cli(folder, "solve", *GOAL, "--run-id", "r", *other, **server.environ())
+
+    assert "✓ succeeded" in again.stdout
+    assert lines(folder / "log") == ["news"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
