@@ -18,6 +18,15 @@ _IDLE_THREAD_SECONDS: Final = 0.2
 """Maximum time that an idle thread needs to end, in seconds."""
 
 
+class _EscapingFormatter(logging.Formatter):
+    """Escapes control characters: messages quote answers of services and errors of plugins."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        from replanning.cli.app import escape_control  # slow to load
+
+        return escape_control(super().format(record))
+
+
 def main() -> None:
     """Run the command that the arguments name, and exit with its code."""
     # Printing never fails: closed streams become the null device, and characters that the terminal
@@ -29,7 +38,10 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     if logging.lastResort is not None:
         # Warnings go to standard error.
-        logging.getLogger("replanning").addHandler(logging.lastResort)
+        warnings = logging.StreamHandler()
+        warnings.setLevel(logging.lastResort.level)
+        warnings.setFormatter(_EscapingFormatter())
+        logging.getLogger("replanning").addHandler(warnings)
     # The display reports the events of a run, including lost connections of its store.
     for name in ("replanning.run", "replanning.planning", "psycopg.pool"):
         in_runs = logging.getLogger(name)

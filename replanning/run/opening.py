@@ -757,6 +757,18 @@ def _is_for_good(ended: RunEnded, live: LivePlan) -> bool:
     return ended.status == "aborted" and live.taken_back is not None
 
 
+KEY_VARIABLES: Final = (
+    "ANTHROPIC_API_KEY",
+    "GITHUB_COPILOT_TOKEN",
+    "GITHUB_TOKEN",
+    "GITLAB_TOKEN",
+    "OPENAI_API_KEY",
+)
+"""Environment variables with the keys of the services that this library asks."""
+
+_MIN_KEY_CHARS: Final = 16
+
+
 async def _retry_while_locked(action: Callable[[], ResultT]) -> ResultT:
     """Return the result of an action on a store, with retries.
 
@@ -773,9 +785,14 @@ async def _retry_while_locked(action: Callable[[], ResultT]) -> ResultT:
 
 
 def redactor_for(settings: Settings, environ: Mapping[str, str] = os.environ) -> Redactor:
-    """Return the redactor that settings describe."""
+    """Return the redactor that settings describe, which also knows the keys of services."""
     redaction = settings.redaction
     secrets = [environ.get(name, "") for name in redaction.environment]
+    for name in KEY_VARIABLES:
+        key = environ.get(name, "").strip()
+        # A shorter value may be a word, such as `EMPTY` for a server that needs no key.
+        if len(key) >= _MIN_KEY_CHARS:
+            secrets.append(key)
     return Redactor(secrets, redaction.patterns)
 
 

@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from replanning.plan import JsonObject
-from tests.support.cli import REPAIRED, REPAIRED_TASKS, answer, cli, write_plan, write_settings
+from tests.support.cli import (
+    REPAIRED,
+    REPAIRED_TASKS,
+    answer,
+    cli,
+    process,
+    write_plan,
+    write_settings,
+)
 from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer, ServerReply
 
 PACK2: JsonObject = {"id": "pack2", "tool": "present", "arguments": {"what": "it"}}
@@ -68,6 +76,28 @@ def test_auto_finds_the_model(folder):
         assert [request.path for request in server.requests] == ["/v1/messages"]
     assert "it is shown to anthropic (claude" in done.stderr
     assert "--replan-provider repair asks no model" in done.stderr
+
+
+def test_answers_of_a_service_do_not_control_the_terminal(folder):
+    """Control characters in the error of a service are shown as escapes, also in what is logged."""
+    with ScriptedLLMServer(lambda request: ServerReply.error(400, "\x1b[31mno")) as server:
+        done = process(folder, *RUN, "--replan-provider", "openai", code=1, **server.environ())
+    assert "\x1b" not in done.stdout + done.stderr
+    assert done.stderr.count(r"\x1b[31mno") > 1
+
+
+def test_keys_are_not_kept(folder):
+    """A key that a model repeats is masked in the journal and in the output, whatever its format."""
+    key = "the-key-of-a-service-4711"
+    repeated = json.loads(json.dumps(WAY_ON).replace("present packs, too", f"it is {key}"))
+    with ScriptedLLMServer(lambda request: repeated) as server:
+        environ = {**server.environ(), "OPENAI_API_KEY": key}
+        done = cli(folder, *RUN, "--replan-provider", "openai", **environ)
+        shown = cli(folder, "history", "r", "--json", **environ)
+    assert "it is [redacted]" in done.stderr
+    assert key not in done.stdout + done.stderr + shown.stdout
+    for file in (folder / ".replanning").iterdir():
+        assert key.encode() not in file.read_bytes()
 
 
 @pytest.mark.parametrize(
