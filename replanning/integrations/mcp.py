@@ -69,11 +69,10 @@ try:
         ListToolsResult,
         TextContent,
         Tool,
-        jsonrpc_message_adapter,
     )
     from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 
-    from replanning.tools.mcp_session import McpSession
+    from replanning.tools.mcp_session import McpSession, parse_message
 except ImportError as error:
     raise missing_framework(__name__, "the package mcp 2.3 or newer", error) from error
 
@@ -651,13 +650,10 @@ async def _read_messages(end: int, messages: ObjectSendStream[SessionMessage | E
                 return
             *lines, unfinished = (unfinished + chunk).split(b"\n")
             for line in filter(bytes.strip, lines):
+                message: SessionMessage | Exception
                 try:
-                    message: SessionMessage | Exception = SessionMessage(
-                        jsonrpc_message_adapter.validate_json(
-                            line.decode(errors="replace"), by_name=False
-                        )
-                    )
-                except ValueError as error:
+                    message = parse_message(line.decode(errors="replace"))
+                except (ValueError, RecursionError) as error:
                     message = error
                 await messages.send(message)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -30,7 +31,9 @@ from mcp.types import (
     RequestParamsMeta,
     Tool,
     ToolListChangedNotification,
+    jsonrpc_message_adapter,
 )
+from pydantic import ValidationError
 
 from replanning.environment import Clock
 from replanning.live.plan import MASK_CURE
@@ -60,6 +63,8 @@ _PARTIAL_WORD: Final = re.compile(rb"\A\S+")
 _MAX_STDERR_BYTES: Final = 2_000
 _STDERR_DRAIN_TIMEOUT: Final = 1.0
 """Seconds to wait for the last error output of a program after its end."""
+
+_SURROGATE_ESCAPE: Final = "\\ud"
 
 _CONNECT_TIMEOUT: Final = 30.0
 """Seconds to connect to an address; the task limits the time for an answer."""
@@ -194,8 +199,36 @@ class _Connection:
                 os.killpg(self._process_group, signal.SIGKILL)
 
 
+def parse_message(line: str) -> SessionMessage:
+    """Return the message of the protocol in a line.
+
+    Half of a surrogate pair, which is left where a program cuts an emoji, becomes a question mark.
+    Without a message, a call would wait for its answer until its time is up.
+
+    Raises:
+        ValueError: the line is not such a message.
+    """
+    try:
+        message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+    except ValueError:
+        if _SURROGATE_ESCAPE not in line.lower():
+            raise
+        encoded = json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace")
+        message = jsonrpc_message_adapter.validate_json(encoded, by_name=False)
+    return SessionMessage(message)
+
+
+def _unparsed_line(error: Exception) -> str:
+    """Return the line that the SDK could not parse; empty if the error is another one."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            return str(first["input"])
+    return ""
+
+
 class _MonitoredStream(ObjectReceiveStream[SessionMessage | Exception]):
-    """Stream that sets an event when it ends."""
+    """Stream that parses again what the SDK could not, and sets an event when it ends."""
 
     def __init__(self, stream: ReadStream[SessionMessage | Exception], ended: anyio.Event) -> None:
         self._stream = stream
@@ -206,10 +239,15 @@ class _MonitoredStream(ObjectReceiveStream[SessionMessage | Exception]):
 
     async def receive(self) -> SessionMessage | Exception:
         try:
-            return await self._stream.receive()
+            message = await self._stream.receive()
         except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
             self._ended.set()
             raise
+        if isinstance(message, Exception):
+            # It stays an error if the line is not a message at all, such as a line of a log.
+            with suppress(ValueError, RecursionError):
+                return parse_message(_unparsed_line(message))
+        return message
 
     async def aclose(self) -> None:
         await self._stream.aclose()

@@ -42,6 +42,7 @@ from tests.support.tracing import Spans
 SUPPORT = Path(__file__).parents[1] / "support"
 FAILING = [sys.executable, str(SUPPORT / "mcp_failing_server.py")]
 SERVER = [sys.executable, str(SUPPORT / "mcp_server.py")]
+RAW = [sys.executable, str(SUPPORT / "mcp_raw_server.py")]
 SHAPELESS = [sys.executable, str(SUPPORT / "mcp_shapeless_server.py")]
 NEWS = {"news": "web", "archive": "web"}
 SUBSTITUTE = {"found": "x, from the archive"}
@@ -317,9 +318,15 @@ async def test_error_of_the_server_with_the_code_of_a_lost_connection() -> None:
 
 async def test_server_that_prints_bytes() -> None:
     """A server whose output is not all UTF-8 still answers calls."""
-    async with proxied(timeout=PATIENCE) as (client, _):
+    async with proxied(plan(server={"command": RAW})) as (client, _):
         for _ in range(2):
-            assert (await client.call_tool("bytes_first", {})).content[0].text == "said"
+            assert (await client.call_tool("bytes", {})).content[0].text == "said"
+
+
+async def test_result_with_half_of_an_emoji() -> None:
+    """A result that was cut within an emoji reaches the client, with a question mark in its place."""
+    async with proxied(plan(server={"command": RAW})) as (client, _):
+        assert (await client.call_tool("half", {})).content[0].text == "? and more"
 
 
 async def test_parallel_calls_and_progress() -> None:
@@ -617,7 +624,7 @@ async def test_command(tmp_path: Path, mode: Any) -> None:
     assert answer(tmp_path, "status", *place)["status"] == "paused"
     told = cli(tmp_path, "history", *place).stdout
     assert "archive" in told, told
-    assert "run mine keeps the calls of 17 tools alive" in (tmp_path / "stderr").read_text()
+    assert "run mine keeps the calls of 16 tools alive" in (tmp_path / "stderr").read_text()
 
 
 async def test_command_with_expectations(tmp_path: Path) -> None:
@@ -692,6 +699,35 @@ def test_end(tmp_path: Path, end: str) -> None:
     assert os.read(reading, 1) == b""  # nobody holds the pipe
     os.close(reading)
     assert answer(tmp_path, "status", "latest")["status"] == "succeeded"
+
+
+def test_argument_with_half_of_an_emoji(tmp_path: Path) -> None:
+    """A call with an argument that was cut within an emoji is answered."""
+    initial = {"protocolVersion": "2025-06-18", "capabilities": {}}
+    initial["clientInfo"] = {"name": "test", "version": "1"}
+    call = {"name": "say", "arguments": {"text": "\ud83d and more"}}
+    messages: list[Any] = [
+        {"id": 1, "method": "initialize", "params": initial},
+        {"method": "notifications/initialized"},
+        {"id": 2, "method": "tools/call", "params": call},
+    ]
+    with subprocess.Popen(
+        [str(SCRIPT), "mcp-proxy", "--quiet", "--", *SERVER],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for message in messages:
+            process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+            process.stdin.flush()
+        process.stdout.readline()
+        told = json.loads(process.stdout.readline())
+        process.stdin.close()
+    assert told["result"]["content"][0]["text"] == "? and more"
 
 
 @pytest.mark.parametrize(

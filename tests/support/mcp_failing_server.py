@@ -65,13 +65,6 @@ def full() -> str:
 
 
 @server.tool(annotations=read_only)
-def bytes_first() -> str:
-    """Print what is no text, and answer."""
-    os.write(1, b"\xff\xfe: not UTF-8\n")
-    return "said"
-
-
-@server.tool(annotations=read_only)
 async def steps(context: Context) -> str:
     """Say how far it is."""
     for number in (1, 2):
