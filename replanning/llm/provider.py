@@ -397,7 +397,9 @@ class LLMProvider(ABC):
         raise LLMError(problem, provider=self.name, excerpt=excerpt) from failure
 
     def _excerpt(self, text: str) -> str:
-        return truncate(self.redactor.text(cut(text, 4 * _MAX_EXCERPT_CHARS)), _MAX_EXCERPT_CHARS)
+        """Return the beginning of a text without secrets, on one line, for an error."""
+        clean = self.redactor.text(cut(text, 4 * _MAX_EXCERPT_CHARS))
+        return truncate(" ".join(clean.split()), _MAX_EXCERPT_CHARS)
 
 
 def _read_answer(text: str, schema: type[SchemaT]) -> tuple[SchemaT | None, str]:

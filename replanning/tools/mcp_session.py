@@ -38,7 +38,7 @@ from pydantic import ValidationError
 from replanning.environment import Clock
 from replanning.live.plan import MASK_CURE
 from replanning.plan.json_values import is_redacted
-from replanning.plan.messages import format_duration
+from replanning.plan.messages import error_lines, format_duration
 from replanning.plan.tasks import McpServer
 from replanning.run.processes import MARK_VARIABLE, ProcessTree, process_mark
 from replanning.run.retries import is_lost_mcp_connection
@@ -349,6 +349,9 @@ _REDACTOR = Redactor()
 MAX_RESTARTS: Final = 5
 """Maximum number of restarts in a row without an answered call; then a server is given up."""
 
+_MAX_PROBLEMS: Final = 3
+"""Maximum number of problems of an invalid answer that an error names."""
+
 _MAX_TOOLS: Final = 1_000
 _MAX_PAGES: Final = 100
 _REFRESH_INTERVAL: Final = 1.0
@@ -503,6 +506,8 @@ class McpSession:
         if isinstance(outcome, CallToolResult):
             self._start_count = 1
             return outcome
+        if isinstance(outcome, ValidationError) and not lost:
+            raise RuntimeError(_error_text(outcome)) from outcome
         if outcome is not None and not lost:
             raise outcome
         connection.ended.set()
@@ -637,6 +642,9 @@ def _error_text(error: BaseException, url: str | None = None) -> str:
         error = error.exceptions[0]
     if isinstance(error, MCPError) and is_lost_mcp_connection(error.error):
         return "it ended before it answered"
+    if isinstance(error, ValidationError):
+        problems = "; ".join(error_lines(error, _MAX_PROBLEMS, root=error.title))
+        return f"its answer does not fit the protocol: {problems}"
     text = " ".join(str(error).split())
     named = f"{type(error).__name__}: {text}".rstrip(": ")
     if isinstance(error, httpx2.TransportError):

@@ -323,6 +323,15 @@ async def test_server_that_prints_bytes() -> None:
             assert (await client.call_tool("bytes", {})).content[0].text == "said"
 
 
+async def test_result_that_the_protocol_does_not_allow() -> None:
+    """The error of a result that does not fit the protocol names the field, on one line and without its value."""
+    async with proxied(plan(server={"command": RAW})) as (client, _):
+        result = await client.call_tool("odd", {})
+    problem = "its answer does not fit the protocol: content.0.TextContent.text: "
+    assert f"{problem}Input should be a valid string" in result.content[0].text
+    assert "\n" not in result.content[0].text
+
+
 async def test_result_with_half_of_an_emoji() -> None:
     """A result that was cut within an emoji reaches the client, with a question mark in its place."""
     async with proxied(plan(server={"command": RAW})) as (client, _):

@@ -262,7 +262,7 @@ async def test_what_errors_keep(header):
     error = caught.value
     assert (error.provider, error.status, error.request_id) == ("openai", 400, "req_7")
     assert error.excerpt.startswith("token=[redacted] is bad.")
-    assert error.excerpt.endswith("  is…")
+    assert error.excerpt.endswith(" is bad. is bad.…")
     assert len(error.excerpt) <= 300
     assert "(HTTP 400, request req_7)" in str(error)
 

@@ -1,4 +1,7 @@
-"""MCP server without an SDK, whose tools print what an SDK would not."""
+"""MCP server without an SDK, whose tools print what an SDK would not.
+
+With `--broken`, it describes them in a form that the protocol does not allow.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import json
 import sys
 from typing import Any
 
-TEXTS = {"bytes": "said", "half": "\ud83d and more"}
+TEXTS = {"bytes": "said", "half": "\ud83d and more", "odd": 7}
 """Texts of the answers by tool: `bytes` prints a line that is not UTF-8 before it, `half` was cut within an emoji."""
+
+SCHEMA = "text" if "--broken" in sys.argv else {"type": "object"}
 
 
 def result_of(method: str, parameters: Any) -> object:
@@ -19,7 +24,7 @@ def result_of(method: str, parameters: Any) -> object:
             "serverInfo": {"name": "raw", "version": "1"},
         }
     if method == "tools/list":
-        return {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in TEXTS]}
+        return {"tools": [{"name": name, "inputSchema": SCHEMA} for name in TEXTS]}
     if method == "tools/call":
         name = parameters["name"]
         if name == "bytes":

@@ -419,6 +419,10 @@ async def test_the_package_is_missing(monkeypatch):
             {"command": ["sh", "-c", "echo first >&2; echo last >&2"]},
             "it ended before it answered: last",
         ),
+        (
+            {"command": [sys.executable, str(SUPPORT / "mcp_raw_server.py"), "--broken"]},
+            "its answer does not fit the protocol: tools.0.inputSchema: Input should be a valid",
+        ),
         ({"command": "sleep 1000", "timeout": 0.2}, "it did not list its tools within 0.2 s"),
         (
             {"url": "http://127.0.0.1:9/mcp"},
