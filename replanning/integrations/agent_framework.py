@@ -289,7 +289,7 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
             key = context.metadata.get("function_call_occurrence_id", "")
 
         async def execute(other: str, values: Arguments) -> object:
-            if other == name and values is arguments:
+            if other == name and values == arguments:
                 return await _execute(context, arguments, call_next)
             return await self._stand_in(context, other, values)
 

@@ -430,7 +430,7 @@ class _Run:
                 other = ChainMap(self.tools.get(context.agent_name, {}), *self.tools.values())[name]
             # The framework compares the arguments of its own call by identity.
             given = arguments
-            if values is not arguments:
+            if values != arguments:
                 given = dict(values)
             if given is not arguments or other is not tool:
                 await self._confirm(other, given, context, asked, tool)

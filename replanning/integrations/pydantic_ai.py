@@ -248,7 +248,7 @@ class _AgentRun:
             # At its deadline, a function that hangs in a thread is abandoned there.
             with abandon_threads_on_cancel() if has_deadline(session) else nullcontext():
                 try:
-                    if other != name or values is not arguments:
+                    if other != name or values != arguments:
                         return await self._dispatch(other, values, ctx, approved=approved)
                     return await toolset.wrapped.call_tool(name, arguments, ctx, tool)
                 except ModelRetry as retry:

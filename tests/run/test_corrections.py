@@ -102,7 +102,7 @@ async def test_shown_before():
     async with make_engine().open(before, run_id=RUN) as run:
         assert run.compare(after).diff.splitlines() == [
             "- a: tool: t [READY]",
-            "+ a: tool: t, timeout: 5.0 [READY]",
+            "+ a: tool: t, timeout: 5 [READY]",
             "- tool t: cost: 1.0",
             "+ tool t: cost: 2.0",
             '+ context.city: "x"',
