@@ -214,12 +214,13 @@ class ProcessTree:
         unmarked: dict[int, tuple[int, str]] = {}
         count = len(self._members)
         killed = False
-        for pid in pids - self._others - self._members.keys():
+        unknown = pids - self._others - self._members.keys()
+        # The newest first: a process that keeps forking is ended only before it forks again.
+        for pid in sorted(unknown, reverse=True):
             environ = _process_environ(pid)
             if self._kills_at_sight and self._mark in environ:
                 killed = True
                 self._kill_marked(pid)
-                continue
             stat = process_stat(pid)
             if not environ:
                 unreadable.add(pid)
@@ -241,11 +242,10 @@ class ProcessTree:
         return found
 
     def _kill_marked(self, pid: int) -> None:
-        """Kill a process with the mark, never a later one with its id, and wait until it ends."""
+        """Kill a process with the mark, never a later one with its id."""
         with suppress(AttributeError, OSError), _descriptor(pid) as end:
             if self._mark in _process_environ(pid):
                 signal.pidfd_send_signal(end, signal.SIGKILL)
-                _wait_for_exit(end, KILL_TIMEOUT_SECONDS)
 
     def _adopt_children(self, unmarked: Mapping[int, tuple[int, str]]) -> None:
         """Add the processes whose parents belong to the tree, and their children in turn."""
@@ -350,7 +350,8 @@ def _wait_for_exit(descriptor: int, patience: float) -> bool:
 def _all_pids() -> Iterator[int]:
     """Iterate over the ids of all processes."""
     if _PROC_DIR.is_dir():
-        yield from (int(entry.name) for entry in _PROC_DIR.iterdir() if entry.name.isdecimal())
+        with os.scandir(_PROC_DIR) as entries:
+            yield from (int(entry.name) for entry in entries if entry.name.isdecimal())
 
 
 def _group_members(group: int) -> Iterator[int]:
